@@ -160,7 +160,7 @@ def test_models_without_batch_normalization_pass_through() -> None:
 
 
 def test_a_used_iterator_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are no batches to recompute the statistics from"):
+    with pytest.raises(ValueError, match="which can be read only once"):
         rg.reset_batchnorm(Normalized().state_dict(), Normalized(), iter([]))
 
 

@@ -1,4 +1,4 @@
-"""The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."""
+"""The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."""
 
 from regauge.names import VERSION, attach
 

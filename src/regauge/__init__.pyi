@@ -52,5 +52,7 @@ from .gauging import LearnedRotation as LearnedRotation
 from .gauging import RandomRotation as RandomRotation
 from .gauging import gauge as gauge
 from .merging import merge as merge
+from .storage import load_alignment as load_alignment
+from .storage import save_alignment as save_alignment
 
 __version__: str

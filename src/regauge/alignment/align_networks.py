@@ -16,7 +16,8 @@ from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_n
 from regauge.alignment.result import Result, Results
 from regauge.alignment.streamed.job import Network, align_job, open_call, plan_job
 from regauge.alignment.table import METHODS
-from regauge.core.params import Params
+from regauge.core.given import as_networks, as_params, require_instance
+from regauge.core.params import Params, label
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -109,7 +110,8 @@ def align(
     Raises:
         FileExistsError: The output exists, and `overwrite` is false.
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: The method takes tuples of dictionaries and got single ones, or the other way around.
+        TypeError: A network is no dictionary of tensors, or the method no object; or the method takes tuples of
+            dictionaries and got single ones, or the other way around.
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
             populations; the method needs a task or a generator; or the memory does not suffice.
     """
@@ -187,10 +189,12 @@ def align_pairs(
             hold NaN or Inf; or the method needs a task or a generator.
     """
     method = WeightMatching() if method is None else method
+    require_method(method)
     if method.joint_roles:
         raise TypeError(f"{type(method).__name__} aligns tuples of dictionaries; align them one by one with `align`")
+    params_a, params_b = as_params(params_a, "the first networks"), as_params(params_b, "the second networks")
     params_a, symmetry = bind_pairs(params_a, params_b, symmetry)
-    return method.match(Problem(params_a, dict(params_b), symmetry, task, generator))
+    return method.match(Problem(params_a, params_b, symmetry, task, generator))
 
 
 @overload
@@ -243,6 +247,7 @@ def align_many(
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.
     """
+    params = as_networks(params)
     if not params:
         raise ValueError("there is no network to align; give at least one")
     method = MergeMany() if method is None else method
@@ -258,12 +263,18 @@ def align_many(
     return replace(found, symmetry=view.whole, element=view.element(found.element), params=(first, *moved))
 
 
+def require_method(method: object) -> None:
+    """Raise a TypeError unless a method is an object of one."""
+    require_instance(method, Method, "method", {name: f"method=regauge.{row.name}()" for name, row in METHODS.items()})
+
+
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
 ) -> tuple[JointView, list[Mapping[str, Tensor]]]:
     """Check networks, and see each of them as one dictionary."""
+    require_method(method)
     roles = method.joint_roles
-    several = [require_dictionaries(method, roles, network) for network in networks]
+    several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]
     symmetry = bind_networks([dictionaries[0] for dictionaries in several], symmetry, hint)
     view = JointView.of(roles, symmetry, several)
     return view, [view.join(dictionaries) for dictionaries in several]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from regauge.core.element import Element
+from regauge.core.given import as_params
 from regauge.core.groups import Placement
 from regauge.core.params import Params, label, require_finite, require_same_shapes
 from regauge.core.symmetry import Symmetry
@@ -82,7 +83,7 @@ class JointView:
         return Element(values, element.batch)
 
 
-def require_dictionaries(method: object, roles: Sequence[Role], network: object) -> Dictionaries:
+def require_dictionaries(method: object, roles: Sequence[Role], network: object, what: str) -> Dictionaries:
     """A network as the tuple of dictionaries that a method takes; a single dictionary where there are no roles.
 
     Raises:
@@ -90,14 +91,14 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object)
     """
     name, given = type(method).__name__, type(network).__name__
     if not roles:
-        if isinstance(network, Mapping):
-            return (network,)
+        if not isinstance(network, tuple):
+            return (as_params(network, what),)
         raise TypeError(
             f"{name} aligns single dictionaries of parameters, not a {given}; for means and standard deviations use "
             "`regauge.GaussianMatching()`, for other tuples of dictionaries `regauge.JointMatching(roles)`"
         )
     if isinstance(network, tuple) and len(network) == len(roles):
-        return network
+        return tuple(as_params(one, f"entry {k} of {what}") for k, one in enumerate(network))
     given = f"a tuple of {len(network)}" if isinstance(network, tuple) else f"a {given}"
     raise TypeError(
         f"{name} aligns tuples of {len(roles)} dictionaries ({', '.join(roles)}), not {given}; give all networks as "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from regauge.core.counted import count
 from regauge.core.element import Element, concatenate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -18,7 +19,7 @@ Numbers = TypeVar("Numbers", default=tuple[float, ...])
 Flag = TypeVar("Flag", default=bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result(Generic[Moved, Number, Numbers, Flag]):
     """The outcome of an alignment.
 
@@ -116,12 +117,12 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         initial, objective = (torch.as_tensor(value, dtype=torch.float64) for value in (self.initial, self.objective))
         gained = f"objective {float(initial.mean()):.6g} -> {float(objective.mean()):.6g}"
         if objective.ndim:
-            gained = f"{len(objective)} pairs: mean {gained}"
+            gained = f"{count(objective, 'pair')}: mean {gained}"
         elif self.element.batch:
             gained = f"{self.element.batch[0]} networks: {gained}"
         history, starts = (torch.as_tensor(values) for values in (self.history, self.starts))
         if len(history):
-            gained += f" in {'at most ' if objective.ndim else ''}{len(history) - 1} steps"
+            gained += f" in {'at most ' if objective.ndim else ''}{count(history[1:], 'step')}"
         if len(starts) > 1:
             gained += f", best of {'up to ' if objective.ndim else ''}{len(starts)}"
         if self.is_converged is None:
@@ -136,6 +137,9 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             f"{gained}; a local optimum of the method's own objective, which does not tell how high the barrier is: "
             "measure that with `regauge.line`, or give a task, by which methods and restarts are judged"
         )
+
+    def __repr__(self) -> str:
+        return f"Result({count(self.symmetry.groups, 'group')}, {self._outcome})"
 
     def __str__(self) -> str:
         return self.report

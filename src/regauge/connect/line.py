@@ -8,11 +8,12 @@ from typing import Any, overload
 from torch import Tensor
 
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic
+from regauge.core.given import as_params
 from regauge.core.params import Params, require_alike
 from regauge.core.task import Judge, Task, evaluate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Curve:
     """A loss and other metrics along a path from one network (t = 0) to another (t = 1).
 
@@ -49,6 +50,9 @@ class Curve:
         """The area under the excess, by the trapezoidal rule: its mean height. Negative where a dip outweighs."""
         ts, heights = [row["t"] for row in self.table], self.excess
         return sum((ts[k + 1] - ts[k]) * (heights[k] + heights[k + 1]) / 2 for k in range(len(ts) - 1))
+
+    def __repr__(self) -> str:
+        return f"Curve({len(self.table)} points: {self})"
 
     def __str__(self) -> str:
         ends = f"{self.table[0]['loss']:.4g} and {self.table[-1]['loss']:.4g}"
@@ -102,6 +106,7 @@ def line(
             `lambda p: reset_batchnorm(p, module, batches)`.
 
     Raises:
+        TypeError: A network is no dictionary of tensors.
         ValueError: The networks have different parameters or hold NaN or Inf, there are fewer than three
             points, the path does not fit, the judge returns no loss, or a loss is NaN.
     """
@@ -116,6 +121,8 @@ def line(
             f"the ends are tuples, but {type(path).__name__} connects single dictionaries of parameters; for Gaussians "
             "(means and standard deviations) give path=WassersteinGeodesic()"
         )
+    if not is_pair:
+        params_a, params_b = as_params(params_a, "the first network"), as_params(params_b, "the second network")
     if is_pair:
         path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
     for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):

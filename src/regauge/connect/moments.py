@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from regauge.connect.affine_layers import Layer, layers_of
+from regauge.core.given import inputs_of, require_batches
 from regauge.core.params import Params
 from regauge.core.task import arguments, evaluating
 from regauge.discovery.activations import IntermediateValues
@@ -61,11 +62,7 @@ class Statistics:
     """
 
     def __init__(self, module: nn.Module, batches: Iterable[Any], networks: Sequence[Mapping[str, Tensor]]) -> None:
-        if iter(batches) is batches:
-            raise ValueError(
-                f"the batches are a {type(batches).__name__}, which can be read only once; give a list of them or a "
-                "data loader"
-            )
+        require_batches(batches)
         dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
         self._dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         is_alike = all(t.dtype == self._dtype for t in module.state_dict().values() if t.is_floating_point())
@@ -131,16 +128,16 @@ class Statistics:
         return {name: t.detach().to(self._dtype) if t.is_floating_point() else t for name, t in params.items()}
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches in that precision, as tuples of positional or mappings of keyword inputs."""
+        """The batches in that precision, as pairs without targets."""
         for batch in self._batches:
             args, kwargs = self._arguments(batch)
-            yield kwargs or args
+            yield kwargs or args, None
 
     def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def cast(value: Any) -> Any:
             return value.to(self._dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        args, kwargs = pytree.tree_map(cast, arguments(batch))
+        args, kwargs = pytree.tree_map(cast, arguments(inputs_of(batch)))
         return args, kwargs
 
     def _prepare(self, batch: Any) -> tuple[IntermediateValues, tuple[Any, ...], dict[str, Any]]:

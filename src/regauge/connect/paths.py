@@ -96,7 +96,7 @@ class Repaired:
 
     Attributes:
         module: How to run parameters.
-        batches: Inputs, as for `repair`.
+        batches: As for `repair`.
         path: Which networks are repaired.
 
     References:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from regauge.core.given import as_params
 from regauge.core.interpolation import combine
-from regauge.core.params import Params, require_alike
+from regauge.core.params import Params, label, require_alike
 from regauge.core.task import Judge, Task, evaluate
 
 TOGETHER, VALUES = 16, 2**25
@@ -34,9 +35,9 @@ class Plane:
     """
 
     points: Tensor
-    xs: Tensor
-    ys: Tensor
-    values: dict[str, Tensor]
+    xs: Tensor = field(repr=False)
+    ys: Tensor = field(repr=False)
+    values: dict[str, Tensor] = field(repr=False)
     at_points: dict[str, Tensor]
     _networks: tuple[Params, Params, Params] = field(repr=False)
     _buffers: frozenset[str] = field(repr=False)
@@ -92,12 +93,14 @@ def plane(
         buffers: Names that do not count for distances; those of the task's module, or none, unless given.
 
     Raises:
+        TypeError: A network is no dictionary of tensors.
         ValueError: The networks have different parameters, hold NaN or Inf or lie on one line, or the grid is
             too small.
     """
     if resolution < 2 or not 0 <= margin < math.inf:
         raise ValueError(f"resolution={resolution}, margin={margin}: at least 2 points and a finite margin are needed")
-    networks = (dict(params_a), dict(params_b), dict(params_c))
+    first, second, third = (as_params(one, label(k)) for k, one in enumerate((params_a, params_b, params_c)))
+    networks = (first, second, third)
     require_alike(*networks)
     if buffers is None:
         buffers = [name for name, _ in judge.module.named_buffers()] if isinstance(judge, Task) else []

@@ -4,7 +4,7 @@ Where batch normalization follows the layers, new running statistics do.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.connect.affine_layers import Layer
 from regauge.connect.moments import Moments, Statistics
+from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import shares_of
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.task import call, evaluating
@@ -25,7 +26,7 @@ CONSTANT = 1e-6
 class RepairResult:
     """A repaired network."""
 
-    params: Params  # of the same names, dtypes and devices
+    params: Params = field(repr=False)  # of the same names, dtypes and devices
     layers: tuple[str, ...]  # names of the layers whose weights were rescaled, in the order of the graph
 
 
@@ -93,8 +94,8 @@ def repair(
         params: The interpolated network, unchanged.
         module: How to run the parameters; its own are not used.
         endpoints: The aligned networks between which it lies.
-        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs. A few thousand examples
-            do; they are read many times.
+        batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
+            few thousand examples do; they are read many times.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
 
     Returns:
@@ -109,7 +110,7 @@ def repair(
         Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
         all layers get their goals at once, through a batch normalization that is fused afterwards.
     """
-    shares = require_endpoints(params, endpoints, weights)
+    params, endpoints, shares = require_endpoints(params, endpoints, weights)
     statistics = Statistics(module, batches, [params, *endpoints])
     layers = [layer for layer in statistics.layers if layer.is_repaired]
     places = {layer.value: layer.axis for layer in layers}
@@ -149,7 +150,7 @@ def variance_collapse(
         params: The interpolated network.
         module: How to run the parameters; its own are not used.
         endpoints: The networks between which it lies.
-        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs.
+        batches: As for `repair`.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
 
     Raises:
@@ -159,7 +160,7 @@ def variance_collapse(
     References:
         Jordan et al. (2023), REPAIR, section 3.1; Rossi et al. (2023), figure 10.
     """
-    shares = require_endpoints(params, endpoints, weights)
+    params, endpoints, shares = require_endpoints(params, endpoints, weights)
     statistics = Statistics(module, batches, [params, *endpoints])
     now, *ends = [statistics.moments(network, statistics.places) for network in (params, *endpoints)]
     variances = {name: moments.std.square() for name, moments in now.items()}
@@ -190,21 +191,23 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
     Args:
         params: Parameters and buffers, unchanged.
         module: How to run the parameters; its own are not used.
-        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs.
+        batches: As for `repair`.
 
     Returns:
         The same parameters with new statistics; equal to `params` where the module has none.
 
     Raises:
-        ValueError: There are no batches, for instance because an iterator was used before.
+        TypeError: The parameters are no dictionary, or the batches are one batch.
+        ValueError: There are no batches, or they can be read only once.
 
     References:
         Ainsworth et al. (2023); Jordan et al. (2023), REPAIR.
     """
-    layers = _layers(module)
+    require_batches(batches)
+    require_tensors(params)
+    layers, state = _layers(module), dict(params)
     if not layers:
-        return dict(params)
-    state = dict(params)
+        return state
     for name in layers:
         prefix = f"{name}." if name else ""
         for key, start in (("running_mean", 0), ("running_var", 1), ("num_batches_tracked", 0)):
@@ -218,16 +221,13 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
                 layer.momentum = None  # Then torch keeps the cumulative average.
             with torch.no_grad():
                 for batch in batches:
-                    call(module, state, batch)
+                    call(module, state, inputs_of(batch))
                     seen += 1
         finally:
             for name, layer in layers.items():
                 layer.momentum = momenta[name]
     if not seen:
-        raise ValueError(
-            "there are no batches to recompute the statistics from; give a list or a loader that can be read "
-            "more than once, not an iterator"
-        )
+        raise ValueError("there are no batches to recompute the statistics from; give one at least")
     return state
 
 
@@ -242,18 +242,20 @@ def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Ten
 
 def require_endpoints(
     params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
-) -> tuple[float, ...]:
-    """Shares of the endpoints, which sum to one; raise unless these fit the network and are finite."""
-    if not endpoints:
+) -> tuple[Params, list[Params], tuple[float, ...]]:
+    """The network, its endpoints and their shares, which sum to one; raise unless they fit and are finite."""
+    params = as_params(params, "the interpolated network")
+    ends = [as_params(end, f"endpoint {k}") for k, end in enumerate(as_networks(endpoints))]
+    if not ends:
         raise ValueError("there are no endpoints; give the networks between which the interpolated one lies")
     require_finite(params, "the interpolated network")
-    for k, end in enumerate(endpoints):
+    for k, end in enumerate(ends):
         try:
             require_same_shapes(params, end)
         except ValueError as error:
             raise ValueError(f"endpoint {k} does not fit the interpolated network: {error}") from None
         require_finite(end, f"endpoint {k}")
-    return shares_of(weights, len(endpoints))
+    return params, ends, shares_of(weights, len(ends))
 
 
 def _repair_layer(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
+from regauge.core.counted import count
 from regauge.core.groups import Group
 from regauge.core.rotations import keeping_ones, without_reflection
 
@@ -86,7 +87,25 @@ class Element(Mapping[str, Value]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"Element({len(self)} groups, batch={self.batch})"
+        return f"Element({count(self, 'group')}, batch={self.batch})"
+
+    def order(self, group: str) -> Int[Tensor, "*lead size"]:
+        """The permutation of a group as a vector: unit i of the moved network is unit `order[i]` of the given one.
+
+        Raises:
+            KeyError: There is no such group.
+            ValueError: The group does not reorder its units.
+        """
+        if group not in self:
+            raise KeyError(f"there is no group {group!r}; the groups are {list(self)[:20]}")
+        perm = self[group].perm
+        if perm is None:
+            raise ValueError(f"group {group!r} does not reorder its units; `element[{group!r}].matrix` is what it does")
+        return perm
+
+    def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
+        """The same as a float64 matrix P of zeros and ones: `P @ x` is `x[order]`. It raises as `order` does."""
+        return torch.nn.functional.one_hot(self.order(group), self.order(group).shape[-1]).double()
 
     def replace(self, name: str, value: Value) -> "Element":
         """The same element with another value for one group."""

@@ -47,7 +47,7 @@ class Placement:
     shift: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Group:
     """One factor of the symmetry, living on one class of axes.
 
@@ -104,6 +104,9 @@ class Group:
                 f"group {self.name!r} is {self.matrix}: it contains permutations, scales and signs, so it cannot "
                 "carry families of them as well; make two groups"
             )
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r}, {self.kind}, size {self.size or '?'}, on {len(self.placements)} axes)"
 
     @property
     def kind(self) -> Kind:

@@ -45,6 +45,11 @@ def count_models(params: Mapping[str, Tensor]) -> int:
 def require_finite(params: Mapping[str, Tensor], label: str) -> None:
     """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf."""
     for name, tensor in params.items():
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name!r} of {label} is on the meta device, where tensors have no values; load a checkpoint first"
+            )
+        tensor = tensor.detach()
         if tensor.is_floating_point() and tensor.itemsize == 1:
             tensor = tensor.float()  # float8 has no sums
         # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.

@@ -14,7 +14,9 @@ from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core import symmetry_text
 from regauge.core.compiled import CompiledElement, compile_element
+from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
+from regauge.core.given import example_arguments, require_tensors
 from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
 from regauge.core.movable import require_movable
 from regauge.core.outputs import Outputs
@@ -24,8 +26,11 @@ from regauge.core.remembered import remembered
 from regauge.core.symmetry_text import render
 from regauge.core.typed_json import require_fields
 
+SHOWN = 6
+"""Groups that a symmetry names where it is shown on one line."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Symmetry:
     """The groups of a model and the axes that they act on.
 
@@ -82,6 +87,11 @@ class Symmetry:
             if group.name == name:
                 return group
         raise KeyError(f"there is no group {name!r}; the groups are {[g.name for g in self.groups][:20]}")
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{group.name} ({group.kind}, {group.size or '?'})" for group in self.groups[:SHOWN])
+        more = ", ..." if len(self.groups) > SHOWN else ""
+        return f"Symmetry({count(self.groups, 'group')}: {listed}{more})"
 
     def __str__(self) -> str:
         return render(self.groups, self.frozen, self.unknown, self.unused, self.notes)
@@ -224,12 +234,16 @@ class Symmetry:
             KeyError: A parameter that a group moves is missing.
             ValueError: Shapes do not match, or a tensor that is moved holds no values, as quantized weights do not.
         """
+        if not isinstance(params, Mapping):
+            require_tensors(params)  # tells what it is
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
         missing = {name for name in touched if name not in params}
         spared = {name for names in self.tied if any(n in params for n in names) for name in names} & missing
         if spared:
             return self._without(frozenset(spared)).bind(params)
         if missing:
+            if any(isinstance(value, Mapping) for value in params.values()):
+                require_tensors(params)  # tells where in a training checkpoint the network is
             raise KeyError(
                 f"the parameters lack {sorted(missing)[:5]} ({len(missing)} in all), which the symmetry moves; "
                 f"they have {list(params)[:5]}, ...; load the checkpoint of the model that the symmetry was found on"
@@ -284,21 +298,21 @@ class Symmetry:
     def verify(
         self,
         module: nn.Module,
-        example_inputs: tuple[Any, ...],
+        example_inputs: Any,
         example_kwargs: Mapping[str, Any] | None = None,
         *,
         generator: torch.Generator,
         outputs: Outputs = None,
         each_group: bool = True,
     ) -> Check:
-        """Prove the symmetry numerically: random elements must leave the module's outputs unchanged.
+        """Check the symmetry numerically: random elements must leave the module's outputs unchanged.
 
         Works in float64 on a copy of the module in evaluation mode, with parameters and buffers moved away
         from their initial values (at initialization many tests are vacuous: zero biases, unit gains).
 
         Args:
             module: The model, on a real device.
-            example_inputs: Positional inputs; floating-point tensors are converted to float64.
+            example_inputs: As for `discover`; floating-point tensors are converted to float64.
             example_kwargs: Keyword inputs.
             generator: Source of the elements and of the perturbation.
             outputs: Outputs that are compared; give what was given to `discover`.
@@ -313,7 +327,8 @@ class Symmetry:
                 "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
                 "same architecture, or materialize the module with `module.to_empty(device='cpu')`"
             )
-        probe, tolerance = exact_probe(module, example_inputs, dict(example_kwargs or {}), outputs)
+        inputs, kwargs = example_arguments(example_inputs, example_kwargs)
+        probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
         trial = away(probe.params, set(probe.buffers), self.ones, generator, probe, tolerance)
         if not trial.is_finite:
             raise ValueError(

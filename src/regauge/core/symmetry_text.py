@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from regauge.core.act import covered
+from regauge.core.counted import count
 from regauge.core.groups import Frozen, Group, Placement
 from regauge.core.typed_json import require_fields
 
@@ -34,7 +35,8 @@ def render(
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
     order = sum(g.log10_order * math.prod(sizes[b] for b in g.within) for g in groups)
-    lines += ["", f"{len(groups)} groups, 10^{order:.1f} discrete elements"]
+    known = f"10^{order:.1f} discrete elements" if all(sizes.values()) else "sizes as of the first parameters it meets"
+    lines += ["", f"{count(groups, 'group')}, {known}"]
     if any(group.within for group in groups):
         lines.append("xN: one independent copy for each of the N blocks that it is repeated within")
     if frozen:
@@ -59,9 +61,9 @@ def _name_families(group: Group) -> str:
     if group.matrix != "none":
         return {"orthogonal": "rotation", "linear": "matrix"}[group.matrix]
     parts = ["order"] if group.is_permuted else []
-    for count, word in ((group.scales, "scale"), (group.signs, "sign"), (group.shifts, "shift")):
-        if count:
-            parts.append(word if count == 1 else f"{count} {word}s")
+    for number, word in ((group.scales, "scale"), (group.signs, "sign"), (group.shifts, "shift")):
+        if number:
+            parts.append(word if number == 1 else f"{number} {word}s")
     return " ".join(parts) or "blocks only"
 
 

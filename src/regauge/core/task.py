@@ -1,6 +1,6 @@
 """A task: the data and the loss by which methods judge networks of one architecture."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.counted import count
+from regauge.core.given import as_pair, require_batches
 from regauge.core.interpolation import interpolate
 from regauge.core.outputs import Outputs, output_tensors
 from regauge.core.params import Params
@@ -23,7 +25,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits, targets.reshape(-1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """How networks of one architecture are run and evaluated: module, batches, loss.
 
@@ -38,6 +40,7 @@ class Task:
             unless given.
 
     Raises:
+        TypeError: `batches` is no collection of pairs.
         ValueError: `batches` is an iterator, which can be read only once.
     """
 
@@ -48,11 +51,13 @@ class Task:
     prepare: Callable[[Params], Params] | None = None
 
     def __post_init__(self) -> None:
-        if iter(self.batches) is self.batches:
-            raise ValueError(
-                f"the batches are a {type(self.batches).__name__}, which can be read only once; give a list of them or "
-                "a data loader"
-            )
+        require_batches(self.batches)
+        for batch in self.batches if isinstance(self.batches, list | tuple) else ():
+            as_pair(batch)
+
+    def __repr__(self) -> str:
+        size = count(self.batches, "batch", "batches") if isinstance(self.batches, Sized) else "batches"
+        return f"Task({type(self.module).__name__}, {size})"
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
@@ -62,7 +67,7 @@ class Task:
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss of one batch."""
-        inputs, targets = batch
+        inputs, targets = as_pair(batch)
         return self.criterion(self.run(params, inputs), targets)
 
     def midpoint_loss(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:
@@ -110,7 +115,7 @@ class Task:
         """The metrics over all batches of one network, or of many on a leading axis."""
         loss, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         count = classified = 0
-        for inputs, targets in self.batches:
+        for inputs, targets in map(as_pair, self.batches):
             losses, outputs = judge(inputs, targets)
             counted = _count_targets(targets)
             loss = loss + torch.as_tensor(losses).double() * counted

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from regauge.core.given import example_arguments
 from regauge.core.groups import Frozen
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
@@ -33,7 +34,7 @@ VERIFY_LIMIT = 50_000_000
 
 def discover(
     module: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Any,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
@@ -48,7 +49,8 @@ def discover(
 
     Args:
         module: Any module that `torch.export` can trace, also on the meta device. It is left as it was.
-        example_inputs: Positional inputs. Give batches and sequences a length of at least two.
+        example_inputs: A tuple of positional inputs, one tensor, or a mapping of keyword inputs. Give batches and
+            sequences a length of at least two.
         example_kwargs: Keyword inputs.
         outputs: Which outputs must stay: a field name or several, or a function of the output. By default all
             tensors in it; objects such as key-value caches do not count.
@@ -62,13 +64,14 @@ def discover(
         The symmetry, with the reason for every axis that is frozen.
 
     Raises:
+        TypeError: The example inputs are none of these.
         TraceError: `torch.export` cannot trace the module.
         ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`.
 
     References:
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
     """
-    inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     is_meta = any(t.is_meta for t in module.state_dict().values())
     known = pytree.tree_leaves((inputs, kwargs))
     if is_meta:

@@ -1,11 +1,13 @@
 """From a module to a flat list of operator calls: torch.export, with parameters and buffers by name."""
 
 import logging
+import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from torch.utils import _pytree as pytree
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
 from regauge.core.task import evaluating
 from regauge.discovery.operators import operator_name
+
+FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
+"""Where the code of torch and of regauge is."""
 
 
 class TraceError(RuntimeError):
@@ -156,11 +161,23 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
         _run_eagerly(wrapped, inputs, kwargs)
         first = str(error).strip().splitlines()
         raise TraceError(
-            f"torch.export cannot trace {type(wrapped.module).__name__}: {type(error).__name__}: "
+            f"torch.export cannot trace {type(wrapped.module).__name__}{_place_of(error)}: {type(error).__name__}: "
             f"{first[0] if first else ''}. Remove control flow that depends on tensor values, trace the part of the "
             "model that matters, register the offending part with `regauge.discovery.register_leaf`, or write the "
             "symmetry by hand with `regauge.Symmetry.from_axes`"
         ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """The last line of the model's own code that an error passed: none of torch, of regauge or of Python."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(Path(frame.filename))]
+    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+
+
+def _is_model_code(file: Path) -> bool:
+    is_installed = any(part in ("site-packages", "dist-packages") for part in file.parts)
+    is_python = file.is_relative_to(Path(traceback.__file__).parent) and not is_installed
+    return file.exists() and not is_python and not any(file.is_relative_to(folder) for folder in FOREIGN)
 
 
 def _run_eagerly(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -172,6 +189,7 @@ def _run_eagerly(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, 
         raise ValueError(
             f"{type(wrapped.module).__name__} fails on the example inputs: {type(error).__name__}: {error}; "
             "give inputs of the shapes and dtypes that it takes"
+            + ("; a mapping gives keyword inputs: write (mapping,) if the module takes it as one" if kwargs else "")
         ) from error
     return result
 

@@ -8,7 +8,9 @@ import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.streamed.job import Network, open_call, plan_job
+from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.interpolation import distance
+from regauge.core.params import label
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -18,6 +20,7 @@ from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, re
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, Setting
 from regauge.merging.streamed import merge_job
+from regauge.merging.table import RULES
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
@@ -87,6 +90,7 @@ def merge(
 
     Raises:
         FileExistsError: The output exists, and `overwrite` is false.
+        TypeError: A network is no dictionary of tensors, or the rule or the method no object.
         ValueError: There are too few networks for the rule, or too many; weights, settings or labels do not fit, the
             networks cannot be aligned, the rule needs a base, a task or a generator that is not there, or has no use
             for the base, or the memory does not suffice.
@@ -95,6 +99,9 @@ def merge(
         Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3; those of the rules.
     """
     rule = Average() if rule is None else rule
+    require_instance(rule, Rule, "rule", {name: f"rule=regauge.merging.{row.name}()" for name, row in RULES.items()})
+    params = [_given(network, label(k)) for k, network in enumerate(as_networks(params))]
+    base = None if base is None else _given(base, "the base")
     require_networks(rule, len(params), has_base=base is not None)
     has_base, start = base is not None, int(base is not None)
     seed = draw_seed(rule, generator)
@@ -173,3 +180,8 @@ def merge(
         record = replace(record, origin=() if job.provenance is None else job.provenance.facts())
         job.write(merged, lambda path: save_text(record.card, path), progress)
     return MergeResult(merged, aligned.elements[start:], aligned.symmetry, record)
+
+
+def _given(network: Network, what: str) -> Network:
+    """A network that is a path or a checkpoint as it is, or its parameters."""
+    return network if isinstance(network, str | Path | Checkpoint) else as_params(network, what)

@@ -1,7 +1,7 @@
 """What was merged, how, and what came out: a record that prints as a model card."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from regauge.core.element import Element
@@ -112,10 +112,10 @@ class MergeResult:
         record: What was done, in numbers; prints as a model card.
     """
 
-    params: Params
+    params: Params = field(repr=False)
     elements: tuple[Element, ...]
     symmetry: Symmetry
-    record: MergeRecord
+    record: MergeRecord = field(repr=False)
 
     def __str__(self) -> str:
         return self.record.card

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from regauge.core.act import Site
+from regauge.core.given import as_pair
 from regauge.core.groups import Placement
 from regauge.core.outputs import Outputs
 from regauge.core.products import matmul
@@ -156,7 +157,7 @@ def activation_costs(
     ]
     moments: list[CrossMoments] = []
     parts: list[Part] = []
-    for inputs, _ in task.batches:
+    for inputs, _ in map(as_pair, task.batches):
         found, here, args, kwargs = traces.prepare(inputs)
         if not parts:
             parts, moments = here, [CrossMoments() for _ in here]

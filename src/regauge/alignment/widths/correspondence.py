@@ -53,6 +53,11 @@ class Correspondence:
     symmetry_b: Symmetry
     readers: frozenset[Axis]
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {'x'.join(map(str, plan.mass.shape))}" for name, plan in self.plans.items())
+        end = "" if self.is_converged else "; it was still moving when it stopped"
+        return f"Correspondence({sizes}: objective {self.initial:.6g} -> {self.objective:.6g}{end})"
+
     @property
     def hard(self) -> dict[str, Tensor]:
         """For each group of equal widths the permutation closest to its plan: unit `perm[i]` of B belongs to i of A."""

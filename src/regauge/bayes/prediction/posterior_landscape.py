@@ -257,7 +257,7 @@ def posterior_collapse(
         module: The module that runs the parameters; its own are not used.
         posterior: A posterior between the ends, such as `geodesic(a, b).at(0.5)`.
         ends: The ends, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
-        batches: Inputs without labels, or tuples of positional or mappings of keyword inputs; they are held.
+        batches: As for `repair`; they are held.
         noise: Noise of the samples of all posteriors.
         weights: Share of every end: `(1 - t, t)` at t; equal unless given.
 
@@ -269,7 +269,7 @@ def posterior_collapse(
         Rossi et al. (2023), section 5.4 and figure 10; Jordan et al. (2023), REPAIR, section 3.1.
     """
     firsts = [one_sample(q, noise) for q in (posterior, *ends)]
-    shares = require_endpoints(firsts[0], firsts[1:], weights)
+    *_, shares = require_endpoints(firsts[0], firsts[1:], weights)
     statistics = Statistics(module, list(batches), firsts)
     now, *limits = [_variances(statistics, statistics.places, q, noise) for q in (posterior, *ends)]
     tables = []

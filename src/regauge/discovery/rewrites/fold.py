@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.act import covered
+from regauge.core.given import as_params, example_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import exact_probe, relative_change
@@ -54,7 +55,7 @@ class Folded:
 def fold(
     params: Mapping[str, Tensor],
     module: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Any,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
@@ -77,7 +78,7 @@ def fold(
     Args:
         params: One network.
         module: Its architecture; its own parameters are not used.
-        example_inputs: Positional inputs, as for `discover`.
+        example_inputs: As for `discover`.
         example_kwargs: Keyword inputs.
         outputs: Which outputs must stay, as for `discover`.
         symmetry: What `discover` finds for the module without `ones`; found anew if it is left out.
@@ -91,7 +92,8 @@ def fold(
     References:
         Ashkboos et al. (2024), SliceGPT, section 3, for gains and means of transformers.
     """
-    inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
+    params = as_params(params)
+    inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     if any(t.is_meta for t in [*module.state_dict().values(), *params.values()]):
         raise ValueError("the module is on the meta device, where nothing can be proved; give it real parameters")
     if symmetry is not None and symmetry.ones:

@@ -6,6 +6,7 @@ symmetry's JSON text. It can be applied to another checkpoint of the same archit
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -47,10 +48,26 @@ def alignment_label(checkpoint: str | Path | None) -> str:
     return f"*{SUFFIX}" if is_file else IN_FOLDER
 
 
-def save_alignment(alignment: Alignment, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write an alignment; see `save` for what is refused.
+class Aligned(Protocol):
+    """What has an element and its symmetry: an `Alignment`, or the result of `regauge.align`."""
+
+    @property
+    def symmetry(self) -> Symmetry: ...
+
+    @property
+    def element(self) -> Element: ...
+
+
+def save_alignment(alignment: Aligned, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write an alignment to a safetensors file, whole or not at all; `regauge apply` reads it too.
+
+    Args:
+        alignment: What `regauge.align` returned, or an `Alignment`.
+        path: The file, named `....safetensors`.
+        overwrite: Whether a file of that name may be replaced.
 
     Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
         ValueError: The element is a batch.
     """
     if alignment.element.batch:
@@ -66,7 +83,7 @@ def save_alignment(alignment: Alignment, path: str | Path, *, overwrite: bool = 
 
 
 def load_alignment(path: str | Path) -> Alignment:
-    """Read what `save_alignment` wrote.
+    """Read what `save_alignment` or `regauge align` wrote; `symmetry.act(element, params)` applies it.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -1,0 +1,151 @@
+"""What callers give, checked at the front door: networks, settings, example inputs and batches."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from regauge.core.params import Params
+
+DICTIONARY = "a network is a dictionary from names to tensors, as `module.state_dict()` returns it"
+
+
+def as_params(network: Any, what: str = "the network") -> Params:
+    """A network that a caller gave, without gradients; its tensors are shared. It raises as `require_tensors` does."""
+    require_tensors(network, what)
+    return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in network.items()}
+
+
+def require_tensors(network: object, what: str = "the network") -> None:
+    """Raise a TypeError unless a network that a caller gave is a dictionary of tensors."""
+    if not isinstance(network, Mapping):
+        raise TypeError(f"{what} is {_describe(network)}, but {DICTIONARY}{_way_to_params(network)}")
+    for name, value in network.items():
+        if isinstance(value, Tensor):
+            continue
+        inner = next((key for key, one in network.items() if _holds_tensors(one)), None)
+        way = "" if inner is None else f"; this looks like a training checkpoint: give its entry {inner!r}"
+        raise TypeError(f"{name!r} of {what} is {_describe(value)}, but {DICTIONARY}{way}")
+
+
+def as_networks(networks: object) -> list[Any]:
+    """Several networks that a caller gave: not one, and no module.
+
+    Raises:
+        TypeError: It is no list.
+    """
+    if isinstance(networks, Mapping | str) or not isinstance(networks, Sequence):
+        raise TypeError(f"the networks are {_describe(networks)}; give a list of them: [params_a, params_b]")
+    return list(networks)
+
+
+def require_instance(value: object, kind: type, what: str, named: Mapping[str, str]) -> None:
+    """Raise a TypeError unless a setting is an object of some class.
+
+    Args:
+        value: What the caller gave.
+        kind: The class.
+        what: The name of the argument.
+        named: How the objects that the command line knows by a name are written in Python.
+    """
+    if isinstance(value, kind):
+        return
+    if isinstance(value, type) and issubclass(value, kind):
+        raise TypeError(f"{what} is the class {value.__name__}, not an object of it: write {what}={value.__name__}()")
+    if isinstance(value, str) and value in named:
+        raise TypeError(f"{what} is the text {value!r}, which is its name on the command line: write {named[value]}")
+    raise TypeError(
+        f"{what} is {_describe(value)}, but a {kind.__name__} is expected, such as {next(iter(named.values()))}"
+    )
+
+
+def example_arguments(
+    example_inputs: Any, example_kwargs: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as positional and keyword arguments: a tuple or list, one tensor, or a mapping of keywords.
+
+    Raises:
+        TypeError: They are something else.
+    """
+    kwargs = dict(example_kwargs or {})
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), kwargs
+    if isinstance(example_inputs, Mapping):
+        return (), {**example_inputs, **kwargs}
+    if isinstance(example_inputs, tuple | list):
+        return tuple(example_inputs), kwargs
+    raise TypeError(
+        f"the example inputs are {_describe(example_inputs)}; write a tuple of positional inputs, as in (x,), or give "
+        "a tensor or a mapping of keyword inputs"
+    )
+
+
+def as_pair(batch: Any) -> tuple[Any, Any]:
+    """A batch as inputs and targets.
+
+    Raises:
+        TypeError: It is no pair.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f"a batch of the task is {_describe(batch)}, but a task reads a list (or a data loader) of pairs, as in "
+        "[(inputs, targets), ...]; several inputs are a tuple or a mapping: ((first, second), targets)"
+    )
+
+
+def inputs_of(batch: Any) -> Any:
+    """The inputs of a batch where targets are not needed: of a pair as `Task` reads it, or alone.
+
+    Raises:
+        TypeError: It is a tuple of another length than a pair.
+    """
+    if not isinstance(batch, tuple | list):
+        return batch
+    if len(batch) in (1, 2):
+        return batch[0]
+    raise TypeError(
+        f"a batch is {_describe(batch)}, but batches are pairs (inputs, targets), or inputs alone: a tensor or a "
+        "mapping; several positional inputs are a tuple in a pair: ((first, second), None)"
+    )
+
+
+def require_batches(batches: object) -> None:
+    """Raise unless batches are a collection of batches that can be read several times.
+
+    Raises:
+        TypeError: They are a single batch.
+        ValueError: They can be read only once.
+    """
+    if isinstance(batches, Tensor | Mapping):
+        raise TypeError(f"the batches are {_describe(batches)}; give a list of batches, or a data loader")
+    if hasattr(batches, "__next__"):
+        raise ValueError(
+            f"the batches are a {type(batches).__name__}, which can be read only once; give a list of them or a data "
+            "loader"
+        )
+
+
+def _holds_tensors(value: object) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(one, Tensor) for one in value.values())
+
+
+def _way_to_params(value: object) -> str:
+    """What to write instead, for objects that have the parameters."""
+    if isinstance(value, type):
+        return ""
+    if callable(getattr(value, "state_dict", None)):
+        return ": write module.state_dict()"
+    return ": write .params behind it" if isinstance(getattr(value, "params", None), Mapping) else ""
+
+
+def _describe(value: object) -> str:
+    """A value in a sentence, by its class; text as it is, and the shapes of tensors."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, str):
+        return f"the text {value!r}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    name = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

@@ -1,0 +1,200 @@
+"""What callers give is accepted where its meaning is plain, and refused in a sentence that says what to write."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regauge as rg
+
+X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+
+
+def network(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+A, B = network(0), network(1)
+a, b = A.state_dict(), B.state_dict()
+SYMMETRY = rg.discover(A, (X,))
+TASK = rg.Task(A, [(X, Y)])
+
+
+class Keywords(nn.Module):
+    """Takes one mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network(0)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        result: Tensor = self.net(inputs["x"])
+        return result
+
+
+class Branching(Keywords):
+    def forward(self, inputs: Any) -> Tensor:
+        result: Tensor = self.net(inputs)
+        if result.sum() > 3:  # the line that the error names
+            result = 2 * result
+        return result
+
+
+@pytest.mark.parametrize("inputs", [(X,), [X], X, {"input": X}], ids=["tuple", "list", "tensor", "mapping"])
+def test_example_inputs_may_come_in_every_plain_form(inputs: Any) -> None:
+    assert rg.discover(A, inputs).to_json() == SYMMETRY.to_json()
+    assert SYMMETRY.verify(A, inputs, generator=torch.Generator().manual_seed(0)).ok
+
+
+def test_example_inputs_without_a_plain_meaning_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"the text 'x'; write a tuple of positional inputs, as in \(x,\)"):
+        rg.discover(A, "x")
+    with pytest.raises(ValueError, match=r"write \(mapping,\) if the module takes it as one"):
+        rg.discover(Keywords(), {"x": X})
+    assert rg.discover(Keywords(), ({"x": X},)).groups
+
+
+def test_a_model_that_cannot_be_traced_is_told_its_line() -> None:
+    lines = Path(__file__).read_text().splitlines()
+    number = next(k for k, line in enumerate(lines, 1) if "# the line that the error names" in line)
+    with pytest.raises(rg.TraceError, match=rf"{re.escape(__file__)}, line {number}: if result.sum\(\) > 3"):
+        rg.discover(Branching(), X)
+
+
+NETWORKS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("align", lambda p: rg.align(p, b, SYMMETRY)),
+    ("align, second", lambda p: rg.align(a, p, SYMMETRY)),
+    ("align_many", lambda p: rg.align_many([a, p], SYMMETRY)),
+    ("merge", lambda p: rg.merge([p, b], SYMMETRY)),
+    ("base", lambda p: rg.merge([a, b], SYMMETRY, base=p, rule=rg.merging.TaskArithmetic())),
+    ("line", lambda p: rg.line(p, b, TASK, points=3)),
+    ("plane", lambda p: rg.plane(a, network(2).state_dict(), p, TASK, resolution=2)),
+    ("repair", lambda p: rg.repair(p, A, [a, b], TASK.batches)),
+    ("endpoints", lambda p: rg.repair(a, A, [a, p], TASK.batches)),
+    ("reset", lambda p: rg.reset_batchnorm(p, A, TASK.batches)),
+    ("canonicalize", lambda p: rg.canonicalize(p, SYMMETRY)),
+    ("act", lambda p: SYMMETRY.act(SYMMETRY.identity(), p)),
+    ("fold", lambda p: rg.fold(p, A, X)),
+]
+EVERY_FUNCTION = pytest.mark.parametrize("run", [run for _, run in NETWORKS], ids=[name for name, _ in NETWORKS])
+
+
+@EVERY_FUNCTION
+def test_what_is_no_dictionary_of_tensors_is_refused_in_a_sentence(run: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"is a Sequential, but .*: write module.state_dict\(\)"):
+        run(A)
+    with pytest.raises(TypeError, match="training checkpoint: give its entry 'model'"):
+        run({"epoch": 3, "model": a})
+    with pytest.raises(TypeError, match="but a network is a dictionary from names to tensors"):
+        run(SYMMETRY)
+
+
+@EVERY_FUNCTION
+def test_parameters_that_require_grad_are_taken_without_a_warning(run: Callable[[Any], Any]) -> None:
+    run(dict(B.named_parameters()))  # warnings are errors
+
+
+def test_results_do_not_require_grad() -> None:
+    given = [dict(module.named_parameters()) for module in (A, B)]
+    for params in (rg.align(*given, SYMMETRY).params, rg.merge(given, SYMMETRY).params):
+        assert not any(tensor.requires_grad for tensor in params.values())
+
+
+@pytest.mark.parametrize("name", ["align", "merge", "line", "canonicalize", "repair"])
+def test_tensors_without_values_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is on the meta device, where tensors have no values"):
+        dict(NETWORKS)[name]({key: tensor.to("meta") for key, tensor in a.items()})
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"method": "sinkhorn"}, r"write method=regauge.Sinkhorn\(\)"),
+        ({"method": rg.WeightMatching}, r"not an object of it: write method=WeightMatching\(\)"),
+        ({"method": 3}, "method is an int, but a Method is expected"),
+        ({"rule": "ties"}, r"write rule=regauge.merging.Ties\(\)"),
+        ({"rule": rg.merging.Ties}, r"write rule=Ties\(\)"),
+    ],
+)
+def test_names_and_classes_for_objects_are_refused(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        rg.merge([a, b], SYMMETRY, **setting)
+    if "method" in setting:
+        with pytest.raises(TypeError, match=sentence):
+            rg.align(a, b, SYMMETRY, **setting)
+
+
+@pytest.mark.parametrize("given", [a, "a.safetensors", A])
+def test_one_network_for_several_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"give a list of them: \[params_a, params_b\]"):
+        rg.merge(given, SYMMETRY)
+
+
+@pytest.mark.parametrize("batches", [[X], (X, Y), X, [(X, Y, Y)], {"x": X}])
+def test_a_task_wants_pairs(batches: Any) -> None:
+    with pytest.raises(TypeError, match=r"give a list of batches|\(\(first, second\), targets\)"):
+        rg.Task(A, batches)
+
+
+def test_a_loader_without_targets_is_refused_where_it_is_read() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X), batch_size=3)
+    with pytest.raises(TypeError, match="a batch of the task is a list of 1"):
+        rg.Task(A, loader).evaluate(a)
+    with pytest.raises(TypeError, match="a batch of the task is a list of 1"):
+        rg.align(a, b, SYMMETRY, task=rg.Task(A, loader))
+
+
+def test_batches_mean_the_same_with_and_without_targets() -> None:
+    middle = rg.connect.interpolate(a, b, 0.5)
+    forms: list[list[Any]] = [[X], [(X, Y)], [[X]], [{"input": X}], [((X,), None)]]
+    first, *others = (rg.repair(middle, A, [a, b], batches).params for batches in forms)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    normalized = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    first, *others = (rg.reset_batchnorm(normalized.state_dict(), normalized, batches) for batches in forms)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    with pytest.raises(TypeError, match="a batch is a tuple of 3"):
+        rg.repair(middle, A, [a, b], [(X, X, X)])
+
+
+def test_what_is_shown_on_a_line_is_short() -> None:
+    aligned, merged = rg.align(a, b, SYMMETRY, task=TASK), rg.merge([a, b], SYMMETRY)
+    shown = [
+        *(SYMMETRY, SYMMETRY.groups[0], SYMMETRY.identity(), TASK, aligned, merged, rg.align_many([a, b], SYMMETRY)),
+        *(rg.line(a, b, TASK), rg.plane(a, b, {k: t + 1 for k, t in a.items()}, TASK, resolution=2)),
+        *(rg.repair(a, A, [a, b], [X]), rg.alignment.correspond(a, b, SYMMETRY, SYMMETRY)),
+    ]
+    assert {type(one).__name__: len(repr(one)) for one in shown if len(repr(one)) > 400} == {}
+
+
+def test_a_symmetry_written_by_hand_tells_no_numbers_that_it_does_not_know() -> None:
+    text = str(rg.Symmetry.from_axes({"0.weight": ("h", None), "0.bias": ("h",), "2.weight": (None, "h")}))
+    assert "10^" not in text
+    assert "1 group, sizes as of the first parameters it meets" in text
+
+
+def test_the_order_of_a_group_is_a_vector_and_a_matrix() -> None:
+    element = SYMMETRY.random(torch.Generator().manual_seed(3), parts=("permutation",), batch=(2,))
+    moved = SYMMETRY.act(element.item(1), a)
+    vector, matrix = element.item(1).order("0"), element.item(1).order_matrix("0")
+    assert torch.equal(moved["0.bias"], a["0.bias"][vector])
+    assert torch.equal(moved["0.bias"], (matrix @ a["0.bias"].double()).float())
+    assert element.order_matrix("0").shape == (2, 5, 5)
+    with pytest.raises(KeyError, match="there is no group 'x'; the groups are"):
+        element.order("x")
+    linear = rg.discover(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), X)
+    with pytest.raises(ValueError, match="does not reorder its units"):
+        linear.identity().order(linear.groups[0].name)
+
+
+def test_alignments_are_saved_and_loaded(tmp_path: Any) -> None:
+    aligned = rg.align(a, b, SYMMETRY)
+    loaded = rg.load_alignment(rg.save_alignment(aligned, tmp_path / "b.alignment.safetensors"))
+    moved = loaded.symmetry.act(loaded.element, b)
+    assert all(torch.equal(moved[name], aligned.params[name]) for name in b)
+    with pytest.raises(FileExistsError):
+        rg.save_alignment(aligned, tmp_path / "b.alignment.safetensors")
