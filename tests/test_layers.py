@@ -61,6 +61,7 @@ BEFORE_PARSING = (
     "cli/main.py",
     "cli/options.py",
     "cli/zoo_options.py",
+    "cli/compare_options.py",
     "cli/inr_options.py",
     "cli/learn_options.py",
 )
@@ -179,6 +180,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.main",
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
+                "regauge.cli.compare_options",
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
                 "regauge.storage.plain_files",

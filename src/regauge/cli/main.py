@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import tyro
 
+from regauge.cli.compare_options import Compare
 from regauge.cli.inr_options import Inr
 from regauge.cli.learn_options import Learn
 from regauge.cli.options import Options, UsageError
@@ -119,10 +120,10 @@ def _tell() -> None:
         storage.setLevel(logging.INFO)
 
 
-def parse(args: Sequence[str] | None = None) -> Options | Zoo | Inr | Learn:
+def parse(args: Sequence[str] | None = None) -> Options | Compare | Zoo | Inr | Learn:
     """The options of one command; prints help or what is wrong with them and exits otherwise."""
-    options: Options | Zoo | Inr | Learn = tyro.cli(
-        Options | Zoo | Inr | Learn,
+    options: Options | Compare | Zoo | Inr | Learn = tyro.cli(
+        Options | Compare | Zoo | Inr | Learn,
         prog="regauge",
         description=DESCRIPTION,
         args=args,

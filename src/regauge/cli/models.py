@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.cli.compare_options import Compare
 from regauge.cli.every_expert import visit_every_expert
 from regauge.cli.example_inputs import with_masks
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
@@ -79,7 +80,7 @@ Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor] | None]
 
 
 def read_networks(
-    options: Matching | Canonicalize,
+    options: Matching | Canonicalize | Compare,
     paths: Sequence[Path | Checkpoint],
     *,
     values: Values = "if small",

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import regauge as rg
+from regauge.cli.compare_options import Compare
 from regauge.cli.models import (
     Model,
     Networks,
@@ -116,7 +117,7 @@ def _require_values(batches: Sequence[Batch], text: str) -> None:
                 raise UsageError(f"{text!r} has examples with NaN or Inf; leave them out")
 
 
-def task_on(options: Matching | Judging, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
+def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtype: torch.dtype) -> rg.Task:
     """The task of a model on what the user gave for DATA, with the loss, the batches and the outputs of the options.
 
     Floating-point inputs are converted to the dtype of the parameters.
@@ -129,7 +130,7 @@ def task_on(options: Matching | Judging, model: Model, data: str, dtype: torch.d
     return task_of(model.module, load_batches(data, options.batch), options.loss, dtype, options.outputs)
 
 
-def matching_task(options: Matching, networks: Networks) -> rg.Task | None:
+def matching_task(options: Matching | Compare, networks: Networks) -> rg.Task | None:
     """The model on the data of a command that aligns, if there are any, with statistics recomputed for averages."""
     if options.data is None:
         return None

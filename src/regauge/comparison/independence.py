@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from regauge.core.act import Site
@@ -85,15 +85,16 @@ def measure_independence(
             for tensor, into in zip(load(name), (first, second), strict=True):
                 into.append(_describe(unit_values(symmetry, name, site, tensor)))
         cosines = (torch.cat(first, -1) @ torch.cat(second, -1).mT).reshape(-1, group.size, group.size)
-        for copy in cosines.double():
+        for copy in cosines:
             own, average, spread = _moments(copy)
             statistic, mean, variance = statistic + own, mean + average, variance + spread
             orders = torch.rand(draws, group.size, generator=generator, device=generator.device).argsort(1).cpu()
-            null += copy.gather(1, orders.T).sum(0)
-    if not chosen or variance <= 0:
-        return None
+            null += copy.gather(1, orders.T).sum(0, dtype=torch.float64)
+    units = sum(group.size * symmetry.count_copies(group.name) for group, _ in chosen)
     # Orders that change nothing else than rounding are as good as the given one.
-    close = 1e-9 * (abs(statistic) + math.sqrt(variance))
+    close = 1e-6 * math.sqrt(units)
+    if not chosen or math.sqrt(variance) <= close:
+        return None
     p_value = (1 + int((null >= statistic - close).sum())) / (1 + draws)
     names_of = tuple(group.name for group, _ in chosen)
     return Independence(p_value, (statistic - mean) / math.sqrt(variance), draws, names_of)
@@ -126,7 +127,7 @@ def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group,
     return chosen
 
 
-def _describe(values: Float64[Tensor, "*copies units values"]) -> Float64[Tensor, "*copies units numbers"]:
+def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*copies units numbers"]:
     """The direction of what each unit has, summed up in few numbers."""
     length = values.shape[-1]
     if length > SKETCH:
@@ -138,8 +139,12 @@ def _describe(values: Float64[Tensor, "*copies units values"]) -> Float64[Tensor
     return torch.nn.functional.normalize(values, dim=-1)
 
 
-def _moments(matrix: Float64[Tensor, "n n"]) -> tuple[float, float, float]:
+def _moments(matrix: Float[Tensor, "n n"]) -> tuple[float, float, float]:
     """The sum over the diagonal, and the mean and the variance of that over random orders."""
-    n = len(matrix)
-    centered = matrix - matrix.mean(0, keepdim=True) - matrix.mean(1, keepdim=True) + matrix.mean()
-    return float(matrix.trace()), float(matrix.sum()) / n, float(centered.square().sum()) / (n - 1)
+    n, double = len(matrix), torch.float64
+    rows, columns = matrix.mean(0, dtype=double), matrix.mean(1, dtype=double)
+    mean = rows.mean()
+    # The squares of what is left without the means of rows and columns.
+    squares = (matrix - mean).square().sum(dtype=double)
+    left = squares - n * ((rows - mean).square().sum() + (columns - mean).square().sum())
+    return float(matrix.trace()), n * float(mean), max(0.0, float(left)) / (n - 1)

@@ -93,8 +93,10 @@ class _Sums:
             self._others[k] += dot(other, other)
             self._products[k] += dot(centered, other)
         for k, tensor in enumerate((x, y)):
-            self._formats[k] = frozenset(f for f in self._formats[k] if torch.equal(tensor.to(f).to(tensor), tensor))
-        self._equal = frozenset(f for f in self._equal if torch.equal(x.to(f), y.to(f)))
+            self._formats[k] = frozenset(f for f in self._formats[k] if _holds(f, tensor))
+        if not torch.equal(x, y):
+            narrow = [f for f in self._equal if f.itemsize < x.itemsize]
+            self._equal = frozenset(f for f in narrow if torch.equal(x.to(f), y.to(f)))
 
     def share_of(self, name: str, shape: Sequence[int]) -> TensorShare:
         """What the sums say."""
@@ -109,6 +111,11 @@ class _Sums:
     def _squared_correlation(self, k: int) -> float:
         size = self._own * self._others[k]
         return min(1.0, max(0.0, self._products[k]) ** 2 / size) if size > 0 else 0.0
+
+
+def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Whether a format holds all values of a tensor."""
+    return dtype.itemsize >= tensor.itemsize or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
 def _kept(symmetry: Symmetry, name: str, tensor: Tensor) -> Tensor:

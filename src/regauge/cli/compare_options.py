@@ -1,0 +1,53 @@
+"""Options of `regauge compare`. Nothing here imports torch, so that `--help` answers at once."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from regauge.cli.options import (
+    DATA_HELP,
+    Batch,
+    Checkpoints,
+    ExampleInputs,
+    Json,
+    Loss,
+    MaybeOutput,
+    Model,
+    Overwrite,
+    Seed,
+    SymmetryFile,
+)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Tell whether B is the same network as A, in another gauge, its descendant, or neither.
+
+    B is aligned to A, and what is left is measured: distances, what B explains of each layer of A, and whether units
+    correspond in their order beyond chance, with an exact p-value. docs/comparison.md says what the verdicts rest on.
+    """
+
+    checkpoints: Positional[Checkpoints]
+    output: MaybeOutput = None
+    """Write a page with the picture of all layers to this file, .html."""
+    model: Model = None
+    symmetry: SymmetryFile = None
+    data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
+    loss: Loss = "cross-entropy"
+    """The loss on the data: with them outputs, barriers and the loss of the merge are compared, too."""
+    batch: Batch = 512
+    draws: int = 999
+    """Random elements of the test of independence; the smallest p-value is 1 / (1 + draws)."""
+    memory: Annotated[str, arg(metavar="SIZE")] = ""
+    """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
+    are read in sweeps over their files, and have no fingerprints."""
+    overwrite: Overwrite = False
+    seed: Seed = 0
+    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
+    json: Json = False
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs that must not change, and that the data are compared with."""
+        return self.inputs.outputs

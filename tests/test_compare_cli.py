@@ -1,0 +1,149 @@
+"""`regauge compare`: verdicts of checkpoints, read or streamed, pages, JSON, and one sentence for every mistake."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regauge as rg
+from regauge.cli.main import main
+from regauge.core.params import Params
+from regauge.nets.transformer import Llama
+from regauge.storage.checkpoints.checkpoint import load
+from regauge.storage.checkpoints.writing import save
+
+MODELS = """
+import torch
+from regauge.nets.transformer import Llama
+
+
+def model(width=16):
+    return Llama(12, width=width, layers=1, heads=2, kv_heads=1).eval(), torch.zeros(2, 4, dtype=torch.long)
+
+
+def wide():
+    return model(24)
+
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(12, (6, 5), generator=generator)
+    return [(tokens[:, :4], tokens[:, 1:])]
+"""
+
+
+def random_network(seed: int) -> Params:
+    module, generator = Llama(12, width=16, layers=1, heads=2, kv_heads=1), torch.Generator().manual_seed(seed)
+    return {name: 0.3 * torch.randn(t.shape, generator=generator) for name, t in module.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def symmetry() -> rg.Symmetry:
+    module = Llama(12, width=16, layers=1, heads=2, kv_heads=1).eval()
+    return rg.discover(module, (torch.zeros(2, 4, dtype=torch.long),))
+
+
+@pytest.fixture(scope="module")
+def networks(symmetry: rg.Symmetry) -> dict[str, Params]:
+    """A network, a descendant, both in other gauges, and a stranger."""
+    a, noise = random_network(0), random_network(1)
+    child = {name: tensor + 0.2 * noise[name] for name, tensor in a.items()}
+    moved = [symmetry.act(symmetry.random(torch.Generator().manual_seed(k)), one) for k, one in enumerate((a, child))]
+    return {"a": a, "child": child, "copy": moved[0], "moved": moved[1], "stranger": random_network(2)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, networks: dict[str, Params], symmetry: rg.Symmetry) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "symmetry.json").write_text(symmetry.to_json())
+    (tmp_path / "nets.py").write_text(MODELS)
+    for name, params in networks.items():
+        save(params, tmp_path / f"{name}.safetensors")
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    capsys.readouterr()
+    main(["compare", *args, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+WORDS = {
+    "a": "identical",
+    "copy": "same network in another gauge",
+    "child": "descended",
+    "moved": "descended",
+    "stranger": "unrelated",
+}
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_relation_has_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, verdict in WORDS.items():
+        found = told(capsys, "a.safetensors", f"{name}.safetensors", "--symmetry", "symmetry.json")
+        assert found["verdict"] == verdict, found["reason"]
+        assert {"layer", "before", "after"} == found["layers"][0].keys()
+        assert {row["tensor"] for row in found["tensors"]} >= {"embedding.weight", "head.weight"}
+
+
+@pytest.mark.usefixtures("folder", "streamed")
+def test_streamed_networks_get_the_same_verdict(
+    capsys: pytest.CaptureFixture[str], networks: dict[str, Params]
+) -> None:
+    module = Llama(12, width=16, layers=1, heads=2, kv_heads=1).eval()
+    symmetry = rg.discover(module, (torch.zeros(2, 4, dtype=torch.long),))
+    for name in ("moved", "stranger"):
+        found = told(capsys, "a.safetensors", f"{name}.safetensors", "--model", "nets.py:model", "--memory", "2GB")
+        known = rg.compare(networks["a"], networks[name], symmetry)
+        numbers = {row["name"]: row["value"] for row in found["numbers"]}
+        assert found["verdict"] == known.verdict
+        assert numbers["distance as stored"] == pytest.approx(known.distance, rel=1e-5)
+        assert numbers["distance modulo the group"] == pytest.approx(known.orbit_distance, rel=0.02)
+        assert numbers["p-value of independence, as stored"] == known.p_value
+        assert "distance of fingerprints" not in numbers
+
+
+def test_the_page_has_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["a.safetensors", "moved.safetensors", "--model", "nets.py:model"]
+    main(["compare", *args, "--data", "nets.py:batches", "-o", "page.html"])
+    out = capsys.readouterr().out
+    assert out.startswith("descended: ")
+    assert "loss of the merge" in out
+    page = (folder / "page.html").read_text()
+    assert "<h1>Descended</h1>" in page
+    assert "data:image/svg+xml" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    for word in ("loss of the merge", "blocks.0.attention.query.weight", "p-value of independence", "a.safetensors"):
+        assert word in page
+
+
+@pytest.mark.parametrize(
+    ("change", "args", "sentence"),
+    [
+        (None, ["a", "copy"], "the symmetry is unknown: name the model with --model"),
+        (None, ["a"], "1 checkpoints are given; two or more are compared"),
+        (None, ["a", "copy", "--model", "nets.py:wide"], "give the checkpoint and the model of the same architecture"),
+        (None, ["a", "copy", "--model", "nets.py:model", "-o", "nets.py"], "must end in .html"),
+        (None, ["a", "copy", "--model", "nets.py:model", "--draws", "0"], "at least one random element"),
+        ("missing", ["a", "broken", "--model", "nets.py:model"], "lacks 'head.weight'"),
+        ("nan", ["a", "broken", "--model", "nets.py:model"], "values that are NaN or Inf"),
+        ("quantized", ["a", "broken", "--model", "nets.py:model"], "quantized"),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    folder: Path, refused: Callable[..., str], change: str | None, args: list[str], sentence: str
+) -> None:
+    params = load(folder / "copy.safetensors")
+    if change == "missing":
+        params = {name: tensor for name, tensor in params.items() if name != "head.weight"}
+    elif change == "nan":
+        params = {**params, "head.weight": params["head.weight"] / 0}
+    elif change == "quantized":
+        params["head.qweight"] = params.pop("head.weight").to(torch.int32)
+    save(params, folder / "broken.safetensors")
+    files = [f"{word}.safetensors" if (folder / f"{word}.safetensors").exists() else word for word in args]
+    assert sentence in refused("compare", *files)
