@@ -20,7 +20,7 @@ import regauge as rg
 from regauge.cli.compare_options import Compare
 from regauge.cli.every_expert import visit_every_expert
 from regauge.cli.example_inputs import with_masks
-from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
+from regauge.cli.options import Canonicalize, ExampleInputs, Gauge, Matching, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.cli.tracing import Traced, name_once, trace_once
 from regauge.cli.transformers_models import Values, build_folder, unreached_parts
@@ -80,13 +80,17 @@ Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor] | None]
 
 
 def read_networks(
-    options: Matching | Canonicalize | Compare,
+    options: Matching | Canonicalize | Compare | Gauge,
     paths: Sequence[Path | Checkpoint],
     *,
     values: Values = "if small",
     is_streamed: bool = False,
+    traced: Traced | None = None,
 ) -> Networks:
-    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry."""
+    """Read checkpoints of one architecture, or their headers if they are streamed, and find their symmetry.
+
+    It is known already where the model was `traced`.
+    """
     checkpoints = [Checkpoint.open(path) for path in paths]
     name = name_model(options.model, checkpoints[0]) if options.symmetry is None else options.model
     is_adapter = checkpoints[0].is_adapter and name is None
@@ -102,7 +106,7 @@ def read_networks(
         state, module = built.module.state_dict(), built.module
     if found is None:
         assert name is not None
-        traced = trace_model(name, options.inputs, values=values, built=built)
+        traced = trace_model(name, options.inputs, values=values, built=built) if traced is None else traced
         found, state, module = traced.symmetry, traced.state, traced.module
     if name is None or state is None:
         named: Sequence[Named] = [(name_by(one, found), None) for one in checkpoints]
@@ -155,7 +159,14 @@ def trace_model(
 
 
 def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None) -> rg.Symmetry:
-    """The symmetry of a model whose outputs were chosen on the command line.
+    """The symmetry of a model whose outputs were chosen on the command line."""
+    return find_traced(model, outputs, verify=verify)[0]
+
+
+def find_traced(
+    model: Model, outputs: Outputs, *, verify: bool | None = None
+) -> tuple[rg.Symmetry, Mapping[str, Any] | None]:
+    """The symmetry of a model, and the keyword inputs on which it was found; from now on these can be traced.
 
     Of several example inputs those count that reach all models that it consists of, or else embeddings: with these,
     what unreached parts write is an input, which stays as it is.
@@ -163,16 +174,16 @@ def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None)
     first: Exception | None = None
     for kwargs in itertools.chain([model.kwargs], model.further):
         try:
-            found = _find_on(model, kwargs, outputs, verify)
+            found, kwargs = _find_on(model, kwargs, outputs, verify)
         except (rg.TraceError, ValueError) as error:
             first = first or error
             continue
         unreached = unreached_parts(model.module, found)
         if not unreached:
-            return found
+            return found, kwargs
         if "inputs_embeds" in (kwargs or {}):
             tell(f"{shorten(unreached)} cannot be traced with the rest, and stay as they are, as do the embeddings")
-            return found
+            return found, kwargs
         first = first or UsageError(
             f"no example inputs are known that reach {shorten(unreached)} of {type(model.module).__name__}; write a "
             "factory that returns (module, (), {...})"
@@ -181,17 +192,19 @@ def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None)
     raise UsageError(str(first)) from first
 
 
-def _find_on(model: Model, kwargs: Mapping[str, Any] | None, outputs: Outputs, verify: bool | None) -> rg.Symmetry:
-    """The symmetry on some inputs, with loops over chosen experts made traceable if need be."""
+def _find_on(
+    model: Model, kwargs: Mapping[str, Any] | None, outputs: Outputs, verify: bool | None
+) -> tuple[rg.Symmetry, Mapping[str, Any] | None]:
+    """The symmetry on some inputs, with loops over chosen experts made traceable if need be, and the inputs."""
     try:
-        return rg.discover(model.module, model.inputs, kwargs, outputs=outputs or None, verify=verify)
+        return rg.discover(model.module, model.inputs, kwargs, outputs=outputs or None, verify=verify), kwargs
     except rg.TraceError as error:
         masked = with_masks(model.module, dict(kwargs or {}))
         if not visit_every_expert(model.module, model.inputs, masked):
             raise
         first = error
     try:
-        return rg.discover(model.module, model.inputs, masked, outputs=outputs or None, verify=verify)
+        return rg.discover(model.module, model.inputs, masked, outputs=outputs or None, verify=verify), masked
     except rg.TraceError:
         raise first from None
 

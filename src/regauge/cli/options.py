@@ -243,6 +243,42 @@ class Canonicalize:
 
 
 @dataclass(frozen=True)
+class Gauge:
+    """Move a checkpoint to where it rounds better: other weights, the same function, ready for any quantizer.
+
+    The output loads as the checkpoint did. What was moved, the proof that the function stayed, and the rounding errors
+    of all layers are beside it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json and .html.
+    """
+
+    checkpoint: Checkpoint
+    output: Output
+    """Where the moved checkpoint goes, a .safetensors file or a folder."""
+    model: Model = None
+    symmetry: SymmetryFile = None
+    method: Literal["equalize", "hadamard", "random", "learned"] = "hadamard"
+    """equalize: scales until ranges agree; hadamard and random: rotations of the residual stream and of attention's
+    values, queries and keys; learned: the same by descent on the rounding error. docs/quantization.md tells more."""
+    bits: int = 4
+    """Of the rounding that learned rotations are chosen by."""
+    group: int = 0
+    """Values that share a scale there; a whole row where left out."""
+    steps: int = 100
+    """Steps of learned rotations."""
+    untie: bool = False
+    """Give a tied head of a folder a tensor of its own, so that the gain before it is no obstacle to rotations; the
+    output is larger by that tensor, and config.json says so."""
+    overwrite: bool = False
+    """Replace the output and what is beside it if they exist."""
+    seed: Seed = 0
+    memory: Annotated[str, arg(metavar="SIZE")] = ""
+    """How much may be held at once, for example 4GB; half of the machine's memory where left out. hadamard and random
+    go tensor by tensor; the values of the checkpoint must fit for the others, and for the proof on outputs."""
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+    written: Annotated[Written, arg(name="")] = Written()
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class Apply:
     """Apply a stored alignment to another checkpoint of the same architecture, or undo it.
 
@@ -372,4 +408,4 @@ class Reproduce:
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
 
 
-Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Info | Line | Plane | Repair | Reproduce
+Options = Demo | Discover | Align | Merge | Canonicalize | Gauge | Apply | Info | Line | Plane | Repair | Reproduce

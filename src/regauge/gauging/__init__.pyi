@@ -2,6 +2,7 @@ from .certificate import Certificate as Certificate
 from .certificate import certify as certify
 from .gauge_network import gauge as gauge
 from .hadamard import flat_rotation as flat_rotation
+from .measures import LayerMeasures as LayerMeasures
 from .method import GaugeMethod as GaugeMethod
 from .method import GaugeProblem as GaugeProblem
 from .methods.chain import Chain as Chain
@@ -11,6 +12,9 @@ from .methods.rotations import Hadamard as Hadamard
 from .methods.rotations import RandomRotation as RandomRotation
 from .moves import Move as Move
 from .moves import apply_moves as apply_moves
+from .moves import move_tensor as move_tensor
+from .moves import rotating as rotating
+from .moves import uncover_rotations as uncover_rotations
 from .result import GaugeResult as GaugeResult
 from .rounding import RoundToNearest as RoundToNearest
 from .rounding import round_network as round_network

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -67,24 +68,58 @@ def certify(
         each_group: Whether every group is tried alone, too.
     """
     kwargs = dict(kwargs or {})
+    try:
+        with _InDouble():
+            exact = _exact_changes(params, moves, module, inputs, kwargs, outputs, each_group=each_group)
+    except (RuntimeError, TypeError):  # Some models need the precision that they ask for.
+        exact = _exact_changes(params, moves, module, inputs, kwargs, outputs, each_group=each_group)
+    dtype = next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
+    stored = _stored_change(params, moves, module, inputs, kwargs, outputs, dtype)
+    return Certificate(exact.total, exact.tolerance, stored, str(dtype).removeprefix("torch."), exact.per_group)
+
+
+class _InDouble(TorchFunctionMode):
+    """What a model of float64 converts to float32 on the way, as many norms do, stays in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        wider = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return func(*(torch.float64 if value is torch.float32 else value for value in args), **wider)
+
+
+class _Changes(NamedTuple):
+    """How much the outputs changed: in total and by each group alone, and what rounding allows."""
+
+    total: float
+    tolerance: float
+    per_group: dict[str, float]
+
+
+def _exact_changes(
+    params: Mapping[str, Tensor],
+    moves: Sequence[Move],
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outputs: Outputs,
+    *,
+    each_group: bool,
+) -> _Changes:
     probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
     wide = next(iter(probe.params.values())).dtype if probe.params else torch.float64
     start = _complete(params, probe, wide)
     reference = probe(start)
-    exact = relative_change(reference, probe(apply_moves(moves, start)))
+    total = relative_change(reference, probe(apply_moves(moves, start)))
     per_group: dict[str, float] = {}
     current = start
     for move in moves if each_group else ():
         before, blank = probe(current), move.symmetry.identity()
-        for group in move.symmetry.groups:
-            value = move.element[group.name]
-            if any(not torch.equal(tensor, dict(blank[group.name].items())[name]) for name, tensor in value.items()):
-                alone = move.symmetry.act(blank.replace(group.name, value), current)
-                per_group[group.name] = max(per_group.get(group.name, 0.0), relative_change(before, probe(alone)))
+        for group in move.moved_groups():
+            alone = move.symmetry.act(blank.replace(group.name, move.element[group.name]), current)
+            per_group[group.name] = max(per_group.get(group.name, 0.0), relative_change(before, probe(alone)))
         current = move(current)
-    dtype = next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
-    stored = _stored_change(params, moves, module, inputs, kwargs, outputs, dtype)
-    return Certificate(exact, tolerance, stored, str(dtype).removeprefix("torch."), per_group)
+    return _Changes(total, tolerance, per_group)
 
 
 def _stored_change(

@@ -26,6 +26,16 @@ class Move:
     element: Element
     ones: tuple[str, ...] = ()
 
+    def moved_groups(self) -> tuple[Group, ...]:
+        """The groups whose value is not the identity."""
+        blank = self.symmetry.identity()
+
+        def is_moved(group: Group) -> bool:
+            still = dict(blank[group.name].items())
+            return any(not torch.equal(tensor, still[name]) for name, tensor in self.element[group.name].items())
+
+        return tuple(group for group in self.symmetry.groups if is_moved(group))
+
     def tensor(self, name: str, tensor: Tensor) -> Tensor:
         """One tensor of a network, or a piece of it along an axis on which nothing acts, moved."""
         if name in self.ones:

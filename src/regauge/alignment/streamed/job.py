@@ -168,9 +168,9 @@ class FileJob:
             self.out, None, resume=False, overwrite=overwrite, provenance=provenance, nbytes=nbytes
         ) as staging:
             staging.beside = dict(self.files)
+            staging.write(shards, pieces, progress)
             if save_beside is not None and self.beside is not None:
                 save_beside(staging.content / self.beside(staging.out).name)
-            staging.write(shards, pieces, progress)
             staging.publish(shards, self.source)
 
 

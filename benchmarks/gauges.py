@@ -1,0 +1,87 @@
+"""Every method of `regauge gauge` on folders of many families, as a Markdown table.
+
+    .venv/bin/python benchmarks/gauges.py [FAMILY ...] > gauges.md
+
+The models are those of `tests/folder_cases.py`: tiny configurations with random weights, saved by transformers, moved
+by the command line, and loaded by transformers again, which must find every parameter and no other.
+"""
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from folder_cases import DENSE, LOOPS, MIXTURES, FolderCase, first_tensor
+
+from regauge.cli.example_inputs import example_inputs, with_masks
+from regauge.cli.main import main as regauge
+
+HEADER = """| family | rotated, by kind | equalized | Hadamard | learned | float32, transformers |
+| --- | --- | --- | --- | --- | --- |"""
+METHODS: dict[str, list[str]] = {
+    "equalize": ["--method", "equalize"],
+    "hadamard": ["--method", "hadamard"],
+    "learned": ["--method", "learned", "--steps", "5"],
+}
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    print(HEADER, flush=True)
+    for name, case in {**DENSE, **MIXTURES, **LOOPS}.items():
+        if not names or name in names:
+            print(row(name, case), flush=True)
+
+
+def row(name: str, case: FolderCase) -> str:
+    """The certificates of a family, and the largest change that transformers computes with in float32."""
+    cells, kinds, loaded = [], "", 0.0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "model")
+        model = case.save(folder, 0)
+        for method, options in METHODS.items():
+            out = Path(place, method)
+            try:
+                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as told:
+                    regauge(["gauge", str(folder), "-o", str(out), *options])
+            except SystemExit:
+                cells.append(f"refused: {told.getvalue().strip().splitlines()[-1][:160]}")
+                continue
+            facts = json.loads((out / "regauge.gauge.json").read_text())
+            found = facts["certificate"]
+            cells.append("not run" if found is None else f"{found['exact']:.0e}{'' if found['ok'] else ' WRONG'}")
+            if method == "hadamard":
+                counts: dict[str, int] = {}
+                for group in facts["rotated"]:
+                    counts[group["kind"]] = counts.get(group["kind"], 0) + 1
+                kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
+            loaded = max(loaded, change(model, case, out))
+    return f"| {name} | {kinds} | {' | '.join(cells)} | {loaded:.0e} |"
+
+
+def change(model: Any, case: FolderCase, out: Path) -> float:
+    """How much the outputs of a folder differ from those of the model that it was made of, both by transformers."""
+    moved, report = getattr(transformers, case.model).from_pretrained(out, output_loading_info=True)
+    if any(report.values()):
+        raise ValueError(f"{out}: {report}")
+    moved.eval()
+    torch.manual_seed(0)
+    kwargs = with_masks(model, next(example_inputs(model, model.config)))
+    with torch.no_grad():
+        before, after = (first_tensor(one(**kwargs)) for one in (model, moved))
+    return float((before - after).abs().max() / before.abs().max())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

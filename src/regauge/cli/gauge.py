@@ -1,0 +1,254 @@
+"""`regauge gauge`: a checkpoint moved to where it rounds better, with a certificate and a page beside it."""
+
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regauge as rg
+from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.alignment.streamed.memory import row_ranges
+from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
+from regauge.cli.options import Gauge, UsageError
+from regauge.cli.output import form_of, show_progress, show_status, tell, tell_notes, tell_table, tell_written
+from regauge.cli.provenance import provenance_of
+from regauge.cli.tracing import Traced
+from regauge.cli.untied import untied
+from regauge.cli.vocabulary import bring_together
+from regauge.gauging import Certificate, GaugeMethod, LayerMeasures, Move, RoundToNearest, certify, move_tensor
+from regauge.gauging.method import GaugeProblem, fixed_reasons, to_work
+from regauge.gauging.methods.rotations import Rotation
+from regauge.gauging.moves import Uncovered, rotating, uncover_rotations
+from regauge.gauging.result import Chosen, describe_fixed
+from regauge.names import VERSION
+from regauge.report.gauge_page import gauge_page
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.memory_limit import size_text
+from regauge.storage.checkpoints.writing import SUFFIX, Pieces, save_text
+
+BESIDE = ".gauge.json"
+BITS = (8, 4, 3)
+"""Errors of layers are told at so many bits, per row."""
+HELD = 4
+"""Copies in float64 that choosing holds: the values, what a step makes of them, and what rounding makes of these."""
+FORMAT, FORMAT_VERSION = "regauge.gauge", 1
+
+
+def gauge_path(checkpoint: Path) -> Path:
+    """Where the certificate of a moved checkpoint is: beside a file, or in a folder."""
+    if checkpoint.suffix == SUFFIX:
+        return checkpoint.with_name(checkpoint.stem + BESIDE)
+    return checkpoint / f"regauge{BESIDE}"
+
+
+def run(options: Gauge) -> None:
+    """Choose a gauge, write the moved checkpoint, and say what changed."""
+    method = method_of(options)
+    job = open_job(
+        [options.checkpoint],
+        0,
+        gauge_path,
+        out=options.output,
+        memory=options.memory or None,
+        overwrite=options.overwrite,
+        provenance=provenance_of(options),
+        form=form_of(options.written),
+    )
+    assert job is not None
+    job.require_output()
+    job = replace(job, checkpoints=bring_together(job.checkpoints).networks)
+    with ExitStack() as stack:
+        name = name_model(options.model, job.source) if options.symmetry is None else options.model
+        if options.untie:
+            name, job = stack.enter_context(untied(name, job))
+        found, kwargs, uncovered, can_run = _read(options, method, name, job)
+        job = replace(job, checkpoints=found.checkpoints)
+        chosen = _choose(method, found, uncovered, job, options.seed)
+        measures = LayerMeasures(found.symmetry, [RoundToNearest(bits) for bits in BITS])
+        certificate, reason = None, "the model has no values here: it is larger than what is run, or is not known"
+        if can_run and found.model is not None and _fits(job):
+            with show_status("running the network before and after"):
+                certificate = certify(
+                    found.checkpoints[0].params,
+                    chosen.moves,
+                    found.model.module,
+                    found.model.inputs,
+                    kwargs,
+                    outputs=options.inputs.outputs or None,
+                )
+            _require_same(certificate)
+            reason = ""
+        facts = _facts(options, chosen, certificate, reason)
+
+        def save_beside(path: Path) -> None:
+            facts.update(layers=measures.table(), totals=measures.totals())
+            save_facts(facts, path)
+
+        with show_progress(is_counted=False) as progress:
+            job.write(_pieces(found.checkpoints[0], chosen.moves, measures), save_beside, progress)
+    _tell(options.output, chosen, certificate, reason, measures, found)
+
+
+def method_of(options: Gauge) -> GaugeMethod:
+    """The method that the options ask for; rotations that were asked for are kept, whatever weights alone say."""
+    if options.group < 0:
+        raise UsageError(f"--group is {options.group}; it counts values that share a scale, or is left out")
+    scheme = RoundToNearest(options.bits, options.group or None)
+    methods: dict[str, GaugeMethod] = {
+        "equalize": rg.Equalize(),
+        "hadamard": rg.Hadamard(scheme, is_kept_always=True),
+        "random": rg.RandomRotation(scheme, is_kept_always=True),
+        "learned": rg.LearnedRotation(scheme, steps=options.steps),
+    }
+    return methods[options.method]
+
+
+def _read(
+    options: Gauge, method: GaugeMethod, name: str | None, job: FileJob
+) -> tuple[Networks, dict[str, Any], Uncovered, bool]:
+    """The checkpoint under the names of its model, example inputs, its rotations, and whether the model can run."""
+    model: Model | None = None
+    traced, kwargs = None, {}
+    if name is not None:
+        model = load_model(name, options.inputs, values="if small" if _fits(job) else "never")
+        with show_status("tracing the model"):
+            if options.symmetry is None:
+                symmetry, found_kwargs = find_traced(model, options.inputs.outputs)
+                kwargs = dict(found_kwargs or {})
+                traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
+            else:
+                kwargs = dict(model.kwargs or {})
+    can_run = model is not None and not model.is_meta
+    is_held = can_run or not isinstance(method, Rotation)
+    if is_held and not _fits(job):
+        raise UsageError(
+            f"the method {options.method!r} needs all values in memory, which takes {size_text(_needed(job))}, more "
+            f"than the {size_text(job.limit.nbytes)} that are allowed: allow more --memory, or say --method hadamard"
+        )
+    where = replace(options, model=name)
+    found = read_networks(where, job.checkpoints, is_streamed=not is_held, traced=traced)
+    found = replace(found, model=model)
+    uncovered = Uncovered(None, rotating(found.symmetry), {})
+    if model is not None and options.method != "equalize" and not found.symmetry.ones:
+        with show_status("looking for rotations behind gains"):
+            read, outputs = _reader(found), options.inputs.outputs or None
+            uncovered = uncover_rotations(read, found.symmetry, model.module, model.inputs, kwargs, outputs)
+    return found, kwargs, uncovered, can_run
+
+
+def _reader(found: Networks) -> Any:
+    """Reads a parameter by any name that it has."""
+    (checkpoint,) = found.checkpoints
+    alias = {name: names for names in found.symmetry.tied for name in names}
+
+    def read(name: str) -> torch.Tensor:
+        known = next((one for one in (name, *alias.get(name, ())) if one in checkpoint.stored), name)
+        return checkpoint.read(known) if known in checkpoint.stored else checkpoint.params[name]
+
+    return read
+
+
+def _choose(method: GaugeMethod, found: Networks, uncovered: Uncovered, job: FileJob, seed: int) -> Chosen:
+    """What takes the checkpoint to its gauge; rotations without a look at the weights need none of them in memory."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(method, Rotation):
+        element = method.rotate(uncovered.symmetry, generator)
+        before = () if uncovered.before is None else (uncovered.before,)
+        fixed = fixed_reasons(found.symmetry, uncovered)
+        return Chosen((*before, Move(uncovered.symmetry, element)), 0.0, 0.0, (), "", fixed)
+    problem = GaugeProblem(to_work(found.checkpoints[0].params), found.symmetry, None, generator)
+    problem.__dict__["uncovered"] = uncovered
+    with show_status("choosing a gauge"):
+        chosen = method.choose(problem)
+    return chosen if chosen.moves else replace(chosen, moves=(Move(found.symmetry, found.symmetry.identity()),))
+
+
+def _pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
+    """The moved tensors piece by piece, which are measured on the way."""
+
+    def pieces(name: str) -> Any:
+        shape = checkpoint.stored[name].shape
+        ranges = [row_ranges(move.symmetry, name, shape) for move in moves]
+        for rows in next((one for one in ranges if one == [None]), ranges[0]):
+            tensor = checkpoint.read(name, rows=rows)
+            moved = move_tensor(moves, name, tensor)
+            measures.add(name, tensor, moved)
+            yield moved
+
+    return pieces
+
+
+def save_facts(facts: dict[str, Any], path: Path) -> None:
+    """Write the certificate with all numbers, and the page that is made of them."""
+    import json
+
+    save_text(json.dumps(facts, indent=1, allow_nan=False), path)
+    save_text(gauge_page(path), path.with_suffix(".html"))
+
+
+def _facts(options: Gauge, chosen: Chosen, certificate: Certificate | None, reason: str) -> dict[str, Any]:
+    rotated = [
+        {"group": g.name, "kind": g.kind, "size": g.size, "copies": move.symmetry.count_copies(g.name)}
+        for move in chosen.moves
+        for g in move.moved_groups()
+        if g.matrix != "none"
+    ]
+    return {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "regauge": VERSION,
+        "checkpoint": str(options.checkpoint),
+        "method": options.method,
+        "seed": options.seed,
+        "certificate": None if certificate is None else {"ok": certificate.ok} | asdict(certificate),
+        "not_run": reason,
+        "objective": {"before": chosen.initial, "after": chosen.objective, "unit": chosen.unit},
+        "ones": sorted({name for move in chosen.moves for name in move.ones}),
+        "rotated": rotated,
+        "fixed": [{"name": name, "reason": why} for name, why in chosen.fixed],
+        "notes": list(chosen.notes),
+    }
+
+
+def _tell(
+    out: Path,
+    chosen: Chosen,
+    certificate: Certificate | None,
+    reason: str,
+    measures: LayerMeasures,
+    found: Networks,
+) -> None:
+    if certificate is None:
+        tell(f"not run on outputs: {reason}", not_run=reason)
+    else:
+        tell(certificate, certificate={"ok": certificate.ok} | asdict(certificate))
+    if chosen.unit:
+        tell(
+            f"objective {chosen.initial:.4g} -> {chosen.objective:.4g} {chosen.unit}",
+            objective={"before": chosen.initial, "after": chosen.objective, "unit": chosen.unit},
+        )
+    tell_table("rounding", measures.totals(), "mean relative squared error of rounded layers", digits=4)
+    tell_notes([*chosen.notes, *describe_fixed(chosen.fixed), *found.checkpoints[0].notes])
+    tell_written(out, gauge_path(out), gauge_path(out).with_suffix(".html"))
+
+
+def _require_same(certificate: Certificate) -> None:
+    """Refuse to write a network that computes something else."""
+    if not certificate.ok:
+        worst = max(certificate.per_group, key=lambda name: certificate.per_group[name], default="")
+        raise UsageError(
+            f"the moved network would be {certificate}{f' (group {worst!r} most)' if worst else ''}; nothing was "
+            "written: please report this model"
+        )
+
+
+def _needed(job: FileJob) -> int:
+    """Bytes that the checkpoint takes in memory while a gauge is chosen."""
+    values = sum(one.nbytes // one.dtype.itemsize for one in job.source.stored.values())
+    return job.source.nbytes + 8 * HELD * values
+
+
+def _fits(job: FileJob) -> bool:
+    return _needed(job) <= job.limit.nbytes

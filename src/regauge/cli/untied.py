@@ -1,0 +1,78 @@
+"""A folder whose tied head gets a tensor of its own."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regauge.alignment.streamed.job import FileJob
+from regauge.cli.models import load_module
+from regauge.cli.options import UsageError
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+
+CONFIG, TIED = "config.json", "tie_word_embeddings"
+
+
+@contextmanager
+def untied(name: str | None, job: FileJob) -> Iterator[tuple[str, FileJob]]:
+    """The model of a folder without ties, and its checkpoint with a second copy of what was tied.
+
+    Raises:
+        UsageError: It is no folder with config.json, nothing in it is tied, or it stays so.
+    """
+    folder = Path(name or "")
+    if name is None or not (folder / CONFIG).is_file():
+        raise UsageError("--untie changes config.json of a folder in Hugging Face style: give such a folder")
+    if job.out is not None and job.out.suffix:
+        raise UsageError("--untie changes config.json, so that the output must be a folder")
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    tied = _tied(load_module(name, values="never").module)
+    if not tied:
+        raise UsageError(f"nothing is tied in the model of {name!r}: leave --untie out")
+    with tempfile.TemporaryDirectory(prefix="regauge-untied-") as place:
+        for path in folder.glob("*.py"):
+            shutil.copy(path, place)
+        text = json.dumps(_without_ties(config), indent=2) + "\n"
+        (Path(place) / CONFIG).write_text(text, encoding="utf-8")
+        left = _tied(load_module(place, values="never").module)
+        if left == tied:
+            raise UsageError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
+        source = _with_copies(job.source, [names for names in tied if names not in left])
+        yield place, replace(job, checkpoints=(source,), files={**job.files, CONFIG: text.encode()})
+
+
+def _tied(module: nn.Module) -> list[tuple[str, ...]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+    return [tuple(several) for several in names.values() if len(several) > 1]
+
+
+def _without_ties(config: dict[str, Any]) -> dict[str, Any]:
+    nested = {key: _without_ties(value) for key, value in config.items() if isinstance(value, dict) and TIED in value}
+    return config | nested | {TIED: False}
+
+
+def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpoint:
+    """A checkpoint that has what was stored once under all of its names."""
+    stored = dict(checkpoint.stored)
+    for names in tied:
+        known = next((name for name in names if name in stored), None)
+        if known is None:
+            raise UsageError(f"the checkpoint names tied tensors otherwise than its model ({_named([names])})")
+        stored |= {name: stored[known]._replace(name=name) for name in names if name not in stored}
+    result = copy(checkpoint)
+    result.stored, result._files = stored, {}
+    return result
+
+
+def _named(tied: list[tuple[str, ...]]) -> str:
+    return " and ".join(repr(name) for names in tied[:2] for name in names)

@@ -1,0 +1,95 @@
+"""What a gauge does to the layers of a network that is moved piece by piece: rounding errors and ranges of channels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import work_dtype
+from regauge.core.symmetry import Symmetry
+from regauge.gauging.rounding import RoundToNearest, layer_rows
+
+MOST_VALUES = 1 << 20
+"""Of a larger piece only some rows are rounded, evenly spaced, with about so many values."""
+MOST_CHANNELS = 4096
+"""Ranges of so many channels are kept of each layer, evenly spaced."""
+
+
+@dataclass
+class LayerMeasures:
+    """Squared rounding errors of each layer, before and after, and the ranges of what its inputs are multiplied by.
+
+    Args:
+        symmetry: Says what is a layer, and which of its axes count rows.
+        schemes: How weights are rounded.
+    """
+
+    symmetry: Symmetry
+    schemes: Sequence[RoundToNearest]
+    _sums: dict[str, Tensor] = field(default_factory=dict)
+    _ranges: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, name: str, before: Tensor, after: Tensor) -> None:
+        """Take a tensor, or a piece of it along its first axis, before and after it was moved."""
+        rows = layer_rows(self.symmetry).get(name)
+        if rows is None:
+            return
+        work = work_dtype(before.dtype)
+        sums = self._sums.setdefault(name, torch.zeros(2, 1 + len(self.schemes), dtype=torch.float64))
+        for k, whole in enumerate((before, after)):
+            tensor = _thin(whole, rows).to(work)
+            sums[k, 0] += float(tensor.square().sum(dtype=torch.float64))
+            for j, scheme in enumerate(self.schemes):
+                sums[k, 1 + j] += float((tensor - scheme(tensor, rows)).square().sum(dtype=torch.float64))
+            others = [axis for axis in range(tensor.ndim) if axis != _channels(rows, tensor.ndim)]
+            ranges = tensor.abs().amax(others)
+            known = self._ranges.setdefault(name, [])
+            if len(known) <= k:
+                known.append(ranges)
+            elif known[k].shape == ranges.shape:
+                known[k] = torch.maximum(known[k], ranges)
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each layer: its relative squared errors by scheme, before and after, and ranges of channels."""
+        result = []
+        for name, sums in self._sums.items():
+            errors = (sums[:, 1:] / sums[:, :1].clamp_min(1e-300)).tolist()
+            step = -(-len(self._ranges[name][0]) // MOST_CHANNELS)
+            result.append(
+                {
+                    "layer": name,
+                    "errors": [
+                        {"rounding": str(scheme), "bits": scheme.bits, "before": errors[0][j], "after": errors[1][j]}
+                        for j, scheme in enumerate(self.schemes)
+                    ],
+                    "ranges": {
+                        label: ranges[::step].tolist()
+                        for label, ranges in zip(("before", "after"), self._ranges[name], strict=True)
+                    },
+                }
+            )
+        return result
+
+    def totals(self) -> list[Mapping[str, Any]]:
+        """The mean relative squared error over all layers, by scheme."""
+        if not self._sums:
+            return []
+        every = torch.stack([sums[:, 1:] / sums[:, :1].clamp_min(1e-300) for sums in self._sums.values()]).mean(0)
+        return [
+            {"rounding": str(scheme), "before": float(every[0, j]), "after": float(every[1, j])}
+            for j, scheme in enumerate(self.schemes)
+        ]
+
+
+def _thin(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows of a large tensor."""
+    axis = rows[0]
+    step = -(-tensor.numel() // MOST_VALUES)
+    return tensor if step <= 1 else tensor.movedim(axis, 0)[::step].movedim(0, axis)
+
+
+def _channels(rows: Sequence[int], ndim: int) -> int:
+    """The axis of inputs: the first that counts no rows."""
+    return next((axis for axis in range(ndim) if axis not in rows), 0)

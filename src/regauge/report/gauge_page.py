@@ -1,0 +1,30 @@
+"""The report of a gauge: one HTML page that needs nothing but itself, from the numbers beside it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from regauge.report.figures import data_uri
+from regauge.report.gauge_figures import errors_figure, ranges_figure
+from regauge.report.pages import page_template
+
+ABOUT = {
+    "equalize": "Scales of every unit were chosen so that ranges agree on both of its sides.",
+    "hadamard": "Every direction that only linear maps see was turned by a Hadamard matrix, which spreads outliers.",
+    "random": "Every direction that only linear maps see was turned at random, which spreads outliers.",
+    "learned": "Every direction that only linear maps see was turned to where the rounding error is small.",
+}
+"""What each method does, in a sentence."""
+
+
+def gauge_page(path: str | Path) -> str:
+    """The page for a file of numbers that `regauge gauge` wrote."""
+    results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    layers, figures = results["layers"], {}
+    if layers:
+        figures = {"ranges": data_uri(ranges_figure(layers), "svg"), "errors": data_uri(errors_figure(layers), "svg")}
+    reasons: dict[str, list[str]] = {}
+    for row in results["fixed"]:
+        reasons.setdefault(row["reason"], []).append(row["name"])
+    page = page_template("gauge.html.j2", short="{:.3g}".format)
+    return page.render(results | {"figures": figures, "reasons": reasons, "about": ABOUT[results["method"]]})

@@ -1,0 +1,128 @@
+"""Folders and files moved to another gauge on the command line: the function, what is beside, and refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folder_cases import SMALL_LLAMA, FolderCase, logits, open_clean
+
+from regauge.cli.main import main
+from regauge.core.params import Params
+from regauge.storage.checkpoints.checkpoint import load
+from regauge.storage.checkpoints.writing import save
+
+TIED = FolderCase(
+    "LlamaForCausalLM", "LlamaConfig", SMALL_LLAMA | {"num_hidden_layers": 1, "tie_word_embeddings": True}
+)
+MODELS = """
+import torch
+from torch import nn
+
+
+def relu():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.ones(2, 4)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("gauge") / "tied"
+    return folder, TIED.save(folder, 0)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def facts_of(out: str) -> dict[str, Any]:
+    path = Path(out, "regauge.gauge.json") if Path(out).is_dir() else Path(out).with_suffix(".gauge.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    assert found["certificate"]["ok"]
+    assert found["certificate"]["exact"] <= 1e-9
+    names = [row["group"] for row in found["rotated"]]
+    assert len(names) == len(set(names))
+    page = path.with_suffix(".html").read_text()
+    assert "The same function, other weights" in page
+    assert page.count("data:image/svg") == 2
+    return found
+
+
+def test_a_tied_folder_is_moved_with_and_without_its_tie(made: tuple[Path, Any], capsys: pytest.CaptureFixture) -> None:
+    folder, model = made
+    before = logits(model)
+    main(["gauge", str(folder), "-o", "tied", "--method", "random"])
+    assert "model.norm.weight: the gain stays: no scale of the symmetry moves it" in capsys.readouterr().out
+    main(["gauge", str(folder), "-o", "untied", "--untie", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["certificate"]["ok"]
+    streams = {}
+    for out in ("tied", "untied"):
+        facts = facts_of(out)
+        moved = open_clean(out)
+        assert moved.config.tie_word_embeddings == (out == "tied")
+        assert torch.allclose(logits(moved), before, rtol=0, atol=1e-5 * float(before.abs().max()))
+        assert any(row["kind"] == "linear" for row in facts["rotated"])
+        streams[out] = [row for row in facts["rotated"] if row["kind"] == "orthogonal" and row["size"] == 8]
+        weights = moved.state_dict()
+        assert not torch.equal(
+            weights["model.layers.0.self_attn.v_proj.weight"],
+            model.state_dict()["model.layers.0.self_attn.v_proj.weight"],
+        )
+        assert {len(row["errors"]) for row in facts["layers"]} == {3}
+    assert not streams["tied"]
+    assert streams["untied"]
+    assert "model.norm.weight" in facts_of("untied")["ones"]
+
+
+def test_rotations_of_what_does_not_fit_in_memory(
+    made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    folder, _ = made
+    main(["gauge", str(folder), "-o", "whole", "--untie"])
+    monkeypatch.setattr("regauge.cli.gauge._fits", lambda job: False)
+    main(["gauge", str(folder), "-o", "pieces", "--untie"])
+    assert "not run on outputs: the model has no values here" in capsys.readouterr().out
+    whole, pieces = load("whole"), load("pieces")
+    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+    with pytest.raises(SystemExit):
+        main(["gauge", str(folder), "-o", "learned", "--method", "learned"])
+    assert "needs all values in memory" in capsys.readouterr().err
+    assert not Path("learned").exists()
+
+
+def relu(scale: float = 1.0) -> Params:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    params = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    params["0.weight"][0] *= scale
+    return params
+
+
+def test_a_file_is_equalized() -> None:
+    Path("models.py").write_text(MODELS)
+    save(relu(100.0), "in.safetensors")
+    main(["gauge", "in.safetensors", "-o", "out.safetensors", "--model", "models.py:relu", "--method", "equalize"])
+    facts = facts_of("out.safetensors")
+    moved = load("out.safetensors")
+    assert torch.allclose(moved["0.weight"].abs().amax(1), moved["2.weight"].abs().amax(0), rtol=1e-4)
+    assert facts["objective"]["after"] > facts["objective"]["before"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--untie"], "--untie changes config.json of a folder"),
+        (["--method", "learned", "--bits", "1"], "bits is 1, but values are rounded to 2 to 16 bits"),
+        (["--group", "-1"], "--group is -1"),
+    ],
+)
+def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("models.py").write_text(MODELS)
+    save(relu(), "in.safetensors")
+    with pytest.raises(SystemExit):
+        main(["gauge", "in.safetensors", "-o", "out.safetensors", "--model", "models.py:relu", *arguments])
+    assert sentence in capsys.readouterr().err
+    assert not Path("out.safetensors").exists()
