@@ -212,7 +212,9 @@ def exact(predicts: str, mean: float = 1.0, deviation: float = 0.3) -> tuple[Spa
     """The closed form between two normal distributions alone."""
     space, moments, prior = gaussians(mean, deviation)
     design = Design(net=flow.Perceptron(4, 1), prior=prior, predicts=predicts)  # type: ignore[arg-type]
-    velocity = build_velocity(space, moments, design, 0, torch.Generator().manual_seed(0)).double()
+    velocity = build_velocity(
+        space, design.prior.build(space, moments), moments, design, 0, torch.Generator().manual_seed(0)
+    ).double()
     velocity.net, velocity.clock = Nothing(), Nothing()  # type: ignore[assignment]
     velocity.tables = torch.stack(
         [0 * moments.mean, 0.7 + 0 * moments.mean, moments.mean, moments.deviation, moments.root]
@@ -258,7 +260,7 @@ def test_the_velocity_of_the_thesis_shrinks_normal_distributions() -> None:
 def test_noise_leaves_distributions_as_they_are() -> None:
     space, velocity, prior = exact("velocity")
     x0 = prior.build(space, gaussians(1.0, 0.3)[1]).sample(8000, torch.Generator().manual_seed(0), torch.float64)
-    begin = (torch.zeros(2).double(), torch.full((2,), 0.7).double())
+    begin = prior.build(space, gaussians(1.0, 0.3)[1])
     with torch.no_grad():
         x = diffuse(space, velocity, x0, steps=150, noise=2.0, start=begin, generator=torch.Generator().manual_seed(1))
         plain = integrate(space, velocity, x0, steps=150, solver="euler")
@@ -295,7 +297,9 @@ def test_velocities_move_with_the_networks(name: str, net: flow.Metanetwork) -> 
     space = Space.of(population, symmetry)
     x = space.enter(population, torch.float64)
     moments = Moments.of([x], space)
-    velocity = build_velocity(space, moments, Design(net=net), 0, torch.Generator().manual_seed(0)).double()
+    velocity = build_velocity(
+        space, Design().prior.build(space, moments), moments, Design(net=net), 0, torch.Generator().manual_seed(0)
+    ).double()
     t = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     element = symmetry.random(torch.Generator().manual_seed(2), ("permutation",))
     known = space.arrange(x)
@@ -315,7 +319,9 @@ def test_signs_move_velocities_of_layers_that_respect_them() -> None:
     space = Space.of(population, symmetry)
     x = space.enter(population, torch.float64)
     design = Design(net=flow.Metanetwork(Propagation(), 8, 2))
-    velocity = build_velocity(space, Moments.of([x], space), design, 0, torch.Generator().manual_seed(0)).double()
+    moments = Moments.of([x], space)
+    prior = design.prior.build(space, moments)
+    velocity = build_velocity(space, prior, moments, design, 0, torch.Generator().manual_seed(0)).double()
     element = symmetry.random(torch.Generator().manual_seed(2), ("permutation", "sign"))
     t = torch.full((3,), 0.4, dtype=torch.float64)
     with torch.no_grad():
@@ -460,3 +466,28 @@ def test_running_variances_stay_positive() -> None:
     wild = space.project(10 * torch.randn(5, space.dim))
     assert (space.leave(wild)["norm.running_var"] > 0).all()
     assert torch.equal(space.leave(wild)["norm.num_batches_tracked"], population["norm.num_batches_tracked"][:5])
+
+
+@pytest.mark.parametrize("scales", ["keep", "sphere"])
+def test_a_flow_draws_networks_of_other_widths(scales: str) -> None:
+    _, symmetry, population, _ = networks("mlp", 40)
+    how = Representation(scales)  # type: ignore[arg-type]
+    config = flow.Config(representation=how, net=flow.Metanetwork(width=8, depth=1), epochs=1)
+    found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    same = found.resize(symmetry)
+    first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=2) for one in (found, same))
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    wide = rg.discover(mlp(4, 9, 7, 3), (torch.randn(2, 4),))
+    wider = found.resize(wide)
+    made = wider.sample(3, generator=torch.Generator().manual_seed(1), steps=2)
+    shapes = wider.space.symmetry.shapes
+    assert {n: tuple(t.shape[1:]) for n, t in made.items()} == {n: tuple(shape) for n, shape in shapes.items()}
+    for name in ("layers.0.bias", "layers.2.weight"):  # Values that permutations exchange have one distribution.
+        old = found.space.arrange(found.prior.deviation.unsqueeze(0).float())[name]
+        new = wider.space.arrange(wider.prior.deviation.unsqueeze(0).float())[name]
+        assert torch.equal(old.flatten().unique(), new.flatten().unique())
+    with pytest.raises(ValueError, match="values, but had"):
+        found.resize(rg.discover(mlp(5, 9, 7, 3), (torch.randn(2, 5),)))
+    plain = flow.Config(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1)
+    with pytest.raises(ValueError, match="units by their places"):
+        flow.fit(population, symmetry, plain, generator=torch.Generator().manual_seed(0)).resize(wide)

@@ -40,6 +40,10 @@ COMMANDS = {
         *("learn", "matching", "zoo", "--epochs", "4", *SMALL),
         *("--vectors", "4", "--checked", "2"),
     ],
+    "flow": [
+        *("flow", "fit", "zoo", "--epochs", "3", "--width", "6", "--depth", "1", "--batch", "16"),
+        *("--net", "perceptron", "--aligned"),
+    ],
 }
 """Every command that trains a net on a store, with settings of little work."""
 EVERY_COMMAND = pytest.mark.parametrize("command", list(COMMANDS))

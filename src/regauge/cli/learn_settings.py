@@ -1,8 +1,9 @@
 """What was typed to train a net over networks: its layers, its inputs, the networks that it learns from."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.flow_options import FlowFit
 from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnTraining, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.tasks import load_batches
@@ -25,13 +27,20 @@ EXAMPLES = 512
 """Examples of DATA that networks are run on."""
 
 
-def networks_of(options: LearnNet) -> tuple[Collection, NDArray[np.int64]]:
+def networks_of(options: LearnNet | FlowFit) -> tuple[Collection, NDArray[np.int64]]:
     """The stores, and the numbers of the networks that are wanted."""
-    collection = Collection([Store.open(folder) for folder in options.stores])
+    return choose_networks(options.stores, options.where, final=options.final)
+
+
+def choose_networks(
+    folders: Sequence[Path], where: tuple[str, ...], *, final: bool
+) -> tuple[Collection, NDArray[np.int64]]:
+    """The stores in some folders, and the numbers of the networks that meet conditions."""
+    collection = Collection([Store.open(folder) for folder in folders])
     chosen = []
     for store, start in zip(collection.stores, collection.starts.tolist(), strict=False):
-        own = store.rows.where(**conditions_of(options.where))
-        chosen.append(start + (np.intersect1d(own, store.rows.final()) if options.final else own))
+        own = store.rows.where(**conditions_of(where))
+        chosen.append(start + (np.intersect1d(own, store.rows.final()) if final else own))
     return collection, np.concatenate(chosen)
 
 
@@ -51,7 +60,7 @@ def training_of(options: LearnTraining) -> dict[str, Any]:
 def net_settings_of(options: LearnPredictor | LearnAutoencoder) -> dict[str, Any]:
     """The net that reads networks, for the settings of a predictor or an autoencoder."""
     return {
-        "layer": layer_of(options),
+        "layer": layer_of(options.layer, options.layer_settings),
         "width": options.width,
         "depth": options.depth,
         "values": values_of(options),
@@ -82,19 +91,19 @@ def changes_of(varied: Varied) -> tuple[Change, ...]:
     return tuple(kind(value) for kind, value in kinds if value)
 
 
-def layer_of(options: LearnNet) -> Any:
+def layer_of(name: str, typed: str) -> Any:
     """The layer with its settings."""
-    if options.layer not in ws.LAYERS:
-        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
-    kind = ws.LAYERS[options.layer]
+    if name not in ws.LAYERS:
+        raise UsageError(f"there is no layer {name!r}; there are {', '.join(ws.LAYERS)}")
+    kind = ws.LAYERS[name]
     try:
-        settings = json.loads(options.layer_settings)
-        require_fields(settings, kind, f"layer {options.layer}")
+        settings = json.loads(typed)
+        require_fields(settings, kind, f"layer {name}")
         return kind(**settings)
     except (json.JSONDecodeError, TypeError, AttributeError) as error:
         known = ", ".join(asdict(kind()))
         raise UsageError(
-            f"--layer-settings {options.layer_settings!r} cannot be used ({error}); write JSON with some of {known}, "
+            f"--layer-settings {typed!r} cannot be used ({error}); write JSON with some of {known}, "
             "for example '{\"expansion\": 2}'"
         ) from error
 

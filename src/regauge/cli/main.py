@@ -16,6 +16,7 @@ from typing import NoReturn
 import tyro
 
 from regauge.cli.compare_options import Compare
+from regauge.cli.flow_options import Flow
 from regauge.cli.inr_options import Inr
 from regauge.cli.learn_options import Learn
 from regauge.cli.options import Options, UsageError
@@ -120,10 +121,10 @@ def _tell() -> None:
         storage.setLevel(logging.INFO)
 
 
-def parse(args: Sequence[str] | None = None) -> Options | Compare | Zoo | Inr | Learn:
+def parse(args: Sequence[str] | None = None) -> Options | Compare | Zoo | Inr | Learn | Flow:
     """The options of one command; prints help or what is wrong with them and exits otherwise."""
-    options: Options | Compare | Zoo | Inr | Learn = tyro.cli(
-        Options | Compare | Zoo | Inr | Learn,
+    options: Options | Compare | Zoo | Inr | Learn | Flow = tyro.cli(
+        Options | Compare | Zoo | Inr | Learn | Flow,
         prog="regauge",
         description=DESCRIPTION,
         args=args,

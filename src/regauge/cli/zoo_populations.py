@@ -22,6 +22,7 @@ from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
+from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
@@ -101,7 +102,7 @@ def compare(options: ZooCompare) -> None:
     require_pictures(options.output, overwrite=options.overwrite)
     store, chosen, params = networks_of(options)
     symmetry = None if options.align == "no" else store.require_symmetry()
-    task = task_on(options, store)
+    task = task_on(store.architecture, options.data, options.loss, options.batch)
     matrix_of = Matrices(options, store, chosen)
     before = Barriers(task, points=options.points)
     matrices = {"as they are": matrix_of("barriers, as they are", params, before)}
@@ -205,19 +206,19 @@ def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_
     return rg.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
 
 
-def task_on(options: ZooCompare, store: Store) -> rg.Task:
-    """The networks' task on the data of the options."""
-    dtype = next((spec.dtype for spec in store.architecture.layout if spec.dtype.is_floating_point), torch.float32)
+def task_on(architecture: Architecture, data: str, loss: str, batch: int) -> rg.Task:
+    """The task of networks on a set's examples that were kept, or on what the user gave for DATA."""
+    dtype = next((spec.dtype for spec in architecture.layout if spec.dtype.is_floating_point), torch.float32)
     batches: list[Batch]
-    if options.data in SETS:
-        examples = load_examples(options.data)
+    if data in SETS:
+        examples = load_examples(data)
         if examples.is_signals:
-            raise UsageError(f"in {options.data!r} every network has data of its own, so no two have a barrier on them")
+            raise UsageError(f"in {data!r} every network has data of its own, so no two have a barrier on them")
         kept = (examples.validation_inputs, examples.validation_targets)
-        batches = list(zip(*(torch.split(tensor, options.batch) for tensor in kept), strict=True))
+        batches = list(zip(*(torch.split(tensor, batch) for tensor in kept), strict=True))
     else:
-        batches = load_batches(options.data, options.batch)
-    return with_reset(task_of(store.architecture.module(), batches, options.loss, dtype))
+        batches = load_batches(data, batch)
+    return with_reset(task_of(architecture.module(), batches, loss, dtype))
 
 
 def target_of(text: str) -> int | Literal["medoid", "universe"]:

@@ -9,7 +9,7 @@ import torch
 from regauge.flow.couplings import Coupling
 from regauge.flow.moments import Moments
 from regauge.flow.nets import NETS, Clock, Metanetwork, Net
-from regauge.flow.priors import PRIORS, MatchedGaussian, PriorSettings
+from regauge.flow.priors import PRIORS, FullGaussian, MatchedGaussian, Prior, PriorSettings
 from regauge.flow.space import Representation, Space
 from regauge.flow.velocity import Predicts, Velocity
 from regauge.weightspace.files import made_of, named
@@ -44,17 +44,19 @@ class Design:
     def __post_init__(self) -> None:
         if self.predicts not in ("velocity", "end"):
             raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
+        if isinstance(self.prior, FullGaussian) and not self.is_aligned:
+            raise ValueError("a prior with all covariances is for networks that are aligned; say is_aligned=True")
 
 
 def build_velocity(
-    space: Space, moments: Moments, design: Design, classes: int, generator: torch.Generator
+    space: Space, prior: Prior, moments: Moments, design: Design, classes: int, generator: torch.Generator
 ) -> Velocity:
     """The velocity of a design, with random weights."""
     clock = Clock(classes, generator)
     net = design.net.build(space, generator)
     return Velocity(
         space,
-        design.prior.build(space, moments),
+        prior,
         moments,
         net,
         clock,

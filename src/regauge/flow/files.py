@@ -5,15 +5,19 @@ from pathlib import Path
 
 import torch
 
+from regauge.core.params import below
 from regauge.core.symmetry import Symmetry
 from regauge.flow.design import build_velocity, describe_design, design_of
 from regauge.flow.flow import Flow
 from regauge.flow.moments import Moments
+from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
 
 KIND, VERSION = "regauge flow", "1"
+PRIOR = ("mean", "deviation", "root", "factor")
+"""Tensors of a prior."""
 
 
 def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -34,7 +38,8 @@ def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
         "classes": list(flow.classes),
     }
     tensors = {f"velocity/{name}": tensor for name, tensor in flow.velocity.state_dict().items()}
-    tensors |= {f"moments/{name}": tensor for name, tensor in vars(flow.moments).items()}
+    tensors |= {f"moments/{name}": tensor for name, tensor in vars(flow.moments).items() if tensor is not None}
+    tensors |= {f"prior/{name}": tensor for name in PRIOR if (tensor := getattr(flow.prior, name)) is not None}
     tensors |= {f"constants/{name}": tensor for name, tensor in space.constants.items()}
     header = {"kind": KIND, "version": VERSION, "flow": json.dumps(made), "about": json.dumps(dict(flow.about))}
     return save(tensors, path, overwrite=overwrite, metadata=header)
@@ -56,18 +61,17 @@ def load_flow(path: str | Path) -> Flow:
     if header.get("kind") != KIND or header.get("version") != VERSION:
         raise ValueError(f"{str(path)!r} is no flow of version {VERSION}; `regauge flow fit` writes one")
 
-    def below(prefix: str) -> dict[str, torch.Tensor]:
-        return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
     try:
         made, about = json.loads(header["flow"]), json.loads(header["about"])
         design = design_of(made["design"])
         symmetry = Symmetry.from_json(json.dumps(made["symmetry"]))
-        space = Space.build(symmetry, design.representation, made["names"], made["positive"], below("constants/"))
-        moments = Moments(**below("moments/"))
-        velocity = build_velocity(space, moments, design, len(made["classes"]), torch.Generator().manual_seed(0))
-        velocity.load_state_dict(below("velocity/"))
+        space = Space.build(
+            symmetry, design.representation, made["names"], made["positive"], below("constants/", tensors)
+        )
+        moments = Moments(**below("moments/", tensors))
+        prior = Prior(space, **below("prior/", tensors))
+        velocity = build_velocity(space, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0))
+        velocity.load_state_dict(below("velocity/", tensors))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"the flow {str(path)!r} is damaged ({error}); fit it again") from error
-    prior = design.prior.build(space, moments)
     return Flow(velocity.eval(), space, prior, moments, design, tuple(made["classes"]), about)

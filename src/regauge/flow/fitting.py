@@ -1,7 +1,7 @@
 """How flows are fitted: the settings, and one function from networks to a flow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.design import Design, build_velocity
 from regauge.flow.flow import Flow
-from regauge.flow.moments import Moments
+from regauge.flow.moments import Moments, find_factor
 from regauge.flow.nets import OverNetworks
-from regauge.flow.priors import Prior
+from regauge.flow.priors import FullGaussian, Prior
 from regauge.flow.space import Points, Space
 from regauge.flow.times import Times, UniformTime
 from regauge.flow.velocity import Velocity
@@ -25,6 +25,7 @@ from regauge.learn.populations import read_blocks, split_networks
 from regauge.learn.training import Training, Validation, train
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
+from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
 
 SAMPLE = 256
@@ -39,6 +40,7 @@ class Config(Design, Training):
         times: How times are drawn.
         balance: How much a tensor counts in the loss: the number of its values to this power. 1: all values alike; 0:
             all tensors alike.
+        is_standardized: Whether errors count in units of what they would be without the net; else as they are.
         labels: Name of a column; samples are then drawn for one of its values. None: no column.
     """
 
@@ -47,6 +49,7 @@ class Config(Design, Training):
     average: float | None = 0.999
     times: Times = field(default_factory=UniformTime)
     balance: float = 0.5
+    is_standardized: bool = True
     labels: str | None = None
 
     def __post_init__(self) -> None:
@@ -57,21 +60,23 @@ class Config(Design, Training):
 
 
 def fit(
-    population: Networks,
+    population: Networks | Sequence[Networks] | Collection,
     symmetry: Symmetry | None = None,
     config: Config | None = None,
     *,
     generator: torch.Generator,
     indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
+    split_by: str | None = None,
+    starts: Mapping[str, Tensor] | None = None,
     state: Path | None = None,
     progress: Progress = no_progress,
 ) -> Flow:
     """Fit a flow from simple random networks to those of a population; the weights with the best validation are kept.
 
     Args:
-        population: Parameters with a leading model axis, or a store. It is read once, and its points are kept in
-            memory.
+        population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
+            once, and their points are kept in memory.
         symmetry: Of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
@@ -79,18 +84,23 @@ def fit(
         split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run, so
             that two checkpoints of one run are never in two parts; of a population random networks are taken: 80%, 10%
             and 10%. The last ones are not read.
+        split_by: Name of a column by which the store is divided, instead of by run.
+        starts: Networks such as the population began with; a prior of independent values is then matched to them
+            instead of to those at which the flow ends.
         state: File in which the training is kept while it runs, and from which the same call continues.
 
     Raises:
         IndexError: There is no network of some number.
         KeyError: The store has no such column of labels.
-        ValueError: Networks cannot be represented as asked, or a part of the split is empty.
+        ValueError: Networks are of several architectures or cannot be represented as asked, or a part of the split is
+            empty.
     """
     config = config or Config()
     collection = Collection(population, symmetry)
+    if count := max(collection.layouts):
+        raise ValueError(f"the networks have {count + 1} architectures, but a flow makes networks of one; fit one each")
     known = collection.symmetry(0)
-    usable = _finite(collection, collection.resolve(indices))
-    parts = split_networks(collection, usable, split)
+    parts = divide(collection, indices, split=split, split_by=split_by)
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
     sample = collection.read(parts["train"][:SAMPLE])
     space = Space.of(sample, known, config.representation)
@@ -99,10 +109,13 @@ def fit(
         middle = find_reference(space, points["train"])
         points = {name: align_points(space, middle, own) for name, own in points.items()}
     moments = Moments.of([points["train"]], space, is_pooled=not config.is_aligned)
-    prior = config.prior.build(space, moments)
+    begin = moments if starts is None else Moments.of([space.enter(starts)], space)
+    if isinstance(config.prior, FullGaussian):
+        begin = replace(begin, factor=find_factor(points["train"], space, moments.deviation))
+    prior = config.prior.build(space, begin)
     chance = torch.Generator().manual_seed(derive_seed(seed, "net"))
     classes, numbers = _labels(collection, config, parts)
-    velocity = build_velocity(space, moments, config, len(classes), chance).to(config.device)
+    velocity = build_velocity(space, prior, moments, config, len(classes), chance).to(config.device)
     fitting = _Fitting(space, prior, moments, velocity, config, seed, points, numbers)
     fitting.standardize()
     loader = Loader(
@@ -118,12 +131,39 @@ def fit(
         config,
         seed=seed,
         state=state,
-        inputs={"settings": repr(config), "networks": collection.key, "numbers": len(usable), "seed": seed},
+        inputs={
+            "settings": repr(config),
+            "networks": collection.key,
+            "numbers": sum(map(len, parts.values())),
+            "seed": seed,
+        },
         progress=progress,
     )
-    about = {"settings": repr(config), "networks": {name: len(part) for name, part in parts.items()}, "seed": seed}
+    member = collection.members[0]
+    best = trained.history[trained.best]["validation_loss"] if trained.history else None
+    about = {
+        "settings": repr(config),
+        "networks": {name: len(part) for name, part in parts.items()},
+        "seed": seed,
+        "scores": {"flow": {"validation loss": best}},
+        "history": [dict(row) for row in trained.history],
+        "best": trained.best,
+        "ended": trained.ended,
+        "architecture": member.architecture.to_json() if isinstance(member, Store) else None,
+    }
     design = Design(**{part.name: getattr(config, part.name) for part in fields(Design)})
     return Flow(velocity.cpu().eval(), space, prior, moments, design, tuple(classes), about, trained)
+
+
+def divide(
+    collection: Collection,
+    indices: Sequence[int] | NDArray[Any] | None = None,
+    *,
+    split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
+    split_by: str | None = None,
+) -> dict[str, NDArray[np.int64]]:
+    """Numbers of the networks for "train", "validation" and "test", as `fit` divides them."""
+    return split_networks(collection, _finite(collection, collection.resolve(indices)), split, split_by)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +209,7 @@ class _Fitting:
         return Validation((loss,), {"validation_loss": loss})
 
     def _compare(self, x1: Points, labels: Tensor | None, chance: torch.Generator) -> Tensor:
-        """The mean squared error of predictions, in units of what they would be without the net."""
+        """The mean squared error of predictions."""
         config, space = self.config, self.space
         x0 = self.prior.sample(len(x1), chance, x1.dtype, x1.device)
         x0, x1 = config.coupling.pair(space, x0, x1, self.moments)
@@ -177,9 +217,12 @@ class _Fitting:
         at, rate = space.path(x0, x1, t)
         labels = None if labels is None else labels.to(x1.device)
         if config.predicts == "velocity":
-            error = (self.velocity(at, t, labels) - rate) / self.velocity.unit(t)
+            error, unit = self.velocity(at, t, labels) - rate, self.velocity.unit(t)
         else:
-            error = space.log(self.velocity.predict_end(at, t, labels), x1) / self.moments.deviation.to(x1)
+            error = space.log(self.velocity.predict_end(at, t, labels), x1)
+            unit = self.moments.deviation.to(x1)
+        if config.is_standardized:
+            error = error / unit
         loss: Tensor = (error.square() @ self.weights.to(error)).mean()
         return loss
 

@@ -1,22 +1,27 @@
 """A fitted flow: samples, densities, files."""
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
 from regauge.flow.design import Design
 from regauge.flow.likelihood import integrate_density
 from regauge.flow.moments import Moments
+from regauge.flow.nets import OverNetworks
 from regauge.flow.priors import Prior
-from regauge.flow.sampling import Field, Guidance, Solver, diffuse, integrate
+from regauge.flow.resizing import find_places
+from regauge.flow.sampling import Field, Guidance, Solver, diffuse, follow_thesis, integrate
 from regauge.flow.space import Points, Space
 from regauge.flow.velocity import Velocity
 from regauge.learn.training import Trained
+from regauge.storage.architecture import Architecture
 
 AT_ONCE = 256
 """Networks that are sampled at a time."""
@@ -49,6 +54,38 @@ class Flow:
     about: Mapping[str, Any]
     trained: Trained | None = None
 
+    @property
+    def architecture(self) -> Architecture | None:
+        """Of the networks, if the flow was fitted to a store, which knows it."""
+        text = self.about.get("architecture")
+        return None if text is None else Architecture.from_json(text)
+
+    def told(self, **facts: Any) -> "Flow":
+        """This flow with more that is known about it, as JSON."""
+        return replace(self, about={**self.about, **facts})
+
+    def resize(self, symmetry: Symmetry) -> "Flow":
+        """This flow for networks with other numbers of units, each new unit as likely as those it was fitted to.
+
+        Raises:
+            ValueError: The networks differ in more than numbers of units, or the flow is of aligned networks, whose
+                units have places.
+        """
+        net = self.velocity.net
+        if self.design.is_aligned or not isinstance(net, OverNetworks):
+            raise ValueError(
+                "this flow was fitted to aligned networks, so that it knows units by their places; fit one without "
+                "alignment to draw networks with other numbers of units"
+            )
+        space = self.space.resize(symmetry)
+        places = find_places(self.space, space)
+        names = ("mean", "deviation", "root")
+        moments = replace(self.moments, **{name: getattr(self.moments, name)[places] for name in names})
+        prior = replace(self.prior, space=space, **{name: getattr(self.prior, name)[places] for name in names})
+        velocity = copy.deepcopy(self.velocity)
+        velocity.resize(space, places)
+        return replace(self, velocity=velocity, space=space, prior=prior, moments=moments)
+
     @torch.no_grad()
     def sample(
         self,
@@ -56,7 +93,7 @@ class Flow:
         *,
         generator: torch.Generator,
         steps: int = 50,
-        solver: Solver = "heun",
+        solver: Solver | Literal["thesis"] = "heun",
         noise: float = 0.0,
         guidance: Guidance | None = None,
         label: Any = None,
@@ -68,18 +105,24 @@ class Flow:
             count: How many.
             generator: The source of all chance.
             steps: Of the solver.
-            solver: See `integrate`; with noise it is Euler and Maruyama's.
-            noise: See `diffuse`.
+            solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of
+                `follow_thesis`, which does not follow the flow, for flows that predict ends.
+            noise: See `diffuse`, or `follow_thesis`.
             guidance: A loss that pulls samples.
             label: One of `classes`, for a flow with labels.
             start: Networks to begin with in place of random ones.
 
         Raises:
-            ValueError: There is no such label, or noise is asked of a flow whose starts and ends were coupled.
+            ValueError: There is no such label, noise is asked of a flow whose starts and ends were coupled, or the
+                thesis' sampler of one that predicts velocities or is guided.
         """
         if count < 1:
             raise ValueError(f"count={count}: draw one network at least")
-        if noise and not self.design.coupling.is_independent:
+        if solver == "thesis" and (self.design.predicts != "end" or guidance is not None):
+            raise ValueError(
+                "the thesis' sampler is for flows that predict ends, without guidance; choose another solver"
+            )
+        if noise and solver != "thesis" and not self.design.coupling.is_independent:
             raise ValueError(
                 "the noise of a sampler needs the gradient of the log density, which this flow does not know, because "
                 "its starts and ends were coupled; choose noise=0, or fit a flow with independent ones"
@@ -144,23 +187,24 @@ class Flow:
         self,
         x: Points,
         steps: int,
-        solver: Solver,
+        solver: Solver | Literal["thesis"],
         noise: float,
         guidance: Guidance | None,
         number: int | None,
         generator: torch.Generator,
     ) -> Params:
         field = self.field(number)
+
+        def predict_end(y: Points, t: Tensor) -> Points:
+            labels = None if number is None else torch.full((len(y),), number, device=y.device)
+            return self.velocity.predict_end(y, t, labels)
+
+        if solver == "thesis":
+            return self.space.leave(follow_thesis(predict_end, x, steps=steps, noise=noise, generator=generator))
         if guidance is not None:
-
-            def predict_end(y: Points, t: Tensor) -> Points:
-                labels = None if number is None else torch.full((len(y),), number, device=y.device)
-                return self.velocity.predict_end(y, t, labels)
-
             field = guidance.field(self.space, field, predict_end)
         if noise:
-            begin = (self.prior.mean, self.prior.deviation)
-            x = diffuse(self.space, field, x, steps=steps, noise=noise, start=begin, generator=generator)
+            x = diffuse(self.space, field, x, steps=steps, noise=noise, start=self.prior, generator=generator)
         else:
             x = integrate(self.space, field, x, steps=steps, solver=solver)
         return self.space.leave(x)

@@ -18,6 +18,14 @@ COPIES = 0.8
 """Networks whose nearest training network is nearer than this share of what it is for held-out ones are copies."""
 BINS = 15
 """Of the calibration error."""
+AT_ONCE = 64
+"""Networks that are run at a time."""
+LARGE = 2000
+"""Coordinates beyond which the axes of the map are those of fewer networks."""
+KNOWN = 500
+"""Most training networks whose wrong answers are looked at."""
+MAPPED = 300
+"""Most networks of a kind on the map."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,19 @@ class Judgement:
         scores: The generated networks first, held-out ones second.
         is_copier: Whether the generated networks are copies of training networks: their median distance to the nearest
             one is less than 0.8 of what it is for held-out networks.
+        losses: Of each network, by the names of the scores.
+        reliability: For single networks and for the average of all, generated and held out: confidence, accuracy and
+            share of the answers in bins of confidence. Empty without a task of classes.
+        places: Training, held-out and generated networks in the plane of the training networks' largest variance.
+        share: What that plane shows of the variance.
     """
 
     scores: tuple[Score, ...]
     is_copier: bool
+    losses: Mapping[str, tuple[float, ...]]
+    reliability: Mapping[str, "Bins"]
+    places: Mapping[str, tuple[tuple[float, float], ...]]
+    share: float
 
     def __getitem__(self, name: str) -> Score:
         return next(score for score in self.scores if score.name == name)
@@ -128,10 +145,15 @@ def judge(
     known = {"generated": samples, "held-out": held_out}
     unit = float(nearest(space, points["held_out"], points["train"])[0].median())
     width = _spread(space, points["held_out"], points["held_out"])
-    answers = _predictions(evaluate, train)
-    scores = []
+    some = torch.linspace(0, len(points["train"]) - 1, min(KNOWN, len(points["train"]))).long()
+    answers = _predictions(evaluate, {name: tensor[some] for name, tensor in train.items()})
+    scores, losses = [], {}
+    reliability: dict[str, Bins] = {}
     for name, own in judged.items():
         params = known.get(name) or space.leave(own)
+        quality, losses[name], bins = _quality(evaluate, params, answers)
+        if name in known:
+            reliability |= {f"{name}, {kind}": rows for kind, rows in bins.items()}
         distance, sources = nearest(space, own, points["train"])
         spread = _spread(space, own, own)
         energy = 2 * _spread(space, own, points["held_out"], is_same=False) - spread - width
@@ -139,14 +161,36 @@ def judge(
             Score(
                 name=name,
                 networks=len(own),
-                **_quality(evaluate, params, answers),
+                **quality,
                 distance=float(distance.median()) / unit,
                 sources=int(sources.bincount().count_nonzero()),
                 spread=spread / width,
                 two_sample=max(0.0, energy) / width,
             )
         )
-    return Judgement(tuple(scores), scores[0].distance < COPIES)
+    places, share = _map(points)
+    return Judgement(tuple(scores), scores[0].distance < COPIES, losses, reliability, places, share)
+
+
+def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, float], ...]], float]:
+    """Networks in the plane of the training networks' largest variance, and the share of it that the plane shows."""
+    train = points["train"].double()
+    middle = train.mean(0)
+    values, axes = torch.linalg.eigh(torch.cov(train.T)) if train.shape[1] <= LARGE else _first_axes(train - middle)
+    total = float((train - middle).square().sum() / (len(train) - 1))
+    names = {"train": "training", "held_out": "held-out", "samples": "generated"}
+    found = {}
+    for name, label in names.items():
+        flat = (points[name][:MAPPED].double() - middle) @ axes[:, -2:].flip(1)
+        found[label] = tuple((x, y) for x, y in flat.tolist())
+    return found, float(values[-2:].sum()) / max(total, 1e-30)
+
+
+def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
+    """As `eigh` of the covariance, but only the largest ones, for many coordinates."""
+    few = centered[torch.linspace(0, len(centered) - 1, min(1000, len(centered))).long()]
+    _, sizes, axes = torch.linalg.svd(few, full_matrices=False)
+    return sizes.flip(0).square() / max(1, len(few) - 1), axes.T.flip(1)
 
 
 def _spread(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
@@ -163,7 +207,8 @@ def _predictions(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
     for inputs, targets in evaluate.batches:
         if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
             return None
-        outputs = torch.func.vmap(evaluate.run, in_dims=(0, None))(dict(params), inputs)
+        run = torch.func.vmap(evaluate.run, in_dims=(0, None), chunk_size=AT_ONCE)
+        outputs = run(dict(params), inputs)
         if outputs.ndim != 3:
             return None
         made.append(outputs.softmax(-1))
@@ -171,8 +216,14 @@ def _predictions(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
     return (torch.cat(made, 1), torch.cat(wanted)) if made else None
 
 
-def _quality(evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
-    """The scores of outputs."""
+Bins = tuple[tuple[float, float, float], ...]
+"""Confidence, accuracy and share of the answers, bin by bin."""
+
+
+def _quality(
+    evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None
+) -> tuple[dict[str, Any], tuple[float, ...], dict[str, Bins]]:
+    """The scores of outputs, the loss of each network, and the bins of confidence."""
     losses, accuracy = _metrics(evaluate, params)
     found: dict[str, Any] = {
         "loss": float(losses.mean()),
@@ -182,12 +233,12 @@ def _quality(evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor,
     blank = ("calibration", "average_loss", "average_accuracy", "disagreement", "divergence", "overlap")
     own = _predictions(evaluate, params)
     if own is None or train is None:
-        return found | dict.fromkeys(blank)
+        return found | dict.fromkeys(blank), tuple(losses.tolist()), {}
     probabilities, classes = own
     average = probabilities.double().mean(0)
     right = average[torch.arange(len(classes)), classes]
     answers, known = probabilities.argmax(-1), train[0].argmax(-1)
-    return found | {
+    scores = found | {
         "calibration": float(torch.stack([_calibration(p, classes) for p in probabilities]).mean()),
         "average_loss": float(-right.clamp_min(1e-30).log().mean()),
         "average_accuracy": float((average.argmax(-1) == classes).double().mean()),
@@ -195,12 +246,30 @@ def _quality(evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor,
         "divergence": _over_pairs(probabilities.double(), _jensen_shannon),
         "overlap": float(_overlap(answers != classes, known != classes).mean()),
     }
+    bins = {
+        "single": _reliability(probabilities.flatten(0, 1), classes.repeat(len(probabilities))),
+        "average": _reliability(average, classes),
+    }
+    return scores, tuple(losses.tolist()), bins
+
+
+def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
+    """Mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
+    confidence, answer = probabilities.double().max(-1)
+    places = (confidence * BINS).long().clamp_max(BINS - 1)
+    counts = torch.bincount(places, minlength=BINS)
+    sums = [torch.bincount(places, one, BINS) for one in (confidence, (answer == classes).double())]
+    kept = counts > 0
+    rows = torch.stack([*(one[kept] / counts[kept] for one in sums), counts[kept] / len(classes)], 1)
+    return tuple((first, second, third) for first, second, third in rows.tolist())
 
 
 def _metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Loss and accuracy of each network."""
     if isinstance(evaluate, Task):
-        metrics = evaluate.evaluate_each(params)
+        count = count_models(params)
+        parts = [evaluate.evaluate_each(select(params, slice(k, k + AT_ONCE))) for k in range(0, count, AT_ONCE)]
+        metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return metrics["loss"], metrics.get("accuracy")
     each = [evaluate(select(params, k)) for k in range(count_models(params))]
     losses = torch.tensor([one["loss"] for one in each], dtype=torch.float64)

@@ -11,6 +11,8 @@ from regauge.flow.space import Points, Space
 
 SMALLEST = 1e-3
 """Least deviation of a coordinate, as a share of the root mean square deviation of its tensor."""
+MOST = 5000
+"""Values whose covariances are kept at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +23,14 @@ class Moments:
         mean: Of each coordinate, `[values]`; zero where signs flip it.
         deviation: About the mean, never zero.
         root: Root mean square, never zero.
+        factor: The lower triangular root of the covariances of Euclidean coordinates, `[values, values]` in float32,
+            where it was asked for.
     """
 
     mean: Float[Tensor, " values"]
     deviation: Float[Tensor, " values"]
     root: Float[Tensor, " values"]
+    factor: Float[Tensor, "values values"] | None = None
 
     @classmethod
     def of(cls, blocks: Iterable[Points], space: Space, *, is_pooled: bool = True) -> "Moments":
@@ -42,6 +47,29 @@ class Moments:
         return cls(
             mean, _above_zero((square - mean.square()).clamp_min(0).sqrt(), space), _above_zero(square.sqrt(), space)
         )
+
+
+def find_factor(points: Points, space: Space, deviation: Float[Tensor, " values"]) -> Float[Tensor, "values values"]:
+    """The lower triangular root of the covariances of Euclidean coordinates.
+
+    Correlations are shrunk by `values / (values + networks)`, so that there are none that few networks have by chance.
+
+    Raises:
+        ValueError: There are more than `MOST` values, whose covariances would fill the memory.
+
+    References:
+        Ledoit and Wolf (2004), A well-conditioned estimator for large-dimensional covariance matrices, for the idea.
+    """
+    flat = points[:, space.flat_start :].double()
+    size = flat.shape[1]
+    if size > MOST:
+        raise ValueError(f"{size} values have too many covariances, at most {MOST} can have them; choose another prior")
+    unit = deviation[space.flat_start :]
+    standard = (flat - flat.mean(0)) / unit
+    shrink = size / (size + len(flat))
+    covariance = (1 - shrink) * standard.T @ standard / max(1, len(flat) - 1) + shrink * torch.eye(size).double()
+    factor: Tensor = unit.unsqueeze(1) * torch.linalg.cholesky(covariance)
+    return factor.float()
 
 
 def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:

@@ -1,7 +1,6 @@
 """Where flows begin: distributions of networks that are simple, and that no permutation of units changes."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -66,9 +65,21 @@ class PlainGaussian:
         return Prior(space, self.mean * moments.mean, self.deviation * even, even)
 
 
-PRIORS = {"matched": MatchedGaussian, "uniform": UniformSphere, "plain": PlainGaussian}
+@dataclass(frozen=True)
+class FullGaussian:
+    """Normal values with the mean and all covariances of aligned networks, so that a flow begins near its end.
+
+    On spheres as `MatchedGaussian`.
+    """
+
+    def build(self, space: Space, moments: Moments) -> "Prior":
+        """The distribution."""
+        return Prior(space, moments.mean, moments.deviation, moments.root, moments.factor)
+
+
+PRIORS = {"matched": MatchedGaussian, "uniform": UniformSphere, "plain": PlainGaussian, "full": FullGaussian}
 """Kinds of priors by name."""
-PriorSettings = MatchedGaussian | UniformSphere | PlainGaussian
+PriorSettings = MatchedGaussian | UniformSphere | PlainGaussian | FullGaussian
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +91,21 @@ class Prior:
         mean: Of each coordinate, `[values]`; those on spheres do not count.
         deviation: Of each coordinate, as above.
         root: Root mean square of each coordinate on a sphere before it is normalized; only ratios count.
+        factor: Where Euclidean coordinates covary, the lower triangular root of their covariances, `[values, values]`.
     """
 
     space: Space
     mean: Float[Tensor, " values"]
     deviation: Float[Tensor, " values"]
     root: Float[Tensor, " values"]
+    factor: Float[Tensor, "values values"] | None = None
+
+    def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
+        """Standard normal values with the covariances of the Euclidean coordinates; zero on spheres."""
+        start = self.space.flat_start
+        flat = noise[:, start:]
+        made = self.deviation[start:].to(flat) * flat if self.factor is None else flat @ self.factor.to(flat).T
+        return torch.cat([torch.zeros_like(noise[:, :start]), made], dim=1)
 
     def sample(
         self,
@@ -97,7 +117,7 @@ class Prior:
         """Draw points, on the CPU, so that all devices draw the same."""
         noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
         start = self.space.flat_start
-        straight = self.mean[start:] + self.deviation[start:] * noise[:, start:]
+        straight = self.mean[start:] + self.shake(noise)[:, start:]
         drawn = torch.cat([self.root[:start] * noise[:, :start], straight], dim=1)
         return self.space.project(drawn).to(device, dtype)
 
@@ -109,15 +129,16 @@ class Prior:
         """
         start = self.space.flat_start
         mean, deviation, root = (one.to(x) for one in (self.mean, self.deviation, self.root))
-        z = (x[:, start:] - mean[start:]) / deviation[start:]
-        found: Tensor = (-0.5 * z.square() - deviation[start:].log() - 0.5 * math.log(2 * math.pi)).sum(1)
+        z, sizes = x[:, start:] - mean[start:], deviation[start:]
+        if self.factor is None:
+            z = z / sizes
+        else:
+            factor = self.factor.to(x)
+            z, sizes = torch.linalg.solve_triangular(factor, z.T, upper=False).T, factor.diagonal()
+        found: Tensor = (-0.5 * z.square() - sizes.log() - 0.5 * math.log(2 * math.pi)).sum(1)
         for one in self.space.spheres:
             scale = self.space.on(one, root)
             stretched = torch.linalg.vector_norm(self.space.on(one, x) / scale, dim=-1)
             area = math.log(2) + 0.5 * one.dim * math.log(math.pi) - math.lgamma(one.dim / 2)
             found = found - (scale.log().sum() + one.count * area) - one.dim * stretched.log().sum(-1)
         return found
-
-
-Starts = Prior | Callable[[int, torch.Generator], Points]
-"""A prior with a density, or a function that only draws, such as the initialization of the networks."""

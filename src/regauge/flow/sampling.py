@@ -9,11 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.flow.priors import Prior
 from regauge.flow.space import Points, Space
 
 Field = Callable[[Points, Float[Tensor, " models"]], Points]
 """From points and times to velocities."""
 Solver = Literal["euler", "heun", "runge_kutta"]
+LATE = 0.8
+"""Time after which the thesis' sampler adds noise."""
 
 
 def integrate(
@@ -67,7 +70,7 @@ def diffuse(
     *,
     steps: int,
     noise: float,
-    start: tuple[Tensor, Tensor],
+    start: Prior,
     generator: torch.Generator,
 ) -> Points:
     """Follow a velocity with noise that leaves the distributions of all times as they are, by Euler and Maruyama.
@@ -83,24 +86,45 @@ def diffuse(
         x: Starts.
         steps: Their number.
         noise: How much; 0 is Euler's method.
-        start: Mean and deviation of the starts, `[values]`.
+        start: The distribution of the starts.
         generator: Source of the noise.
 
     References:
         Albergo et al. (2023), Stochastic interpolants, theorem 2.8.
     """
-    mean, deviation = (one.to(x) for one in start)
-    flat, h = space.flat_start, 1 / steps
+    mean, flat, h = start.mean.to(x), space.flat_start, 1 / steps
     for k in range(steps):
         t = k * h
         v = field(x, x.new_full((len(x),), t))
         pull = -noise * (x - t * v - mean)
         pull[:, :flat] = 0
         drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-        drawn[:, :flat] = 0
-        shake = (2 * noise * (1 - t) * h) ** 0.5 * deviation * drawn
-        moved = space.exp(x, h * (v + pull))
-        x = torch.cat([moved[:, :flat], moved[:, flat:] + shake[:, flat:]], dim=1)
+        x = space.exp(x, h * (v + pull)) + (2 * noise * (1 - t) * h) ** 0.5 * start.shake(drawn)
+    return x
+
+
+def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, generator: torch.Generator) -> Points:
+    """Move along `end - start` in place of `(end - x) / (1 - t)`, and shake after `LATE`: not the flow's equation.
+
+    What comes out is the average of the predicted ends over time, with noise whose variance grows with the number of
+    steps. Points leave the spheres.
+
+    Args:
+        predict_end: From points and times to ends.
+        x0: Starts.
+        steps: Of Euler's method.
+        noise: Deviation of what is added in each late step.
+        generator: Source of the noise.
+
+    References:
+        Erdogan (2025), section 3.2.2, for the velocity; the noise is that of its stochastic sampling.
+    """
+    x = x0
+    for k in range(steps):
+        t = k / steps
+        if t > LATE and noise:
+            x = x + noise * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+        x = x + (predict_end(x, x.new_full((len(x),), t)) - x0) / steps
     return x
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regauge.flow.moments import Moments
-from regauge.flow.nets import Clock
+from regauge.flow.nets import Clock, OverNetworks
 from regauge.flow.priors import Prior
 from regauge.flow.space import Points, Space
 
@@ -87,6 +87,12 @@ class Velocity(nn.Module):
             return self.space.log(x, self.predict_end(x, t, labels)) / left
         mean, spread = self._expect(x, t, is_end=False)
         return self.space.tangent(x, mean + spread * self._read(x, t, labels))
+
+    def resize(self, space: Space, places: Int[Tensor, " values"]) -> None:
+        """Work in another space, whose coordinates have the statistics of these places of the present one."""
+        assert isinstance(self.net, OverNetworks)
+        self.net.resize(space)
+        self.space, self.tables = space, self.tables[:, places]
 
     def predict_end(
         self, x: Points, t: Float[Tensor, " models"], labels: Int[Tensor, " models"] | None = None

@@ -1,0 +1,95 @@
+"""`regauge flow judge`: how good and how new drawn networks are, as a table and a page."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from regauge import flow
+from regauge.cli.flow_options import FlowJudge
+from regauge.cli.learn_settings import choose_networks
+from regauge.cli.options import UsageError
+from regauge.cli.output import show_status, tell, tell_table, tell_written
+from regauge.cli.zoo_populations import task_on
+from regauge.flow.fitting import divide
+from regauge.learn.populations import spread
+from regauge.names import VERSION
+from regauge.report.flow_page import flow_page
+from regauge.storage.checkpoints.writing import require_writable, save_text
+from regauge.storage.store import Store
+
+BATCH = 512
+"""Examples of DATA at a time."""
+COLUMNS = {
+    "name": "",
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "average_loss": "loss of average",
+    "distance": "nearest",
+    "sources": "sources",
+    "spread": "spread",
+    "two_sample": "two-sample",
+}
+"""Columns of the table that is printed; the page has all."""
+
+
+def judge(options: FlowJudge) -> None:
+    """Judge drawn networks."""
+    if not options.stores:
+        raise UsageError("no store of trained networks is named; give those that the flow was fitted to")
+    numbers = options.output.with_suffix(".json")
+    require_writable(options.output, overwrite=options.overwrite, suffixes=(".html",))
+    require_writable(numbers, overwrite=options.overwrite, suffixes=(".json",))
+    with show_status("reading"):
+        made = flow.load_flow(options.flow)
+        known = made.about.get("selection", {"where": (), "final": False, "split_by": ""})
+        collection, chosen = choose_networks(options.stores, tuple(known["where"]), final=known["final"])
+        parts = divide(collection, chosen, split_by=known["split_by"] or None)
+        counts = {name: len(part) for name, part in parts.items()}
+        if counts != made.about["networks"]:
+            raise UsageError(
+                f"the flow was fitted to {made.about['networks']['train']} networks, but in these stores there are "
+                f"{counts['train']} for training; name the stores that it was fitted to"
+            )
+        samples = Store.open(options.samples)
+        drawn = samples.read(spread(torch.arange(len(samples)).numpy(), options.most))
+        task = task_on(samples.architecture, options.data, options.loss, BATCH)
+    with show_status("judging"):
+        found = flow.judge(
+            drawn,
+            collection.read(parts["train"]),
+            collection.read(spread(parts["test"], options.most)),
+            made.space.symmetry,
+            task,
+            generator=torch.Generator().manual_seed(options.seed),
+        )
+    results = {
+        "format": "regauge.judgement",
+        "version": VERSION,
+        "flow": str(options.flow),
+        "samples": str(options.samples),
+        "store": ", ".join(str(folder) for folder in options.stores),
+        "networks": made.about["networks"],
+        "settings": made.about["settings"],
+        "history": made.about["history"],
+        "best": made.about["best"],
+        "ended": made.about["ended"],
+        "scores": [asdict(score) for score in found.scores],
+        "is_copier": found.is_copier,
+        "losses": found.losses,
+        "reliability": found.reliability,
+        "places": found.places,
+        "share": found.share,
+        "seed": options.seed,
+    }
+    save_text(json.dumps(results, indent=1) + "\n", numbers)
+    save_text(flow_page(numbers), options.output)
+    tell_table("scores", [_row(score) for score in results["scores"]])
+    verdict = "copies of training networks" if found.is_copier else "no copies of training networks"
+    tell(f"the drawn networks are {verdict}", is_copier=found.is_copier)
+    tell_written(options.output, numbers)
+
+
+def _row(score: dict[str, Any]) -> dict[str, Any]:
+    return {label: score[name] for name, label in COLUMNS.items()}

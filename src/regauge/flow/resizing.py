@@ -1,0 +1,77 @@
+"""Which values of networks mean the same as those of networks with other numbers of units."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regauge.core.symmetry import Symmetry
+from regauge.flow.space import Space
+
+
+def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
+    """For each coordinate of networks with other numbers of units one before that has the same meaning.
+
+    All coordinates that permutations exchange mean the same, so that one of the first two units of every group stands
+    for all.
+
+    Raises:
+        ValueError: Something else than numbers of units differs.
+    """
+    numbers = {name: torch.arange(start, start + count) for name, start, count in _pieces(before)}
+    blank = torch.full((after.dim,), -1)
+    for name, start, _ in _pieces(after):
+        old, new = before.symmetry.shapes[name], after.symmetry.shapes[name]
+        axes = [_matches(before.symmetry, after.symmetry, name, axis) for axis in range(len(new))]
+        if len(old) != len(new):
+            raise ValueError(f"{name!r} has {len(new)} axes in these networks, but had {len(old)}")
+        there = torch.cartesian_prod(*(one[0] for one in axes)).reshape(-1, len(new))
+        here = torch.cartesian_prod(*(one[1] for one in axes)).reshape(-1, len(new))
+        blank[start + _flat_index(here, new)] = numbers[name][_flat_index(there, old)]
+    known = torch.full((int(after.exchanged.max()) + 1,), -1)
+    places = blank[after.order]
+    found = torch.argsort(before.order)[places.clamp_min(0)]
+    known[after.exchanged[places >= 0]] = found[places >= 0]
+    if bool((known < 0).any()):
+        raise ValueError("these networks have values that no value of the former ones stands for")
+    return known[after.exchanged]
+
+
+def _pieces(space: Space) -> list[tuple[str, int, int]]:
+    """Name, first flat place and number of the values of each tensor."""
+    counts = [torch.Size(space.symmetry.shapes[name]).numel() for name in space.names]
+    return list(zip(space.names, np.cumsum([0, *counts]).tolist(), counts, strict=False))
+
+
+def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[Tensor, Tensor]:
+    """Indices of an axis, before and after, that mean the same: those of the first two units of each group."""
+    pairs = [
+        (first, second, min(2, one.size, other.size))
+        for one, other in zip(before.groups, after.groups, strict=True)
+        for first, second in zip(one.placements, other.placements, strict=True)
+        if (first.parameter, first.axis) == (name, axis)
+    ]
+    if not pairs:
+        size = before.shapes[name][axis]
+        if after.shapes[name][axis] != size:
+            raise ValueError(f"axis {axis} of {name!r} has {after.shapes[name][axis]} values, but had {size}")
+        return torch.arange(size), torch.arange(size)
+    sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for pair in pairs:
+        if [size for size, _ in pair[0].repeats] != [size for size, _ in pair[1].repeats]:
+            raise ValueError(f"the units on axis {axis} of {name!r} have other sizes; only their number may differ")
+        for side, placement in zip(sides, pair[:2], strict=True):
+            offsets = torch.zeros(1, dtype=torch.int64)
+            for count, stride in placement.repeats:
+                offsets = (offsets.unsqueeze(1) + stride * torch.arange(count)).flatten()
+            units = torch.arange(pair[2])
+            side.append((placement.start + units.unsqueeze(1) * placement.stride + offsets).flatten())
+    return torch.cat(sides[0]), torch.cat(sides[1])
+
+
+def _flat_index(index: Tensor, shape: Sequence[int]) -> Tensor:
+    """Multi-indices as places in a flat tensor."""
+    strides = torch.tensor([torch.Size(shape[k + 1 :]).numel() for k in range(len(shape))])
+    return (index * strides).sum(1)

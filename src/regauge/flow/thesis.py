@@ -1,0 +1,58 @@
+"""The settings of the thesis of the method, as its text and its code have them, to compare with."""
+
+from typing import Any, Literal
+
+from regauge.flow.fitting import Config
+from regauge.flow.nets import Metanetwork
+from regauge.flow.priors import PlainGaussian
+from regauge.flow.space import Representation
+from regauge.flow.times import BetaTime
+from regauge.training.schedules import Constant
+from regauge.weightspace.layers import RelationalAttention
+
+Kind = Literal["euclidean", "geometric"]
+
+
+def thesis_config(
+    kind: Kind = "euclidean", *, head: str | None = None, head_bias: str | None = None, **changes: Any
+) -> Config:
+    """How the thesis fitted its flows: predicted ends, early times, plain losses, and a prior of deviation 0.1.
+
+    To sample as it did, say `flow.sample(..., solver="thesis")`.
+
+    Args:
+        kind: "euclidean" takes weights as they are; "geometric" brings the incoming weights of every hidden unit, and
+            the whole last layer, to unit spheres, and so forgets the norm of the last layer.
+        head: Name of the last layer's weight, for "geometric".
+        head_bias: Name of its bias, which is divided by the same norm.
+        changes: Any settings that should differ, such as `seconds`, or a smaller `net`.
+
+    Raises:
+        ValueError: There is no such kind, or it needs a head.
+
+    References:
+        Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the rate are those of its code.
+    """
+    if kind not in ("euclidean", "geometric") or (kind == "geometric") != (head is not None):
+        raise ValueError(
+            f"kind={kind!r} and head={head!r}: the thesis has 'euclidean' flows, and 'geometric' ones, which need the "
+            "name of the last layer's weight"
+        )
+    is_plain = kind == "euclidean"
+    how = Representation("keep") if is_plain else Representation("sphere", head, "unit", head_bias)
+    settings = {
+        "representation": how,
+        "prior": PlainGaussian(0.1),
+        "net": Metanetwork(RelationalAttention(), width=64, depth=5),
+        "predicts": "end",
+        "has_gaussian": False,
+        "times": BetaTime(1.0, 2.0),
+        "balance": 1.0 if is_plain else 0.0,
+        "is_standardized": False,
+        "lr": 1e-3,
+        "weight_decay": 0.0,
+        "schedule": Constant(),
+        "average": None,
+        "batch": 32,
+    }
+    return Config(**{**settings, **changes})

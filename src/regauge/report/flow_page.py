@@ -1,0 +1,47 @@
+"""The report on drawn networks: one HTML page that needs nothing but itself, from the numbers of the judgement."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from regauge.report.figures import data_uri
+from regauge.report.flow_figures import losses_figure, places_figure, reliability_figure
+from regauge.report.pages import page_template
+from regauge.report.predictor_figures import curves_figure
+
+NAMES = {
+    "loss": "loss",
+    "loss_deviation": "deviation",
+    "accuracy": "accuracy",
+    "calibration": "calibration error",
+    "average_loss": "loss of the average",
+    "average_accuracy": "accuracy of the average",
+    "distance": "nearest",
+    "sources": "sources",
+    "spread": "spread",
+    "disagreement": "disagreement",
+    "divergence": "divergence",
+    "overlap": "overlap",
+    "two_sample": "two-sample",
+}
+"""Columns of the table."""
+
+
+def flow_page(path: str | Path) -> str:
+    """The page for a file of numbers that `regauge flow judge` wrote."""
+    results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    figures = {
+        "losses": data_uri(losses_figure(results["losses"]), "png"),
+        "places": data_uri(places_figure(results["places"], results["share"]), "png"),
+    }
+    if results["reliability"]:
+        figures["reliability"] = data_uri(reliability_figure(results["reliability"]), "svg")
+    if results["history"]:
+        figures["curves"] = data_uri(curves_figure(results["history"], results["best"]), "svg")
+    names = {name: label for name, label in NAMES.items() if results["scores"][0][name] is not None}
+    page = page_template("flow.html.j2", thousands="{:,}".format, score=_score)
+    return page.render(results | {"figures": figures, "names": names})
+
+
+def _score(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
