@@ -63,6 +63,7 @@ BEFORE_PARSING = (
     "cli/zoo_options.py",
     "cli/compare_options.py",
     "cli/inr_options.py",
+    "cli/flow_options.py",
     "cli/learn_options.py",
 )
 """What `regauge --help` imports."""
@@ -181,6 +182,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
                 "regauge.cli.compare_options",
+                "regauge.cli.flow_options",
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
                 "regauge.storage.plain_files",
