@@ -93,6 +93,17 @@ def test_rotations_of_what_does_not_fit_in_memory(
     assert not Path("learned").exists()
 
 
+def test_a_folder_is_smoothed_on_data(made: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, model = made
+    tokens = torch.randint(3, 24, (4, 6), generator=torch.Generator().manual_seed(1))
+    save({"inputs": tokens, "targets": tokens}, "data.safetensors")
+    main(["gauge", str(folder), "-o", "smooth", "--method", "smooth", "--data", "data.safetensors", "--bits", "3"])
+    facts = facts_of("smooth")
+    assert facts["objective"]["after"] > facts["objective"]["before"]
+    before = logits(model)
+    assert torch.allclose(logits(open_clean("smooth")), before, rtol=0, atol=1e-5 * float(before.abs().max()))
+
+
 def relu(scale: float = 1.0) -> Params:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -117,6 +128,7 @@ def test_a_file_is_equalized() -> None:
         (["--untie"], "--untie changes config.json of a folder"),
         (["--method", "learned", "--bits", "1"], "bits is 1, but values are rounded to 2 to 16 bits"),
         (["--group", "-1"], "--group is -1"),
+        (["--method", "smooth"], "the method 'smooth' looks at what layers read: give --data"),
     ],
 )
 def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

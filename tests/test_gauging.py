@@ -41,6 +41,10 @@ METHODS: dict[str, GaugeMethod] = {
     "every Hadamard": rg.Hadamard(is_kept_always=True),
     "random rotation": rg.RandomRotation(is_kept_always=True),
     "learned rotation": rg.LearnedRotation(steps=4),
+    "AWQ": rg.Smooth(grid=4),
+    "SmoothQuant": rg.Smooth(
+        alpha=0.5, statistic="max", is_against_weights=True, activations=RoundToNearest(8), scheme=RoundToNearest(8)
+    ),
     "scales, then rotations": rg.Chain((rg.Equalize(), rg.LearnedRotation(steps=2))),
 }
 
@@ -143,6 +147,29 @@ def test_rotations_spread_an_outlier_of_the_stream() -> None:
             spoiled[key][:, 3] *= 30
     result = rg.gauge(spoiled, symmetry, method=rg.Hadamard(), task=task, generator=generator(0))
     assert result.objective > result.initial + 2
+
+
+def test_channels_with_large_activations_get_larger_weights() -> None:
+    """Where one channel of the stream is loud, the weights that read it round badly until it is scaled."""
+    _, _, params, symmetry, task = prepared("Llama")
+    loud = {key: tensor.clone() for key, tensor in params.items()}
+    loud["blocks.0.feed_forward_norm.weight"][5] *= 100
+    for key in ("gate", "up"):
+        loud[f"blocks.0.feed_forward.{key}.weight"][:, 5] /= 100
+    result = rg.gauge(loud, symmetry, method=rg.Smooth(), task=task)
+    assert result.objective > result.initial + 1
+    scale = result.params["blocks.0.feed_forward_norm.weight"] / loud["blocks.0.feed_forward_norm.weight"]
+    assert scale.argmin() == 5
+    assert scale[5] < 0.5 * scale.median()
+    # Values of attention are scaled through their invertible matrices, within each head.
+    (values,) = (group.name for group in symmetry.groups if group.kind == "linear")
+    matrix = result.element[values].matrix
+    assert matrix is not None
+    assert not torch.allclose(matrix.diagonal(dim1=-2, dim2=-1), torch.ones(()).double())
+    with pytest.raises(ValueError, match="Smooth looks at what layers read: give a task"):
+        rg.gauge(params, symmetry, method=rg.Smooth())
+    with pytest.raises(ValueError, match="alpha is 2, but it is an exponent from 0 to 1"):
+        rg.Smooth(alpha=2)
 
 
 def test_a_tied_embedding_keeps_its_gain_and_the_report_says_so() -> None:

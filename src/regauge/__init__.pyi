@@ -50,6 +50,7 @@ from .gauging import Equalize as Equalize
 from .gauging import Hadamard as Hadamard
 from .gauging import LearnedRotation as LearnedRotation
 from .gauging import RandomRotation as RandomRotation
+from .gauging import Smooth as Smooth
 from .gauging import gauge as gauge
 from .merging import merge as merge
 from .storage import load_alignment as load_alignment

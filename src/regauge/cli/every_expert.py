@@ -6,6 +6,7 @@ was not chosen multiplied by zero, is the same function.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from types import MethodType
 from typing import Any
 from unittest.mock import patch
 
@@ -97,7 +98,7 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
     except Exception:  # These are not its inputs, which the trace has said.
         return False
     for spare in (0, 1):
-        module.forward = _visiting(forward, spare)
+        module.forward = MethodType(_visiting(type(module).forward, spare), module)
         try:
             with torch.no_grad():
                 after = _tensors(module(*inputs, **kwargs))
@@ -110,13 +111,15 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
 
 
 def _visiting(forward: Callable[..., Any], spare: int) -> Callable[..., Any]:
-    def visiting(*args: Any, **kwargs: Any) -> Any:
+    """A method, so that a copy of the module runs its own parameters."""
+
+    def visiting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Routers convert their own weights, which a trace cannot; tensors of a trace have lists of their own.
         with EveryExpert(spare), ExitStack() as patches:
             patches.enter_context(patch.object(nn.Module, "to", lambda module, *_, **__: module))
             for kind in (Tensor, FakeTensor, FunctionalTensor):
                 patches.enter_context(patch.object(kind, "tolist", _counting(kind.tolist)))
-            return forward(*args, **kwargs)
+            return forward(module, *args, **kwargs)
 
     return visiting
 

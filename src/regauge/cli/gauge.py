@@ -14,9 +14,12 @@ from regauge.cli.models import Model, Networks, find_traced, load_model, name_mo
 from regauge.cli.options import Gauge, UsageError
 from regauge.cli.output import form_of, show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
+from regauge.cli.tasks import convert, load_batches
 from regauge.cli.tracing import Traced
+from regauge.cli.transformers_models import Values
 from regauge.cli.untied import untied
 from regauge.cli.vocabulary import bring_together
+from regauge.core.task import arguments
 from regauge.gauging import Certificate, GaugeMethod, LayerMeasures, Move, RoundToNearest, certify, move_tensor
 from regauge.gauging.method import GaugeProblem, fixed_reasons, to_work
 from regauge.gauging.methods.rotations import Rotation
@@ -65,7 +68,7 @@ def run(options: Gauge) -> None:
             name, job = stack.enter_context(untied(name, job))
         found, kwargs, uncovered, can_run = _read(options, method, name, job)
         job = replace(job, checkpoints=found.checkpoints)
-        chosen = _choose(method, found, uncovered, job, options.seed)
+        chosen = _choose(method, found, uncovered, kwargs, options.inputs.outputs or None, options.seed)
         measures = LayerMeasures(found.symmetry, [RoundToNearest(bits) for bits in BITS])
         certificate, reason = None, "the model has no values here: it is larger than what is run, or is not known"
         if can_run and found.model is not None and _fits(job):
@@ -96,8 +99,11 @@ def method_of(options: Gauge) -> GaugeMethod:
     if options.group < 0:
         raise UsageError(f"--group is {options.group}; it counts values that share a scale, or is left out")
     scheme = RoundToNearest(options.bits, options.group or None)
+    if options.method == "smooth" and options.data is None:
+        raise UsageError("the method 'smooth' looks at what layers read: give --data, or choose another one")
     methods: dict[str, GaugeMethod] = {
         "equalize": rg.Equalize(),
+        "smooth": rg.Smooth(scheme),
         "hadamard": rg.Hadamard(scheme, is_kept_always=True),
         "random": rg.RandomRotation(scheme, is_kept_always=True),
         "learned": rg.LearnedRotation(scheme, steps=options.steps),
@@ -112,7 +118,12 @@ def _read(
     model: Model | None = None
     traced, kwargs = None, {}
     if name is not None:
-        model = load_model(name, options.inputs, values="if small" if _fits(job) else "never")
+        values: Values = "never" if not _fits(job) else "if small" if options.data is None else "always"
+        model = load_model(name, options.inputs, values=values)
+        if options.data is not None:
+            inputs = convert(load_batches(options.data, options.batch)[0][0], torch.float32)
+            args, named = arguments(inputs)
+            model = replace(model, inputs=args, kwargs=named, further=())
         with show_status("tracing the model"):
             if options.symmetry is None:
                 symmetry, found_kwargs = find_traced(model, options.inputs.outputs)
@@ -131,7 +142,7 @@ def _read(
     found = read_networks(where, job.checkpoints, is_streamed=not is_held, traced=traced)
     found = replace(found, model=model)
     uncovered = Uncovered(None, rotating(found.symmetry), {})
-    if model is not None and options.method != "equalize" and not found.symmetry.ones:
+    if model is not None and options.method not in ("equalize", "smooth") and not found.symmetry.ones:
         with show_status("looking for rotations behind gains"):
             read, outputs = _reader(found), options.inputs.outputs or None
             uncovered = uncover_rotations(read, found.symmetry, model.module, model.inputs, kwargs, outputs)
@@ -150,7 +161,9 @@ def _reader(found: Networks) -> Any:
     return read
 
 
-def _choose(method: GaugeMethod, found: Networks, uncovered: Uncovered, job: FileJob, seed: int) -> Chosen:
+def _choose(
+    method: GaugeMethod, found: Networks, uncovered: Uncovered, kwargs: dict[str, Any], outputs: Any, seed: int
+) -> Chosen:
     """What takes the checkpoint to its gauge; rotations without a look at the weights need none of them in memory."""
     generator = torch.Generator().manual_seed(seed)
     if isinstance(method, Rotation):
@@ -158,7 +171,12 @@ def _choose(method: GaugeMethod, found: Networks, uncovered: Uncovered, job: Fil
         before = () if uncovered.before is None else (uncovered.before,)
         fixed = fixed_reasons(found.symmetry, uncovered)
         return Chosen((*before, Move(uncovered.symmetry, element)), 0.0, 0.0, (), "", fixed)
-    problem = GaugeProblem(to_work(found.checkpoints[0].params), found.symmetry, None, generator)
+    task = None
+    if found.model is not None and method.needs_task:
+        if found.model.inputs and kwargs:
+            raise UsageError("the model needs masks beside its data: give batches whose inputs are named")
+        task = rg.Task(found.model.module, [(found.model.inputs or kwargs, torch.zeros(1))], outputs=outputs)
+    problem = GaugeProblem(to_work(found.checkpoints[0].params), found.symmetry, task, generator)
     problem.__dict__["uncovered"] = uncovered
     with show_status("choosing a gauge"):
         chosen = method.choose(problem)

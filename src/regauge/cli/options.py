@@ -255,11 +255,14 @@ class Gauge:
     """Where the moved checkpoint goes, a .safetensors file or a folder."""
     model: Model = None
     symmetry: SymmetryFile = None
-    method: Literal["equalize", "hadamard", "random", "learned"] = "hadamard"
-    """equalize: scales until ranges agree; hadamard and random: rotations of the residual stream and of attention's
-    values, queries and keys; learned: the same by descent on the rounding error. docs/quantization.md tells more."""
+    method: Literal["equalize", "smooth", "hadamard", "random", "learned"] = "hadamard"
+    """equalize: scales until ranges agree; smooth: scales between activations and weights, as AWQ searches them, which
+    needs data; hadamard and random: rotations of the residual stream and of attention's values, queries and keys;
+    learned: the same by descent on the rounding error. docs/quantization.md tells more."""
+    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "the first batch is looked at.")] = None
+    batch: Batch = 16
     bits: int = 4
-    """Of the rounding that learned rotations are chosen by."""
+    """Of the rounding that scales and learned rotations are chosen by."""
     group: int = 0
     """Values that share a scale there; a whole row where left out."""
     steps: int = 100

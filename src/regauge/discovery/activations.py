@@ -1,7 +1,9 @@
 """How the groups of a known symmetry act on the intermediate values of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import ne
 from typing import Any
 
 import torch
@@ -19,12 +21,16 @@ from regauge.discovery.angles import free_angles
 from regauge.discovery.correspond import carry_over
 from regauge.discovery.discover import trace_and_record
 from regauge.discovery.emit import groups_of, unplaced
-from regauge.discovery.operators import COPIES, READERS, operator_name
+from regauge.discovery.operators import COPIES, PIECES, READERS, operator_name, words
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
 
+Change = Callable[[Tensor], Tensor]
+"""What is made of a value before it is read; the same object each time, so that graphs are made once."""
+SELECTIONS = words("index index_select gather embedding")
+"""Operators that pick entries of their first operand."""
 ROUNDING = 0.25
 """Values may be off by the machine epsilon to this power: networks enlarge errors, wrong placements are off by one."""
 
@@ -35,7 +41,9 @@ class IntermediateValues:
 
     module: nn.Module
     program: Program
-    _graphs: dict[tuple[str, ...], GraphModule] = field(default_factory=dict, repr=False)
+    _graphs: dict[tuple[tuple[str, ...], tuple[tuple[str, Change], ...]], GraphModule] = field(
+        default_factory=dict, repr=False
+    )
 
     def __call__(
         self,
@@ -54,9 +62,13 @@ class IntermediateValues:
         inputs: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         names: Sequence[str],
+        changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """As a call; with gradients, and `torch.func.vmap` applies as far as it knows the operators of the model."""
-        graph = self._graph(tuple(names))
+        """As a call; with gradients, and `torch.func.vmap` applies as far as it knows the operators of the model.
+
+        What reads a value with a change reads what that function makes of it.
+        """
+        graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
             return dict(zip(names, graph(*self._placeholders(params, inputs, kwargs)), strict=True))
 
@@ -65,16 +77,40 @@ class IntermediateValues:
         """Names of the outputs that count."""
         return tuple(f"%{node.name}" for node in self.program.outputs)
 
-    def _graph(self, names: tuple[str, ...]) -> GraphModule:
-        if names not in self._graphs:
+    def products(self, parameters: Collection[str]) -> tuple[str, ...]:
+        """Names of the values that layers make of some of their parameters and of what depends on the inputs.
+
+        Parameters are followed through copies, pieces, what is selected of them, and whatever else no input decides.
+        """
+        reached = {f"%{node.name}" for node in _reached(self.program)}
+        held: set[Node] = set()
+        found = []
+        for node in self.program.graph.graph.nodes:
+            if node.op == "placeholder":
+                name = self.program.states.get(node.name)
+                if name is not None and {*self.program.aliases.get(name, (name,))} & {*parameters}:
+                    held.add(node)
+            elif node.op == "call_function" and any(source in held for source in node.all_input_nodes):
+                if operator_name(node) in COPIES | PIECES | SELECTIONS or f"%{node.name}" not in reached:
+                    held.add(node)
+                else:
+                    found.append(f"%{node.name}")
+        return tuple(found)
+
+    def _graph(self, names: tuple[str, ...], changes: tuple[tuple[str, Change], ...] = ()) -> GraphModule:
+        if (names, changes) not in self._graphs:
             graph = Graph()
             copies: dict[Node, Node] = {}
             graph.graph_copy(self.program.graph.graph, copies)
             by_name = {f"%{old.name}": new for old, new in copies.items()}
+            for name, change in changes:
+                with graph.inserting_after(by_name[name]):
+                    changed = graph.call_function(change, (by_name[name],))
+                by_name[name].replace_all_uses_with(changed, delete_user_cb=partial(ne, changed))
             graph.output(tuple(by_name[name] for name in names))
             graph.eliminate_dead_code()
-            self._graphs[names] = GraphModule(self.program.graph, graph)
-        return self._graphs[names]
+            self._graphs[names, changes] = GraphModule(self.program.graph, graph)
+        return self._graphs[names, changes]
 
     def _placeholders(
         self, params: Mapping[str, Tensor], inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -224,13 +260,19 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     return failed
 
 
-def _dependent(program: Program) -> set[Node]:
-    """Floating-point results of operators that depend on the inputs of the model."""
+def _reached(program: Program) -> set[Node]:
+    """What depends on the inputs of the model, these included."""
     reached: set[Node] = set()
     for node in program.graph.graph.nodes:
         is_input = node.op == "placeholder" and node.name in program.inputs
         if is_input or any(source in reached for source in node.all_input_nodes):
             reached.add(node)
+    return reached
+
+
+def _dependent(program: Program) -> set[Node]:
+    """Floating-point results of operators that depend on the inputs of the model."""
+    reached = _reached(program)
 
     def is_floating(node: Node) -> bool:
         value = node.meta.get("val")

@@ -10,6 +10,7 @@ from .methods.equalize import Equalize as Equalize
 from .methods.learned_rotation import LearnedRotation as LearnedRotation
 from .methods.rotations import Hadamard as Hadamard
 from .methods.rotations import RandomRotation as RandomRotation
+from .methods.smooth import Smooth as Smooth
 from .moves import Move as Move
 from .moves import apply_moves as apply_moves
 from .moves import move_tensor as move_tensor

@@ -33,6 +33,7 @@ def gauge(
     | `Equalize` | every family of positive scales, until ranges agree | nothing else |
     | `Hadamard`, `RandomRotation` | every orthogonal and linear group | a task, to see behind gains |
     | `LearnedRotation` | the same, by descent on the error of rounding | a task, to see behind gains |
+    | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | several methods, one after the other | what these need |
 
     Where gains of norms stand in the way of rotations and there is a task, they are brought to one first by the scales

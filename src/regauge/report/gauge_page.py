@@ -10,6 +10,7 @@ from regauge.report.pages import page_template
 
 ABOUT = {
     "equalize": "Scales of every unit were chosen so that ranges agree on both of its sides.",
+    "smooth": "Scales of what layers read were chosen such that layers with rounded weights put out what they did.",
     "hadamard": "Every direction that only linear maps see was turned by a Hadamard matrix, which spreads outliers.",
     "random": "Every direction that only linear maps see was turned at random, which spreads outliers.",
     "learned": "Every direction that only linear maps see was turned to where the rounding error is small.",

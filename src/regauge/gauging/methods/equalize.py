@@ -3,18 +3,23 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from regauge.core.element import Element
+from regauge.core.groups import Group
+from regauge.core.remembered import remembered
 from regauge.core.scales import Direction, Place, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.method import GaugeMethod, GaugeProblem
 from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
 
+NO_SCALES = "it has no scales"
+"""Why a group stays that has neither families of scales nor matrices that contain them."""
 SETTLED = 1e-6
 """Sweeps end when no factor changes by more than this share."""
 Units = Float64[Tensor, " unit"]
@@ -27,7 +32,8 @@ class Equalize(GaugeMethod):
 
     A unit's factor makes the range (the largest magnitude) of what it multiplies equal to the range of what it divides:
     `s = sqrt(range_out / range_in)` for a plain ReLU unit. Ranges are taken over the weights of layers and tables;
-    where one side has none, as the gain of a norm, over its vectors. Sweeps over all families go on until nothing
+    where one side has none, as the gain of a norm, over its vectors. Linear groups (values, queries and keys of
+    attention) are scaled by diagonal matrices. Sweeps over all families go on until nothing
     moves: the largest imbalance falls, and the end does not depend on where on its orbit the network was.
 
     The objective is the mean imbalance of all units, `|log2(range_out / range_in)|`, with its sign turned.
@@ -62,10 +68,10 @@ class Equalize(GaugeMethod):
             if step < SETTLED:
                 is_settled = True
                 break
-        fixed = [(group.name, "it has no scales") for group in symmetry.groups if not group.scales]
+        fixed = [(group.name, NO_SCALES) for group in diagonal(symmetry).groups if not group.scales]
         fixed += [(name, "one side of its units has no values whose range could agree") for name in ranges.alone]
         notes = () if is_settled else (f"still moving after {self.sweeps} sweeps: allow more",)
-        moves = (Move(symmetry, _element(symmetry, best)),)
+        moves = (Move(symmetry, scaled_element(symmetry, best)),)
         return Chosen(moves, history[-1], history[0], tuple(history), "octaves of imbalance", tuple(fixed), notes)
 
 
@@ -89,7 +95,7 @@ class _Ranges:
         self._symmetry = symmetry
         self.pairs: list[_Pair] = []
         self.alone: list[str] = []
-        every = directions(symmetry, "move")
+        every = directions(diagonal(symmetry), "move")
         for direction in every:
             sides = [
                 _telling(symmetry, [p for p in direction.places if (p.exponent > 0) == is_up])
@@ -143,14 +149,7 @@ class _Ranges:
         return logs[0] - logs[1], is_there
 
     def _range(self, place: Place, count: int) -> Units:
-        sizes = self._sizes[place.name]
-        others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
-        reduced = sizes.amax(others) if others else sizes
-        order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
-        reduced = reduced.permute([order.index(k) for k in range(len(place.axes))])
-        owned = reduced.index_select(-1, place.positions).flatten()
-        index = place.index.expand(*reduced.shape[:-1], place.positions.numel()).flatten()
-        return torch.zeros(count, dtype=torch.float64).scatter_reduce_(0, index, owned, "amax")
+        return unit_sizes(place, self._sizes[place.name], count)
 
     def _move(self, place: Place, step: Units) -> None:
         sizes = self._sizes[place.name]
@@ -162,17 +161,45 @@ class _Ranges:
         sizes *= field.permute(order).reshape(lengths).exp()
 
 
+@remembered
+def diagonal(symmetry: Symmetry) -> Symmetry:
+    """The symmetry with the diagonal matrices of linear groups, as families of scales, in place of all of them."""
+
+    def scales_of(group: Group) -> Group:
+        if group.matrix != "linear":
+            return group
+        places = tuple(replace(place, scale=(-1 if place.is_inverse else 1,)) for place in group.placements)
+        return replace(group, matrix="none", scales=1, placements=places)
+
+    return replace(symmetry, groups=tuple(scales_of(group) for group in symmetry.groups))
+
+
+def unit_sizes(place: Place, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
+    """The largest or the mean magnitude of what each unit owns at a place."""
+    others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
+    reduced = sizes if not others else sizes.amax(others) if how == "amax" else sizes.mean(others)
+    order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
+    reduced = reduced.permute([order.index(k) for k in range(len(place.axes))])
+    owned = reduced.index_select(-1, place.positions).flatten().double()
+    index = place.index.expand(*reduced.shape[:-1], place.positions.numel()).flatten()
+    return torch.zeros(count, dtype=torch.float64).scatter_reduce_(0, index, owned, how, include_self=how == "amax")
+
+
 def _telling(symmetry: Symmetry, places: Sequence[Place]) -> tuple[Place, ...]:
     """The places whose ranges count: matrices, kernels and tables; vectors where there are none of these."""
     wide = tuple(place for place in places if len(symmetry.shapes[place.name]) > 1)
     return wide or tuple(places)
 
 
-def _element(symmetry: Symmetry, logs: Sequence[tuple[Direction, Units]]) -> Element:
+def scaled_element(symmetry: Symmetry, logs: Sequence[tuple[Direction, Units]]) -> Element:
     """The element with these factors."""
     element = symmetry.identity()
     for direction, units in logs:
         value = element[direction.group]
+        if value.matrix is not None:
+            scale = units.reshape(value.matrix.shape[:-1]).exp()
+            element = element.replace(direction.group, replace(value, matrix=value.matrix * scale.unsqueeze(-1)))
+            continue
         assert value.scale is not None
         by_copy = units.reshape(*value.scale.shape[:-2], value.scale.shape[-1])
         rows = [by_copy * weight for weight in direction.weights]

@@ -20,11 +20,12 @@ from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, layer_rows
 
 @dataclass(frozen=True)
 class LearnedRotation(GaugeMethod):
-    """Rotations of every orthogonal and linear group, found by descent from where Hadamard matrices lead.
+    """Rotations of every orthogonal and linear group, found by descent.
 
-    Rotations are `R_0 C(A)` with Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a group.
-    What descends is the expected rounding error, `sum over scales of range^2`, relative to the norm of each layer; the
-    best rotation by the true error is kept. Unlike in the paper no data are used and the loss is that of the weights.
+    It begins at the identity or where Hadamard matrices lead, whichever is better. Rotations are `C(A) R_0` with
+    Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a group. What descends is the expected
+    rounding error, `sum over scales of range^2`, relative to the norm of each layer; the best rotation by the true
+    error is kept. Unlike in the paper no data are used and the loss is that of the weights.
 
     The objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
@@ -56,7 +57,9 @@ class LearnedRotation(GaugeMethod):
             return Chosen((), initial, initial, (initial,), "dB", fixed, ("there is nothing to rotate",))
         start = problem.params if before is None else before(problem.params)
         best, reached, history = symmetry.identity(), initial, [initial]
-        element = Hadamard(self.scheme).rotate(symmetry, problem.generator)
+        flat = Hadamard(self.scheme).rotate(symmetry, problem.generator)
+        starts = (symmetry.identity(), flat)
+        element = max(starts, key=lambda one: Weights(_moved(start, symmetry, one), symmetry, self.scheme).decibels)
         skew = {group.name: _skew_start(group, symmetry).requires_grad_() for group in groups}
         optimizer = torch.optim.Adam(list(skew.values()), lr=self.lr)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, self.steps)
