@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import flow
+from regauge.core.element import Value
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.flow.design import Design, build_velocity
 from regauge.flow.likelihood import integrate_density
-from regauge.flow.moments import Moments
+from regauge.flow.moments import Moments, find_factor
+from regauge.flow.nets import find_tokens
 from regauge.flow.sampling import Guidance, diffuse, integrate
 from regauge.flow.space import LOG_NORM, Representation, Space
 from regauge.flow.velocity import Velocity
@@ -222,6 +224,24 @@ def exact(predicts: str, mean: float = 1.0, deviation: float = 0.3) -> tuple[Spa
     return space, velocity, prior
 
 
+def test_full_priors_have_the_covariances_of_the_networks() -> None:
+    _, symmetry, _, _ = networks("mlp", 2)
+    chance = torch.Generator().manual_seed(0)
+    population = {n: torch.randn(4000, *s, generator=chance).double() for n, s in symmetry.shapes.items()}
+    population["layers.2.bias"] = population["layers.2.bias"] + population["layers.1.bias"][:, :3]
+    space = Space.of(population, symmetry, Representation("keep"))
+    x = space.enter(population, torch.float64)
+    moments = Moments.of([x], space, is_pooled=False)
+    moments = replace(moments, factor=find_factor(x, space, moments.deviation))
+    prior = flow.FullGaussian().build(space, moments)
+    drawn = prior.sample(4000, torch.Generator().manual_seed(1), torch.float64)
+    assert (torch.cov(drawn.T) - torch.cov(x.T)).abs().max() < 0.25
+    assert (torch.cov(drawn.T) - torch.diag(torch.cov(x.T).diagonal())).abs().max() > 0.8
+    mean, covariance = prior.mean, prior.factor.double() @ prior.factor.double().T  # type: ignore[union-attr]
+    exact = torch.distributions.MultivariateNormal(mean, covariance).log_prob(x[:9])
+    assert torch.allclose(prior.log_density(x[:9]), exact, rtol=1e-4)
+
+
 @pytest.mark.parametrize("predicts", ["velocity", "end"])
 def test_normal_to_normal_has_the_right_moments_and_density(predicts: str) -> None:
     space, velocity, prior = exact(predicts)
@@ -419,6 +439,23 @@ def test_plain_nets_are_fitted_to_aligned_networks(net: flow.Perceptron | flow.T
     loaded = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
     first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=3) for one in (found, loaded))
     assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_tokens_are_what_permutations_move_together(name: str) -> None:
+    """A permutation of the units of one group moves the tokens of that group and, within others, only single values."""
+    _, symmetry, population, _ = networks(name, 2)
+    space = Space.of(population, symmetry, Representation("keep"))
+    tokens = find_tokens(space)
+    assert torch.cat([index.flatten() for index in tokens]).unique().tolist() == list(range(space.dim))
+    numbers = torch.arange(space.dim, dtype=torch.float64).unsqueeze(0)
+    for group, index in zip([one for one in space.symmetry.groups if one.is_permuted], tokens, strict=False):
+        moved = space.symmetry.identity()
+        perm = torch.arange(group.size).roll(1)
+        known = moved[group.name]
+        moved = moved.replace(group.name, Value(perm=perm).fill(known))
+        found = space.collect(space.symmetry.act(moved, space.arrange(numbers)))[0].long()
+        assert torch.equal(found[index].sort(1).values, index[perm].sort(1).values)
 
 
 def test_an_interrupted_fit_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regauge.flow.orbits import unit_indices
 from regauge.flow.space import Points, Space
 from regauge.weightspace.heads import Equivariant
 from regauge.weightspace.layers import LAYERS, Layer, MessagePassing
@@ -68,7 +69,11 @@ class Perceptron:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A transformer whose tokens are the rows of tensors, in their order: for networks that were aligned.
+    """A transformer whose tokens are units, in their order: for networks that were aligned.
+
+    A token reads all values that a unit has a part in, such as its incoming weights, its bias and its outgoing ones,
+    by maps that all units of a group share; a value of two units is the mean of what both say. Values of no unit are
+    one more token.
 
     Attributes:
         width: Of tokens.
@@ -76,13 +81,13 @@ class Tokens:
         heads: Of attention.
     """
 
-    width: int = 128
-    depth: int = 4
+    width: int = 64
+    depth: int = 3
     heads: int = 4
 
     def build(self, space: Space, generator: torch.Generator) -> nn.Module:
         """The net."""
-        return OverRows(self, space, generator)
+        return OverUnits(self, space, generator)
 
 
 NETS: dict[str, type[Any]] = {"metanetwork": Metanetwork, "perceptron": Perceptron, "tokens": Tokens}
@@ -159,40 +164,78 @@ class OverCoordinates(nn.Module):
         return made
 
 
-class OverRows(nn.Module):
+class OverUnits(nn.Module):
+    counts: Tensor
+
     def __init__(self, settings: Tokens, space: Space, generator: torch.Generator) -> None:
         super().__init__()
-        self.space = space
-        shapes = [space.symmetry.shapes[name] for name in space.names]
-        self.rows = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape)) for shape in shapes]
-        width = settings.width
-        self.into = nn.ModuleList(Dense(length, width, generator=generator) for _, length in self.rows)
-        self.out = nn.ModuleList(Dense(width, length, gain=0.1, generator=generator) for _, length in self.rows)
-        self.places = nn.Parameter(torch.randn(sum(count for count, _ in self.rows), width, generator=generator))
-        self.told = nn.ModuleList(
-            Dense(TOLD, width, is_biased=False, generator=generator) for _ in range(settings.depth)
-        )
-        with torch.random.fork_rng([]):
-            torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
-            self.blocks = nn.ModuleList(
-                nn.TransformerEncoderLayer(
-                    width, settings.heads, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-                )
-                for _ in range(settings.depth)
-            )
+        self.tokens = find_tokens(space)
+        width, count = settings.width, sum(len(index) for index in self.tokens)
+        self.into = nn.ModuleList(Dense(index.shape[1], width, generator=generator) for index in self.tokens)
+        self.out = nn.ModuleList(Dense(width, index.shape[1], gain=0.02, generator=generator) for index in self.tokens)
+        self.places = nn.Parameter(0.5 * torch.randn(count, width, generator=generator))
+        self.blocks = nn.ModuleList(Block(width, settings.heads, generator) for _ in range(settings.depth))
+        counts = torch.bincount(torch.cat([index.flatten() for index in self.tokens]), minlength=space.dim)
+        self.register_buffer("counts", counts.float(), persistent=False)
 
     def forward(self, z: Points, told: Tensor) -> Points:
-        tensors = self.space.arrange(z)
-        tokens = [
-            dense(tensors[name].reshape(len(z), *rows))
-            for name, rows, dense in zip(self.space.names, self.rows, self.into, strict=True)
-        ]
-        x = torch.cat(tokens, dim=1) + self.places
-        for hear, block in zip(self.told, self.blocks, strict=True):
-            x = block(x + hear(told).unsqueeze(1))
-        parts = torch.split(x, [count for count, _ in self.rows], dim=1)
-        made = {
-            name: dense(part).reshape(len(z), *self.space.symmetry.shapes[name])
-            for name, part, dense in zip(self.space.names, parts, self.out, strict=True)
-        }
-        return self.space.collect(made)
+        read = [dense(z[:, index.to(z.device)]) for dense, index in zip(self.into, self.tokens, strict=True)]
+        x = torch.cat(read, dim=1) + self.places
+        for block in self.blocks:
+            x = block(x, told)
+        x = nn.functional.layer_norm(x, x.shape[-1:])
+        made, parts = torch.zeros_like(z), torch.split(x, [len(index) for index in self.tokens], dim=1)
+        for dense, index, part in zip(self.out, self.tokens, parts, strict=True):
+            made = made.index_add(1, index.flatten().to(z.device), dense(part).flatten(1))
+        return made / self.counts
+
+
+class Block(nn.Module):
+    """Attention among tokens and an MLP on each, whose inputs are scaled and shifted by functions of the time."""
+
+    def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.heads = heads
+        self.hear = Dense(TOLD, 2 * width, gain=0.1, generator=generator)
+        self.attend = Dense(width, 3 * width, generator=generator)
+        self.join = Dense(width, width, gain=0.5, generator=generator)
+        self.widen = Dense(width, 2 * width, generator=generator)
+        self.narrow = Dense(2 * width, width, gain=0.5, generator=generator)
+
+    def forward(self, x: Float[Tensor, "models tokens width"], told: Tensor) -> Tensor:
+        models, tokens, width = x.shape
+        scale, shift = self.hear(told).unsqueeze(1).chunk(2, dim=-1)
+        y = nn.functional.layer_norm(x, (width,)) * (1 + scale) + shift
+        q, k, v = self.attend(y).reshape(models, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(models, tokens, width)
+        x = x + self.join(mixed)
+        made: Tensor = x + self.narrow(nn.functional.gelu(self.widen(nn.functional.layer_norm(x, (width,)))))
+        return made
+
+
+def find_tokens(space: Space) -> list[Int[Tensor, "units values"]]:
+    """For each permuted group the coordinates that each of its units has a part in; those of no unit come last."""
+    place = torch.argsort(space.order)
+    starts = torch.tensor([0, *(torch.Size(space.symmetry.shapes[name]).numel() for name in space.names)]).cumsum(0)
+    numbers = {
+        name: place[start : start + torch.Size(space.symmetry.shapes[name]).numel()].reshape(
+            space.symmetry.shapes[name]
+        )
+        for name, start in zip(space.names, starts.tolist(), strict=False)
+    }
+    is_free = torch.ones(space.dim, dtype=torch.bool)
+    tokens = []
+    for group in space.symmetry.groups:
+        read = []
+        for one in group.placements if group.is_permuted else ():
+            if one.parameter not in numbers:
+                continue
+            index = unit_indices(one, group.size)
+            of_units = numbers[one.parameter].movedim(one.axis, 0)[index]
+            read.append(of_units.reshape(group.size, -1))
+        if read:
+            tokens.append(torch.cat(read, dim=1))
+            is_free[tokens[-1]] = False
+    if bool(is_free.any()):
+        tokens.append(is_free.nonzero().T)
+    return tokens

@@ -10,6 +10,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from regauge.core.element import Value
+from regauge.core.groups import Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
@@ -48,6 +49,14 @@ def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " va
         moved = symmetry.act(symmetry.random(chance, ("sign",)), _complete(symmetry, ones))
         flipped |= torch.cat([moved[name].flatten() for name in names]) < 0
     return flipped
+
+
+def unit_indices(placement: Placement, units: int) -> Int[Tensor, "units indices"]:
+    """The indices on its axis that belong to each of the first units of a placement."""
+    offsets = torch.zeros(1, dtype=torch.int64)
+    for count, stride in placement.repeats:
+        offsets = (offsets.unsqueeze(1) + stride * torch.arange(count)).flatten()
+    return placement.start + torch.arange(units).unsqueeze(1) * placement.stride + offsets
 
 
 def _permuted(symmetry: Symmetry, numbers: Params, draws: int) -> list[Params]:

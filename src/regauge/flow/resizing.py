@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regauge.core.symmetry import Symmetry
+from regauge.flow.orbits import unit_indices
 from regauge.flow.space import Space
 
 
@@ -63,11 +64,7 @@ def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[T
         if [size for size, _ in pair[0].repeats] != [size for size, _ in pair[1].repeats]:
             raise ValueError(f"the units on axis {axis} of {name!r} have other sizes; only their number may differ")
         for side, placement in zip(sides, pair[:2], strict=True):
-            offsets = torch.zeros(1, dtype=torch.int64)
-            for count, stride in placement.repeats:
-                offsets = (offsets.unsqueeze(1) + stride * torch.arange(count)).flatten()
-            units = torch.arange(pair[2])
-            side.append((placement.start + units.unsqueeze(1) * placement.stride + offsets).flatten())
+            side.append(unit_indices(placement, pair[2]).flatten())
     return torch.cat(sides[0]), torch.cat(sides[1])
 
 
