@@ -5,6 +5,7 @@ from regauge.papers import (
     bayesian,
     deep_align,
     digit_orbits,
+    flows,
     learned_alignment,
     one_classifier,
     residual,
@@ -17,6 +18,7 @@ from regauge.papers import (
 from regauge.papers.experiment import Experiment
 
 EXPERIMENTS: dict[str, dict[str, Experiment]] = {
+    "000": flows.EXPERIMENTS,
     "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS | learned_alignment.EXPERIMENTS,
     "002": digit_orbits.EXPERIMENTS | autoencoders.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,

@@ -1,0 +1,123 @@
+"""The networks of paper 000: populations, divided by run, and the data that they are judged on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge import flow
+from regauge.core.params import Params
+from regauge.core.task import Task
+from regauge.data.images import digits, fashion_mnist, mnist
+from regauge.data.packaged import breast_cancer
+from regauge.flow.fitting import divide
+from regauge.learn.populations import spread
+from regauge.papers.experiment import Run
+from regauge.papers.weight_nets.accuracy import train_population
+from regauge.storage.collection import Collection
+from regauge.storage.store import Store
+from regauge.zoo.presets import mlp_architecture
+from regauge.zoo.training import Config
+
+BATCH = 500
+
+
+def _normalized(inputs: Tensor, mean: float, deviation: float) -> Tensor:
+    return (inputs - mean) / deviation
+
+
+def _cancer() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    data = breast_cancer()
+    return data.train_inputs, data.train_labels, data.test_inputs, data.test_labels
+
+
+def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    data = digits()
+    return data.train_images, data.train_labels, data.test_images, data.test_labels
+
+
+def _mnist() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    data = mnist().normalized(0.1307, 0.3081)
+    return data.train_images, data.train_labels, data.test_images, data.test_labels
+
+
+def _fashion() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    data = fashion_mnist().normalized(0.2860, 0.3530)
+    return data.train_images, data.train_labels, data.test_images, data.test_labels
+
+
+DATA: dict[str, Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]] = {
+    "breast-cancer": _cancer,
+    "digits": _digits,
+    "mnist": _mnist,
+    "fashion-mnist": _fashion,
+}
+"""Inputs and classes for training and for testing, as the networks read them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """A trained population.
+
+    Attributes:
+        store: Of all of it.
+        data: Name of what it was trained on.
+        run: Whose folder it is in.
+    """
+
+    store: Store
+    data: str
+    run: Run
+
+    @classmethod
+    def of(cls, name: str, settings: Config, run: Run) -> "Networks":
+        """The population, trained unless an earlier run did."""
+        return cls(train_population(name, settings, run), settings.data, run)
+
+    @cached_property
+    def parts(self) -> dict[str, NDArray[np.int64]]:
+        """Networks for training, validation and testing, divided by run."""
+        return divide(Collection(self.store))
+
+    def read(self, part: str, most: int | None = None) -> Params:
+        """The networks of a part, or some of them, evenly spread."""
+        return self.store.read(self.parts[part] if most is None else spread(self.parts[part], most))
+
+    def task(self, part: str = "test", data: str | None = None, widths: tuple[int, ...] = ()) -> Task:
+        """The task on the examples for training or testing, of networks of these or other widths."""
+        found = DATA[data or self.data]()
+        inputs, classes = found[:2] if part == "train" else found[2:]
+        module = (mlp_architecture(*widths) if widths else self.store.architecture).module()
+        pairs = list(zip(torch.split(inputs.flatten(1), BATCH), torch.split(classes, BATCH), strict=True))
+        return Task(module, pairs)
+
+    def fit(self, label: str, settings: flow.Config) -> flow.Flow:
+        """A flow to these networks, fitted unless an earlier run did."""
+        place = self.run.place("flows", (self.store.architecture.name, self.data, len(self.store), label, settings))
+        if place.exists():
+            return flow.load_flow(place)
+        made = flow.fit(
+            self.store,
+            config=settings,
+            generator=self.run.generator("flow", label),
+            state=place.with_suffix(".partial.safetensors"),
+            progress=self.run.progress,
+        )
+        flow.save_flow(made, place)
+        place.with_suffix(".partial.safetensors").unlink(missing_ok=True)
+        return made
+
+
+def unit_head(networks: Params, head: str, bias: str) -> Params:
+    """Networks whose last layer is divided by its norm: another loss, the same classes."""
+    norm = torch.linalg.vector_norm(networks[head].flatten(1), dim=1)
+    return {**networks, head: networks[head] / norm.reshape(-1, 1, 1), bias: networks[bias] / norm.reshape(-1, 1)}
+
+
+def fewer(settings: Config, count: int, epochs: int) -> Config:
+    """A population of fewer networks, trained for less time, whose ends alone are kept."""
+    return replace(settings, count=count, epochs=epochs, checkpoints=None)

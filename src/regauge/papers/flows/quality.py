@@ -1,0 +1,282 @@
+"""Paper 000, tables 7.1 and 7.2 and figures 7.3 to 7.5: how good and how new networks are that flows draw.
+
+The thesis' sampler does not follow its flow, and its Geometric flows divide the last layer by its norm, which
+lowers the loss on UCI and raises it on MNIST. Both stand here beside what is right.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+
+from regauge import flow
+from regauge.core.params import Params, select
+from regauge.flow.judging import Judgement
+from regauge.papers.experiment import Run, Scale
+from regauge.papers.flows.networks import Networks, fewer, unit_head
+from regauge.papers.table import Chart, Picture, Quantity, Record, Row, Series, Table
+from regauge.weightspace import RelationalAttention
+from regauge.zoo.presets import mlp_architecture, mnist_tiny_mlps, uci_mlps
+from regauge.zoo.training import Checkpoints, Config
+
+QUANTITIES = (
+    Quantity("accuracy", 4),
+    Quantity("loss", 4),
+    Quantity("loss / held-out", 3),
+    Quantity("nearest", 3),
+    Quantity("spread", 3),
+    Quantity("two-sample", 3),
+    Quantity("divergence", 5),
+    Quantity("accuracy of average", 4),
+    Quantity("CPU s", 0),
+)
+STEPS = (2, 5, 10, 20, 50, 100)
+"""Of Euler's method, in pictures."""
+SIZES = (1, 3, 10, 30, 100)
+"""Networks whose probabilities are averaged."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How networks are drawn."""
+
+    label: str
+    solver: Literal["heun", "euler", "thesis"] = "heun"
+    steps: int = 20
+    noise: float = 0.0
+    paper: tuple[str, ...] = ()  # accuracy and loss in the thesis, divergence too on MNIST
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A flow, and how networks are drawn from it."""
+
+    label: str
+    settings: flow.Config
+    drawings: tuple[Drawing, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A population, flows that are fitted to it, and how many networks are drawn from each."""
+
+    what: str
+    name: str
+    population: Config
+    flows: tuple[Fitted, ...]
+    drawn: int
+    seeds: int
+    head: str  # the last layer, without ".weight"
+    steps: tuple[int, ...]  # of Euler's method, for the picture
+    target: tuple[str, ...]  # accuracy and loss of trained networks in the thesis, divergence too on MNIST
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+
+def uci(scale: Scale) -> Study:
+    """2,500 runs and four CPU minutes for a flow on a laptop; 10,000 runs and an hour at the paper's scale."""
+    count, seconds = {"smoke": (40, 0.3), "cpu": (2500, 240.0), "paper": (10_000, 3600.0)}[scale]
+    population = replace(uci_mlps(count), checkpoints=Checkpoints(every=80, warmup=160))
+    if scale == "smoke":
+        population = replace(fewer(population, count, 2), architecture=mlp_architecture(30, 4, 4, 2))
+    head = "layers.2"
+    paper = {"euclidean": ("0.998", "0.101"), "geometric": ("0.992", "0.019")}
+    note = "held-out examples: 114 cases; the thesis has 57, one of which is 1.75%"
+    drawn, seeds = (8, 1) if scale == "smoke" else (500, 3)
+    flows = (own(seconds, scale), *thesis(seconds, scale, head, paper))
+    steps = (2, 4) if scale == "smoke" else STEPS
+    return Study("UCI breast cancer", "uci", population, flows, drawn, seeds, head, steps, ("0.992", "0.048"), (note,))
+
+
+def mnist(scale: Scale) -> Study:
+    """1,000 runs of five epochs on a laptop, of which only the ends are kept; 50 runs of 25 epochs in the paper."""
+    count, epochs, seconds = {"smoke": (40, 1, 0.3), "cpu": (1000, 5, 1200.0), "paper": (3000, 25, 7200.0)}[scale]
+    population = fewer(mnist_tiny_mlps(), count, epochs)
+    if scale == "smoke":
+        population = replace(population, architecture=mlp_architecture(64, 4, 10), data="digits")
+    paper = {"euclidean": ("0.737", "0.814", "0.00102"), "geometric": ("0.737", "1.457", "0.00073")}
+    drawn, seeds = (8, 1) if scale == "smoke" else (200, 1)
+    flows = (own(seconds, scale, is_large=True), *thesis(seconds, scale, "layers.1", paper))
+    steps = (2, 4) if scale == "smoke" else STEPS
+    note = f"ends of {count} runs of {epochs} epochs; the thesis has checkpoints of 50 runs of 25"
+    return Study(
+        population.data,
+        "mnist",
+        population,
+        flows,
+        drawn,
+        seeds,
+        "layers.1",
+        steps,
+        ("0.933", "0.231", "0.00002"),
+        (note,),
+    )
+
+
+def own(seconds: float, scale: Scale, *, is_large: bool = False) -> Fitted:
+    """The flow of this library: aligned networks, tokens that are units, and for few values all covariances."""
+    settings = flow.Config(
+        representation=flow.Representation("keep"),
+        net=flow.Tokens(8, 1, 2) if scale == "smoke" else flow.Tokens(64, 3),
+        prior=flow.MatchedGaussian() if is_large else flow.FullGaussian(),
+        is_aligned=True,
+        seconds=seconds,
+        is_cpu_time=True,
+        epochs=2 if scale == "smoke" else 3000,
+        average=0.998,
+        lr=3e-3,
+        balance=0.5,
+    )
+    return Fitted("tokens", settings, (Drawing("flow of velocities"),))
+
+
+def thesis(seconds: float, scale: Scale, head: str, paper: Mapping[str, tuple[str, ...]]) -> tuple[Fitted, ...]:
+    """The thesis' flows at a smaller width, drawn with its sampler and with the flow's own equation."""
+    small = flow.Metanetwork(RelationalAttention(heads=2), 8, 1)
+    made = []
+    for kind in ("euclidean", "geometric"):
+        unit = {} if kind == "euclidean" else {"head": f"{head}.weight", "head_bias": f"{head}.bias"}
+        settings = flow.thesis_config(
+            kind,
+            **unit,
+            net=small if scale == "smoke" else flow.Metanetwork(RelationalAttention(), 16, 3),
+            seconds=seconds,
+            is_cpu_time=True,
+            epochs=2 if scale == "smoke" else 3000,
+        )
+        steps = 2 if scale == "smoke" else 100
+        drawings = (
+            Drawing(f"thesis' {kind} flow, its sampler", "thesis", steps, paper=paper[kind]),
+            Drawing(f"thesis' {kind} flow, its equation", "euler", steps),
+        )
+        made.append(Fitted(kind, settings, drawings))
+    return tuple(made)
+
+
+def measure(study: Study, run: Run) -> Table:
+    """Fit the flows, draw from them, and judge."""
+    networks = Networks.of(study.name, study.population, run)
+    known = Known(study, networks)
+    seeds = range(study.seeds)
+    controls: dict[str, Record] = {}
+    rows, curves, averages = [], {}, {}
+    for fitted in study.flows:
+        for drawing in fitted.drawings:
+            settings = (study.name, study.population, fitted, drawing, study.drawn)
+            found = run.records(f"drawn: {drawing.label}", settings, partial(known.judge, fitted, drawing), seeds)
+            paper = dict(zip(("accuracy", "loss", "divergence"), drawing.paper, strict=False))
+            rows.append(Row.of(drawing.label, [[one["generated"]] for one in found], QUANTITIES, paper=paper))
+            averages[drawing.label] = found[0]["averages"]
+            curves[drawing.label] = found[0]["steps"]
+            controls |= found[0]["others"]
+    paper = dict(zip(("accuracy", "loss", "divergence"), study.target, strict=False))
+    rows.append(Row.of("held-out networks", [[controls.pop("held-out")]], QUANTITIES, paper=paper))
+    rows += [Row.of(name, [[record]], QUANTITIES) for name, record in controls.items()]
+    counts = {name: len(part) for name, part in networks.parts.items()}
+    notes = (
+        f"{study.population.architecture.name} on {study.what}: {counts['train']} networks for training, "
+        f"{counts['test']} held out, divided by run; {study.drawn} networks drawn from each flow; "
+        f"{study.seeds} seeds of the flow",
+        *study.notes,
+        "nearest: median distance to the nearest training network; spread: mean distance of two; in units of held-out "
+        "networks, after alignment; divergence: Jensen-Shannon, of two networks' class probabilities, mean over "
+        "examples and pairs, where the thesis compares sets of outputs by a density estimate",
+        "its sampler: ends are predicted, and `end - start` is followed in place of `(end - x) / (1 - t)`",
+        "unit last layer: what Geometric flows draw, and trained networks made so; the loss changes, classes do not",
+        f"thesis' flows: width {study.flows[1].settings.net.width}, where the thesis has 64 or 32, and "  # type: ignore[attr-defined]
+        f"{study.flows[1].settings.seconds:.0f} CPU seconds, where it has 6 to 40 hours of a GPU",
+    )
+    pictures = {"steps": _steps_picture(curves, study.steps), "averages": _averages_picture(averages)}
+    return Table(f"Networks drawn from flows: {study.what}", notes, QUANTITIES, tuple(rows), pictures=pictures)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What drawn networks are compared with."""
+
+    study: Study
+    networks: Networks
+
+    @cached_property
+    def task(self) -> Any:
+        """On the examples for testing."""
+        return self.networks.task()
+
+    @cached_property
+    def held_out(self) -> Params:
+        """Networks that no flow was fitted to."""
+        return self.networks.read("test", self.study.drawn)
+
+    def judge(self, fitted: Fitted, drawing: Drawing, seed: int) -> Record:
+        """Draw networks from a flow, and compare them with others."""
+        settings = fitted.settings
+        began = time.process_time()
+        made = self.networks.fit(f"{fitted.label} {seed}", settings)
+        seconds = time.process_time() - began
+        chance = self.networks.run.generator("draw", drawing.label, seed)
+        drawn = self._draw(made, drawing, self.study.drawn, drawing.steps, chance)
+        found = flow.judge(
+            drawn, self.networks.read("train"), self.held_out, self.networks.store.require_symmetry(), self.task
+        )
+        others = {score.name: self._record(found, score.name) for score in found.scores[1:]}
+        if settings.representation.head_form == "unit":
+            names = f"{self.study.head}.weight", f"{self.study.head}.bias"
+            metrics = self.task.evaluate_each(unit_head(self.held_out, *names))
+            others["held-out networks, unit last layer"] = {k: float(v.mean()) for k, v in metrics.items()}
+        trained = {"CPU s": seconds} if seconds > 0.5 * (settings.seconds or 0) else {}
+        return {
+            "generated": self._record(found, "generated") | trained,
+            "others": others,
+            "averages": self._averages(drawn),
+            "steps": self._steps(made, drawing) if not seed else [],
+        }
+
+    def _draw(self, made: flow.Flow, drawing: Drawing, count: int, steps: int, chance: torch.Generator) -> Params:
+        return made.sample(count, generator=chance, steps=steps, solver=drawing.solver, noise=drawing.noise)
+
+    def _record(self, found: Judgement, name: str) -> Record:
+        score = asdict(found[name])
+        return {
+            "accuracy": score["accuracy"],
+            "loss": score["loss"],
+            "loss / held-out": score["loss"] / found["held-out"].loss,
+            "nearest": score["distance"],
+            "spread": score["spread"],
+            "two-sample": score["two_sample"],
+            "divergence": score["divergence"],
+            "accuracy of average": score["average_accuracy"],
+        }
+
+    def _averages(self, drawn: Params) -> list[float]:
+        """The accuracy of the averaged probabilities of the first few networks."""
+        totals: list[float] = []
+        for size in SIZES:
+            right = count = 0
+            few = select(drawn, slice(0, size))
+            for inputs, classes in self.task.batches:
+                outputs = torch.func.vmap(self.task.run, in_dims=(0, None))(few, inputs).softmax(-1).mean(0)
+                right, count = right + int((outputs.argmax(-1) == classes).sum()), count + len(classes)
+            totals.append(right / count)
+        return totals
+
+    def _steps(self, made: flow.Flow, drawing: Drawing) -> list[float]:
+        """The mean loss of networks by the number of steps."""
+        euler = replace(drawing, solver="thesis" if drawing.solver == "thesis" else "euler")
+        found = []
+        for steps in self.study.steps:
+            chance = self.networks.run.generator("steps", drawing.label)
+            drawn = self._draw(made, euler, min(100, self.study.drawn), steps, chance)
+            found.append(float(self.task.evaluate_each(drawn)["loss"].mean()))
+        return found
+
+
+def _steps_picture(curves: Mapping[str, Sequence[float]], steps: Sequence[int]) -> Picture:
+    series = tuple(Series(label, steps, values) for label, values in curves.items())
+    return (Chart("Networks by steps of Euler's method", "steps", "loss", series, is_log_x=True),)
+
+
+def _averages_picture(averages: Mapping[str, Sequence[float]]) -> Picture:
+    series = tuple(Series(label, SIZES, values) for label, values in averages.items())
+    return (Chart("Averages of class probabilities", "networks", "accuracy", series, is_log_x=True),)
