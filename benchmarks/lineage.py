@@ -90,6 +90,7 @@ def examine(family: Family, pair: Pair) -> dict[str, object]:
         "modulo": found.orbit_distance / found.norm,
         "p_value": found.p_value,
         "share": found.share_after,
+        "beyond": found.share_beyond_chance,
         "z_score": found.z_score,
         "fingerprint": -found.fingerprint_distance,
         "cosine": cosine(a, b),
@@ -161,12 +162,9 @@ def report(rows: list[dict[str, object]]) -> None:
     for kind in ("other start, same data", "other start, other data"):
         own = [row for row in unrelated if row["kind"] == kind]
         print("|", kind, "|", len(own), "|", " | ".join("" for _ in SCORES), "|", verdicts(own), "|")
-    shares = {}
-    for flag in (True, False):
-        found = [float(row["share"]) for row in rows if row["is_related"] is flag]  # type: ignore[arg-type]
-        shares[flag] = (min(found), max(found))
-    print(f"\nshares: unrelated {shares[False][0]:.3f} to {shares[False][1]:.3f}, ", end="")
-    print(f"related {shares[True][0]:.3f} to {shares[True][1]:.3f}")
+    for flag, label in ((True, "related"), (False, "unrelated")):
+        beyond = [float(row["beyond"]) for row in rows if row["is_related"] is flag and row["beyond"] is not None]  # type: ignore[arg-type]
+        print(f"\nshares beyond chance, {label}: {min(beyond):.3f} to {max(beyond):.3f} of {len(beyond)} pairs")
     scores = [float(row["z_score"]) for row in unrelated]  # type: ignore[arg-type]
     print(f"z-scores of unrelated pairs: {min(scores):.1f} to {max(scores):.1f}")
     p_values = [float(row["p_value"]) for row in unrelated]  # type: ignore[arg-type]

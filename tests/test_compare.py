@@ -88,8 +88,21 @@ def test_descendants_and_strangers() -> None:
     other = rg.compare(params, stranger, WIDE)
     assert other.verdict == "unrelated"
     assert other.share_after is not None
-    assert other.share_after < STRANGE < RELATED <= (moved.share_after or 0)
+    assert other.share_beyond_chance is not None
+    assert other.share_beyond_chance < STRANGE < RELATED <= (moved.share_beyond_chance or 0)
     assert str(rg.compare(params, stranger, WIDE)) == str(other)  # Chance has a fixed source unless one is given.
+
+
+@pytest.mark.parametrize("kind", ["permutation", "scaled", "signed", "orthogonal"])
+def test_alignment_alone_makes_no_descendants(kind: str) -> None:
+    """Where inputs are few, alignment explains most of any network: with chance in view strangers stay strangers."""
+    symmetry = mlp_symmetry(2, 60, 3, kind=kind)
+    found = rg.compare(drawn(symmetry, 0), drawn(symmetry, 1), symmetry, draws=99)
+    assert found.share_after is not None
+    assert found.share_after > RELATED
+    assert found.verdict in ("unrelated", "undecided"), str(found)
+    few = mlp_symmetry(2, 8, 1, kind=kind)
+    assert rg.compare(drawn(few, 0), drawn(few, 1), few, draws=99).verdict == "undecided"
 
 
 def test_shares_are_squared_correlations_around_what_every_element_keeps() -> None:
@@ -166,7 +179,7 @@ def test_references_make_it_exact_in_any_gauge() -> None:
 
 # --- verdicts, data, files ----------------------------------------------------------------------------------------
 
-NOTHING = Evidence(False, 1e-7, 1.4, 1.2, 0.1, 0.5, 0.0)
+NOTHING = Evidence(False, 1e-7, 1.4, 1.2, 1000, 0.2, 0.1, 0.5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +191,13 @@ NOTHING = Evidence(False, 1e-7, 1.4, 1.2, 0.1, 0.5, 0.0)
         ({"modulo": 1e-3, "precision": 2**-8}, "same network in another gauge"),
         ({"modulo": 1e-3, "share": 1.0}, "descended"),
         ({"z_score": 7.0, "p_value": 1e-3}, "descended"),
+        ({"share": 0.5}, "descended"),
         ({"share": 0.45}, "undecided"),
+        ({"share": 0.5, "chance": 0.5}, "unrelated"),
+        ({"share": 1.0, "chance": 0.9}, "undecided"),
         ({"z_score": 4.0, "p_value": 1e-3}, "undecided"),
         ({"share": None}, "undecided"),
+        ({"free": 50}, "undecided"),
         ({}, "unrelated"),
         ({"p_value": None, "z_score": None}, "unrelated"),
     ],

@@ -1,12 +1,13 @@
 """`compare`: are two networks the same, one the other's descendant, or neither?"""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from regauge.alignment import Method, align
+from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import bind_networks
 from regauge.alignment.streamed.job import Network, open_job, plan_job
@@ -17,7 +18,8 @@ from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.function import measure_function
 from regauge.comparison.independence import DRAWS, Load, measure_independence
 from regauge.comparison.shares import FORMATS, Read, TensorShare, measure_shares
-from regauge.comparison.verdicts import Evidence, judge, precision_of
+from regauge.comparison.strangers import Stranger, stranger_of
+from regauge.comparison.verdicts import Evidence, by_chance, judge, needs_chance, precision_of
 from regauge.core.element import Element
 from regauge.core.movable import VALUES
 from regauge.core.params import Params, work_dtype
@@ -27,6 +29,11 @@ from regauge.core.task import Task
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
 
+STRANGERS = 4
+"""Strangers that say what alignment explains by chance, of small networks; for large ones, where chance matters less,
+one is enough."""
+SMALL = 1 << 18
+"""Most values of a small network."""
 PIECE = 1 << 26
 """Bytes of a piece of a tensor that nothing moves along its first axis."""
 
@@ -36,7 +43,6 @@ def compare(
     params_b: Network,
     symmetry: Symmetry,
     *,
-    method: Method | None = None,
     task: Task | None = None,
     references: Sequence[Mapping[str, Tensor]] = (),
     draws: int = DRAWS,
@@ -46,25 +52,25 @@ def compare(
 ) -> Comparison:
     """Compare two networks as they are stored and modulo their symmetry.
 
-    The second network is aligned to the first; what is left then, what it explains of each tensor, and whether units
-    correspond in their order give a verdict:
+    The weights of the second network are matched to those of the first. What is left then, what the second explains of
+    each tensor beyond chance, and whether units correspond in their order as stored give a verdict:
 
     | verdict | when |
     | --- | --- |
     | identical | all values are equal, but for rounding to the coarser of both formats |
     | same network in another gauge | an element of the group takes one to the other, up to rounding |
-    | descended | units correspond as stored beyond chance, or the second explains half of the first after alignment |
-    | unrelated | neither, and the second explains as much as networks from independent seeds do |
+    | descended | units correspond as stored beyond chance, or after alignment more is explained than by any stranger |
+    | unrelated | neither |
     | undecided | between the two |
 
-    "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
+    What alignment explains by chance is measured: of strangers, made of the second network by moving each tensor by an
+    element of its own. "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
     `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/comparison.md` reports.
 
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint.
         params_b: The network that is moved.
         symmetry: The symmetry of both.
-        method: How the second is aligned; `WeightMatching()` unless given.
         task: Data by which outputs, barriers and the loss of the merge are compared.
         references: Networks that are known to be independent of the first one, trained as the second one would be if
             it were independent, too. Then `reference_p_value` is exact wherever on their orbits the networks are: the
@@ -90,16 +96,21 @@ def compare(
         if job.is_streamed:
             if references:
                 raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")
-            method = WeightMatching() if method is None else method
-            streamed = plan_job(job, symmetry, method, task)
+            streamed = plan_job(job, symmetry, None, task)
             a, b = job.checkpoints
             found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
-            return _weigh(a, b, found.symmetry, found.element, draws, generator, notes=found.notes)
+
+            def estimate() -> float | None:
+                stranger = Stranger(b, found.symmetry, 0)
+                other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
+                return by_chance([_share(a, stranger, found.symmetry, other.element)])
+
+            return _weigh(a, b, found.symmetry, found.element, estimate, draws, generator, notes=found.notes)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     assert isinstance(params_a, Mapping)
     assert isinstance(params_b, Mapping)
     symmetry = bind_networks([params_a, params_b], symmetry, "compare single networks, two at a time")
-    result = align(params_a, params_b, symmetry, method=method, task=task, generator=generator)
+    result = align(params_a, params_b, symmetry, method=WeightMatching())
     numbers = [fingerprint(params, symmetry) for params in (params_a, params_b)]
     others = [fingerprint(params, symmetry) for params in references]
     own = float((numbers[0] - numbers[1]).norm())
@@ -109,6 +120,7 @@ def compare(
         params_b,
         symmetry,
         result.element,
+        lambda: estimate_chance(params_a, params_b, symmetry),
         draws,
         generator,
         fingerprint_distance=own,
@@ -123,6 +135,7 @@ def _weigh(
     b: Mapping[str, Tensor] | Checkpoint,
     symmetry: Symmetry,
     element: Element,
+    estimate: Callable[[], float | None],
     draws: int,
     generator: torch.Generator,
     *,
@@ -140,7 +153,11 @@ def _weigh(
     size = norm or math.sqrt(sum(share.squares[0] for share in shares)) or 1.0
     p_value, z_score = (None, None) if test is None else (test.p_value, test.z_score)
     is_equal, precision = _rounding(shares)
-    evidence = Evidence(is_equal, precision, stored / size, modulo / size, mean_share(shares), p_value, z_score)
+    free = sum(math.prod(shape) for shape in shapes.values()) - symmetry.dimension
+    found = mean_share(shares)
+    evidence = Evidence(is_equal, precision, stored / size, modulo / size, free, found, None, p_value, z_score)
+    if needs_chance(evidence):
+        evidence = replace(evidence, chance=estimate())
     verdict, reason = judge(evidence)
     return Comparison(
         verdict=verdict,
@@ -149,6 +166,7 @@ def _weigh(
         orbit_distance=min(stored, modulo),
         norm=norm,
         shares=shares,
+        share_by_chance=evidence.chance,
         p_value=p_value,
         z_score=z_score,
         tested_groups=() if test is None else test.groups,
@@ -160,6 +178,24 @@ def _weigh(
         function=function,
         notes=notes,
     )
+
+
+def estimate_chance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> float | None:
+    """What alignment alone explains of the first network's matrices, by strangers made of the second one."""
+    shares, values = [], sum(tensor.numel() for tensor in b.values())
+    for seed in range(STRANGERS if values <= SMALL else 1):
+        stranger = stranger_of(b, symmetry, seed)
+        element = align(a, stranger, symmetry, method=WeightMatching()).element
+        shares.append(_share(a, stranger, symmetry, element))
+    return by_chance(shares)
+
+
+def _share(
+    a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry, element: Element
+) -> float | None:
+    """The mean share of the first network's matrices that the second one explains after it is moved."""
+    read, _ = _readers(a, b, symmetry)
+    return mean_share(tuple(measure_shares(read, symmetry, element, compared_shapes(a, symmetry))))
 
 
 def compared_shapes(params: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry) -> dict[str, tuple[int, ...]]:

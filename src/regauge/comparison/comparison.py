@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regauge.comparison.shares import TensorShare
-from regauge.comparison.verdicts import Verdict
+from regauge.comparison.verdicts import Verdict, beyond_chance
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 
@@ -22,6 +22,8 @@ class Comparison:
             distance along its orbit, measured where the first network is.
         norm: That of the first network's parameters.
         shares: What the second network explains of each tensor of the first.
+        share_by_chance: What alignment alone explains at most: the largest share of a stranger, and their range above.
+            None where the verdict rests on something else, as where units correspond as stored.
         p_value: How often networks that were trained independently correspond as much in the order of their units as
             stored, by random elements; None where no group has an order. See `measure_independence`.
         z_score: The statistic behind it, in standard deviations of the null.
@@ -42,6 +44,7 @@ class Comparison:
     orbit_distance: float
     norm: float
     shares: tuple[TensorShare, ...]
+    share_by_chance: float | None
     p_value: float | None
     z_score: float | None
     tested_groups: tuple[str, ...]
@@ -69,6 +72,11 @@ class Comparison:
         return mean_share(self.shares)
 
     @property
+    def share_beyond_chance(self) -> float | None:
+        """The same as a part of what chance leaves to explain; what verdicts are given by."""
+        return beyond_chance(self.share_after, self.share_by_chance)
+
+    @property
     def numbers(self) -> dict[str, float | None]:
         """All numbers by what people call them."""
         return {
@@ -77,6 +85,8 @@ class Comparison:
             "norm of A": self.norm,
             "share explained as stored": self.share_before,
             "share explained after alignment": self.share_after,
+            "share explained by chance": self.share_by_chance,
+            "share beyond chance": self.share_beyond_chance,
             "p-value of independence, as stored": self.p_value,
             "z-score": self.z_score,
             "p-value among references": self.reference_p_value,

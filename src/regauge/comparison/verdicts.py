@@ -1,5 +1,6 @@
 """What a comparison says in words, by thresholds that `benchmarks/lineage.py` fixed on other networks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,12 +16,16 @@ MOVED = 1e-5
 """The same for formats so fine that the alignment's own rounding decides."""
 CERTAIN = 6.0
 """Standard deviations of the null above which units correspond in the order in which they are stored."""
-SURPRISING = 0.01
-"""A p-value below which networks are not called unrelated."""
-RELATED = 0.5
-"""Mean share of the matrices that a descendant explains at least, after alignment."""
-STRANGE = 0.4
-"""Mean share up to which independent networks come by alignment and by common data."""
+SURPRISING = 0.001
+"""A p-value up to which networks are not called unrelated."""
+RELATED = 0.4
+"""Share beyond chance that a descendant explains at least, after alignment."""
+STRANGE = 0.3
+"""Share beyond chance that independent networks may explain, because they learned from the same data."""
+EVERYTHING = 0.85
+"""Where alignment explains this share of any network, it says nothing."""
+ENOUGH = 200
+"""Numbers that must be left modulo the group: with fewer, strangers resemble one another too often."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,9 @@ class Evidence:
         precision: Spacing of the numbers around one in the coarser format in which one of the networks can be written.
         stored: Distance as stored, relative to the first network's norm.
         modulo: The same modulo the group.
+        free: The number of compared values, less the dimension of the group.
         share: Mean share of the first network's matrices that the second one explains after alignment, if any can be.
+        chance: What strangers explain at most; see `by_chance`. None if it was not measured.
         p_value: Of independence, by the order of units as stored; None where no group can be tested.
         z_score: The statistic behind it.
     """
@@ -41,9 +48,16 @@ class Evidence:
     precision: float
     stored: float
     modulo: float
+    free: int
     share: float | None
+    chance: float | None
     p_value: float | None
     z_score: float | None
+
+
+def needs_chance(evidence: Evidence) -> bool:
+    """Whether what strangers explain decides."""
+    return judge(evidence)[0] == "undecided" and evidence.share is not None and evidence.free >= ENOUGH
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, str]:
@@ -63,25 +77,46 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
             f"units correspond in the order in which they are stored, {e.z_score:.1f} standard deviations beyond "
             f"independent networks (p = {e.p_value:.2g}): one descends from the other, or both from a third"
         )
-    if e.share is None:
+    beyond = beyond_chance(e.share, e.chance)
+    if e.share is None or e.chance is None or beyond is None:  # Chance is measured only where that may decide.
         return "undecided", "no matrix tells units apart, so that there is nothing to align"
-    if e.share >= RELATED:
-        return "descended", (
-            f"after alignment B explains {e.share:.0%} of A's matrices, more than independent networks do (up to "
-            f"{STRANGE:.0%}): one descends from the other, or both from a third, and one was moved"
-        )
-    if e.share <= STRANGE and (e.p_value is None or e.p_value > SURPRISING):
-        order = "" if e.p_value is None else f", and units do not correspond as stored (p = {e.p_value:.2g})"
-        return (
-            "unrelated",
-            f"after alignment B explains {e.share:.0%} of A's matrices, as independent networks do{order}",
-        )
-    return "undecided", (
-        f"after alignment B explains {e.share:.0%} of A's matrices, between independent networks (up to "
-        f"{STRANGE:.0%}) and descendants ({RELATED:.0%} and more)"
-        if e.share > STRANGE
-        else f"units correspond as stored more than chance does (p = {e.p_value:.2g}), but not for certain"
+    explained = (
+        f"after alignment B explains {e.share:.0%} of A's matrices, where strangers explain up to {e.chance:.0%}"
     )
+    if e.free < ENOUGH:
+        return (
+            "undecided",
+            f"modulo the group {max(0, e.free)} numbers are left, which is too few to tell strangers apart",
+        )
+    if e.chance >= EVERYTHING:
+        return "undecided", f"{explained}: the group is so large that nothing can be told from that"
+    if beyond >= RELATED:
+        return "descended", f"{explained}: one descends from the other, or both from a third, and one was moved"
+    if beyond > STRANGE:
+        return "undecided", f"{explained}: more than networks with common data, and less than descendants"
+    if e.p_value is not None and e.p_value <= SURPRISING:
+        return "undecided", (
+            f"units correspond as stored more than chance does (p = {e.p_value:.2g}), but not for certain, and "
+            f"{explained}"
+        )
+    order = "" if e.p_value is None else f", and units do not correspond as stored (p = {e.p_value:.2g})"
+    return "unrelated", explained + order
+
+
+def by_chance(shares: Sequence[float | None]) -> float | None:
+    """What is taken for chance: the largest share of a stranger, and above it the range of them all, but at most one.
+
+    In networks of a few units strangers differ much from one another.
+    """
+    known = [share for share in shares if share is not None]
+    return min(1.0, 2 * max(known) - min(known)) if known else None
+
+
+def beyond_chance(share: float | None, chance: float | None) -> float | None:
+    """What is explained of all that chance leaves to explain."""
+    if share is None or chance is None:
+        return None
+    return max(0.0, share - chance) / (1 - chance) if chance < 1 else 0.0
 
 
 def precision_of(formats: tuple[torch.dtype, ...]) -> float:

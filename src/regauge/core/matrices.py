@@ -21,6 +21,9 @@ ZERO = {torch.float64: 1e-13}
 CERTAIN = {torch.float64: 1e-11}
 """Those above this share are not; 1e-6 for less precision. Between the two nothing can be said."""
 
+FAINT = 1e-100
+"""Entries of a Gram matrix below this share of the largest one are zero."""
+
 Gram = Float64[Tensor, "*lead n n"]
 
 
@@ -35,6 +38,7 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
     left to choose.
     """
     n = forward.shape[-1]
+    forward, inverse = _flushed(forward), _flushed(inverse)
     values, vectors = torch.linalg.eigh(forward)
     others = torch.linalg.eigvalsh(inverse)
     is_regular = torch.stack([_ratio(values) > certain, _ratio(others) > certain]).all(0)
@@ -76,6 +80,11 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
     back = torch.linalg.pinv(fixed)[:, ranks[0] :]
     matrix: Tensor = torch.linalg.inv(torch.cat([*columns, back, free @ rest[:, dead:]], 1))
     return matrix if bool(matrix.isfinite().all()) else None
+
+
+def _flushed(gram: Gram) -> Gram:
+    """A Gram matrix without entries so small that LAPACK's eigenvalues do not converge: null spaces shrink forever."""
+    return torch.where(gram.abs() > FAINT * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
 
 
 def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
