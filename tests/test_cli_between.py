@@ -187,6 +187,35 @@ def test_planes_of_networks_with_batch_normalization(folder: Path, capsys: pytes
     assert "statistics of batch normalization were recomputed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["line", "plane"])
+def test_statistics_come_from_the_data_for_them_at_the_ends_too(
+    folder: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A network with statistics from other data is no worse at an end than beside it."""
+    third = {
+        name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in load("na.safetensors").items()
+    }
+    save(third, folder / "nc.safetensors")
+    names = ["na", "nb", *(["nc"] if command == "plane" else [])]
+    size = ["--points", "3"] if command == "line" else ["--resolution", "2"]
+    common = [command, *files(*names), "--model", "nets.py:normed", "--data", "nets.py:batches", *size]
+    main([*common, "-o", "same.png"])
+    main([*common, "-o", "other.png", "--statistics", "nets.py:others"])
+    task = rg.Task(module(is_normed=True), [(x, x[:, :3].argmax(1)) for x in inputs().split(40)])
+    for name, shift in (("same.csv", 0), ("other.csv", 1)):
+        own = [(x + shift, y) for x, y in task.batches]
+        expected = task.evaluate(rg.reset_batchnorm(load("na.safetensors"), task.module, own))["loss"]
+        assert float(rows(folder / name)[0]["loss"]) == pytest.approx(expected, rel=1e-5)
+    told = capsys.readouterr()
+    assert "in every network, the ends too, the statistics of batch normalization were recomputed" in told.out
+    assert command == "line" or "networks, one after the other in about" in told.err
+
+
+def test_statistics_need_batch_normalization(folder: Path, refused: Callable[..., str]) -> None:
+    common = ["--model", "nets.py:model", "--data", "nets.py:batches", "--statistics", "nets.py:others"]
+    assert "is for models with batch normalization" in refused("line", *files("a", "b"), *common)
+
+
 def test_planes_of_models_that_run_one_network_at_a_time_only(folder: Path) -> None:
     for name in "abc":
         params = load(folder / f"{name}.safetensors")

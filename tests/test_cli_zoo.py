@@ -180,7 +180,7 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
           '{"widths": [2, 2]}'], "--model is not for networks of the format 'dwsnets'"),
         (["import", "RAW", "-o", "OUT", "--format", "folder", "--dataset", "x"], "--dataset is not for"),
         (["import", "RAW", "-o", "OUT", "--format", "onnx"], "no format 'onnx'; there are folder, dwsnets, deep-align"),
-        (["import", "RAW", "-o", "OUT", "--model", "a.py:f"], "put it into a package"),
+        (["import", "RAW", "-o", "OUT", "--model", f"{__file__}:f"], "put it into a package"),
         (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "{"], "is not JSON"),
         (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "3"], "is no mapping"),
         (["export", "OUT", "-o", "OUT2"], "there is no store in"),

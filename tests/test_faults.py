@@ -162,7 +162,10 @@ def test_damage_is_named_before_anything_is_written(
     [
         (("--restarts", "2"), "matching with restarts or init needs the networks in memory, which takes"),
         (("--method", "frank-wolfe"), "streamed networks are matched by WeightMatching()"),
-        (("--rule", "greedy", "--data", "nets.py:batches"), "--data runs the model and needs the networks in memory"),
+        (
+            ("--rule", "greedy", "--data", f"{__file__}:batches"),
+            "--data runs the model and needs the networks in memory",
+        ),
         (("--memory", "much"), "the memory 'much' cannot be read"),
         (("--memory", "1MB"), "more than the 0.001 GB that memory allows"),
     ],

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
@@ -25,6 +25,13 @@ class Method(ABC):
             if getattr(self, name) not in choices:
                 *others, last = map(repr, choices)
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(others)} or {last}")
+
+    def __str__(self) -> str:
+        """As it is written in Python, without settings that have their default."""
+        own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # Methods are dataclasses.
+        told = [(one.name, getattr(self, one.name)) for one in own if getattr(self, one.name) != _default(one)]
+        texts = [f"{name}={value if isinstance(value, Method) else repr(value)}" for name, value in told]
+        return f"{type(self).__name__}({', '.join(texts)})"
 
     @abstractmethod
     def match(self, problem: Problem) -> Results:
@@ -55,6 +62,10 @@ class Method(ABC):
     def joint_roles(self) -> tuple[Role, ...]:
         """The role of each dictionary, for methods that move several of them together; see `JointMatching`."""
         return ()
+
+
+def _default(setting: Field[Any]) -> Any:
+    return setting.default if setting.default_factory is MISSING else setting.default_factory()
 
 
 @cache

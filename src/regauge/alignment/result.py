@@ -130,7 +130,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         moving = int((~torch.as_tensor(self.is_converged)).sum())
         if moving:
             stopped = f"{moving} were still moving when they" if objective.ndim else "it was still moving when it"
-            return f"{gained}; {stopped} stopped: allow the method more sweeps or steps"
+            return f"{gained}; {stopped} stopped: more sweeps or steps (settings of the method in Python) help"
         if self.is_judged:
             return f"{gained}; a local optimum: restarts or another method may find a better one"
         return (

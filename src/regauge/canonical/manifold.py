@@ -62,7 +62,7 @@ class Manifold:
 
     def __str__(self) -> str:
         rows = [f"{s.count} unit spheres in {s.dim} dimensions: {s.label}" for s in self.spheres]
-        return "\n".join([*rows, "all other parameters are Euclidean", *self.left])
+        return "\n".join([*rows, "a flat space of all other parameters", *self.left])
 
     def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Float[Tensor, "*lead"]:
         """The length of the shortest geodesic in float64: the root of the sum of squares over all factors.

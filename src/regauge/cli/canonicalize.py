@@ -1,5 +1,6 @@
 """`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import regauge as rg
@@ -10,9 +11,18 @@ from regauge.cli.options import Canonicalize, UsageError
 from regauge.cli.output import form_of, show_status, tell, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.vocabulary import bring_together
+from regauge.core.counted import count
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.storage.checkpoints.memory_limit import size_text
 
+WORDS: dict[str, Callable[[rg.Group], bool]] = {
+    "order": lambda group: group.is_permuted,
+    "scales": lambda group: group.scales > 0,
+    "signs": lambda group: group.signs > 0,
+    "half periods": lambda group: group.shifts > 0,
+    "matrices": lambda group: group.matrix != "none",
+}
+"""What of a group is fixed, in words."""
 HELD = 2
 """Copies in float64 that canonicalizing holds of each network: its compared values, and what one step makes of them."""
 
@@ -46,6 +56,11 @@ def run(options: Canonicalize) -> None:
         job.write(pieces, lambda path: save_alignment(alignment, path, overwrite=True))
     manifold = rg.canonical.canonical_manifold(found.symmetry)
     spheres = [{"count": one.count, "dimension": one.dim, "label": one.label} for one in manifold.spheres]
+    fixed = [word for word, has in WORDS.items() if any(map(has, found.symmetry.groups))]
+    tell(
+        f"this network computes what {checkpoint.label} computes, and is the same for all networks on its orbit, up to "
+        f"rounding; fixed: {', '.join(fixed) or 'nothing'} of {count(found.symmetry.groups, 'group')}. It lies on"
+    )
     tell(manifold, spheres=spheres, left=list(manifold.left))
     tell_notes(checkpoint.notes)
     tell_written(options.output, alignment_path(options.output))

@@ -30,7 +30,7 @@ def run(options: Line) -> None:
         require_pictures(options.output, overwrite=options.overwrite)
     if options.train is not None and options.path not in TRAINED:
         raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
-    judged = read(options, (options.a, options.b))
+    judged = read(options, (options.a, options.b)).prepared()
     with show_progress(is_transient=True) as progress:
         path, (a, b) = _make_path(options, judged, progress)
         advance = progress("evaluating", options.points)
@@ -43,8 +43,6 @@ def run(options: Line) -> None:
         curve = rg.line(a, b, evaluate, points=options.points, path=path, prepare=judged.task.prepare)
     tell_table("table", curve.table)
     tell(curve, barrier=curve.barrier, raw_barrier=curve.raw_barrier, auc=curve.auc)
-    if judged.task.prepare is not None:
-        tell("between the ends the statistics of batch normalization were recomputed from these data")
     if options.output is not None:
         from regauge.report.figures import line_figure
 

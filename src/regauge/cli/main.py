@@ -11,19 +11,25 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import tyro
 
+from regauge.cli.commands import hide_empty_defaults, require_command
 from regauge.cli.compare_options import Compare
+from regauge.cli.early import require_ready
 from regauge.cli.flow_options import Flow
 from regauge.cli.inr_options import Inr
 from regauge.cli.learn_options import Learn
 from regauge.cli.options import Options, UsageError
 from regauge.cli.zoo_options import Zoo
+from regauge.names import VERSION
 from regauge.storage.plain_files import require_plain
 
-DESCRIPTION = "The symmetries of neural network weights: found in any PyTorch model, proved numerically, and used."
+DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."
+Command: TypeAlias = Options | Compare | Zoo | Inr | Learn | Flow
+"""The options of every command."""
+hide_empty_defaults(Command)
 DEBUG = "REGAUGE_DEBUG"
 """The environment variable with which bugs are raised."""
 LOG = logging.getLogger("regauge")
@@ -35,9 +41,14 @@ def main(args: Sequence[str] | None = None) -> None:
     Anything else is a bug: it is told as one, with exit code 1, and with `REGAUGE_DEBUG` set it is raised.
     """
     try:
-        options = parse(args)
+        words = list(sys.argv[1:] if args is None else args)
+        if words in (["--version"], ["-V"]):
+            return print(f"regauge {VERSION}")
+        require_command(words, Command)
+        options = parse(words)
         _tell()
         _require_plain(options)
+        require_ready(options)
         name = type(options).__name__.lower()
         with _ending_at_once():
             command, output = (import_module(f"regauge.cli.{one}") for one in (name, "output"))  # imports torch
@@ -121,10 +132,10 @@ def _tell() -> None:
         storage.setLevel(logging.INFO)
 
 
-def parse(args: Sequence[str] | None = None) -> Options | Compare | Zoo | Inr | Learn | Flow:
+def parse(args: Sequence[str] | None = None) -> Command:
     """The options of one command; prints help or what is wrong with them and exits otherwise."""
-    options: Options | Compare | Zoo | Inr | Learn | Flow = tyro.cli(
-        Options | Compare | Zoo | Inr | Learn | Flow,
+    options: Command = tyro.cli(
+        Command,
         prog="regauge",
         description=DESCRIPTION,
         args=args,

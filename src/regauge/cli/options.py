@@ -28,6 +28,10 @@ RULE_HELP = (
     + "; ".join(f"{name}: {row.help}" for name, row in RULES.items())
     + ". Those for task vectors need --base; slerp, karcher and multislerp may have one."
 )
+STATISTICS_HELP = (
+    "the statistics of batch normalization are recomputed from them for every network, A and B too. DATA where left "
+    "out, which is a part of what is then measured: give training data."
+)
 DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 
 if TYPE_CHECKING:
@@ -39,13 +43,24 @@ else:
     )
     RuleName = literal_type_from_choices(list(RULES))
 
+
+@dataclass(frozen=True)
+class Existing:
+    """Marks options that name what must be there already, with the sentence that says that it is not."""
+
+    sentence: str
+
+
+CHECKPOINT = Existing("there is no checkpoint {path}; check the path")
+
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
 SymmetryFile = Annotated[
     Path | None,
+    Existing("there is no symmetry {path}; `regauge discover MODEL -o {name}` writes one"),
     arg(help="Use this symmetry (JSON that `regauge discover -o` wrote) instead of discovering that of MODEL."),
 ]
-Checkpoint = Annotated[Positional[Path], arg(help=CHECKPOINT_HELP)]
-Checkpoints = Annotated[tuple[Path, ...], arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)]
+Checkpoint = Annotated[Positional[Path], CHECKPOINT, arg(help=CHECKPOINT_HELP)]
+Checkpoints = Annotated[tuple[Path, ...], CHECKPOINT, arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)]
 Output = Annotated[Path, arg(aliases=["-o"])]
 MaybeOutput = Annotated[Path | None, arg(aliases=["-o"])]
 Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
@@ -128,9 +143,9 @@ class Matching:
     model: Model = None
     symmetry: SymmetryFile = None
     method: MethodName = "auto"
-    """How to match; docs/alignment.md tells them apart. By itself: mixed where there is data, else weights; `merge`
+    """How to match; docs/alignment.md tells them apart. Unless given: mixed where there are data, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
-    matcher: Annotated[Path | None, arg(metavar="FILE")] = None
+    matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """What `regauge learn matching` wrote, for the method learned."""
     refine: bool = False
     """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
@@ -195,7 +210,7 @@ class Merge(Matching):
     weights: Settings = ()
     """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
     (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""
-    base: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
+    base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
     """What the checkpoints were trained from; needed for task vectors."""
     scale: Annotated[str, arg(metavar="SETTING")] = ""
     """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
@@ -213,7 +228,7 @@ class Merge(Matching):
     tokenizer: Tokenizer = None
     """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
     a network lacks are taken from others; docs/recipes.md says which."""
-    recipe: Annotated[Path | None, arg(metavar="FILE")] = None
+    recipe: Annotated[Path | None, Existing("there is no recipe {path}; check the path"), arg(metavar="FILE")] = None
     """A mergekit YAML file that says what is merged and how, instead of CHECKPOINTS and the options above; models that
     differ by more than fine-tuning are aligned first. docs/recipes.md says what is understood."""
 
@@ -230,7 +245,7 @@ class Canonicalize:
     """Where the canonical checkpoint goes, a .safetensors file or a folder."""
     model: Model = None
     symmetry: SymmetryFile = None
-    reference: Annotated[Path | None, arg(metavar="CHECKPOINT")] = None
+    reference: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
     """Fix signs and order by alignment to this checkpoint of the same architecture, instead of sums and sorting."""
     overwrite: bool = False
     """Replace the output and its element if they exist."""
@@ -325,12 +340,16 @@ class Judging:
     json: Json = False
 
 
-@dataclass(frozen=True)
-class Line(Judging):
-    """Evaluate a model along a path between two checkpoints: barrier, table and plot.
+@dataclass(frozen=True, kw_only=True)
+class Between(Judging):
+    """How networks between others are judged."""
 
-    Statistics of batch normalization are recomputed from DATA at every point between the ends.
-    """
+    statistics: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + STATISTICS_HELP)] = None
+
+
+@dataclass(frozen=True)
+class Line(Between):
+    """Evaluate a model along a path between two checkpoints: barrier, table and plot."""
 
     a: Checkpoint
     b: Checkpoint
@@ -354,11 +373,10 @@ class Line(Judging):
 
 
 @dataclass(frozen=True)
-class Plane(Judging):
+class Plane(Between):
     """Evaluate a model over the plane through three checkpoints: a contour plot with the three marked, and a table.
 
-    Distances in the plot are distances of the parameters. Statistics of batch normalization are recomputed from DATA
-    everywhere but at the three.
+    Distances in the plot are distances of the parameters. Its cost is told beforehand.
     """
 
     a: Checkpoint

@@ -2,11 +2,13 @@
 
 from functools import partial
 from math import inf
+from time import perf_counter
 
 import regauge as rg
 from regauge.cli.options import Plane, UsageError
-from regauge.cli.output import LOSSES, require_pictures, show_status, tell, tell_table, write_picture
+from regauge.cli.output import LOSSES, STDERR, require_pictures, show_progress, tell_table, write_picture
 from regauge.cli.tasks import Judged, read
+from regauge.core.progress import Advance, Progress
 
 LABELS = ("A", "B", "C")
 
@@ -16,9 +18,17 @@ def run(options: Plane) -> None:
     require_pictures(options.output, overwrite=options.overwrite)
     if options.metric == "accuracy" and options.loss != "cross-entropy":
         raise UsageError(f"there is no accuracy with --loss {options.loss}; draw the loss, or use the cross entropy")
-    judged = read(options, (options.a, options.b, options.c))
-    with show_status("evaluating the plane"):
-        found = _evaluate(options, judged)
+    judged = read(options, (options.a, options.b, options.c)).prepared()
+    start = perf_counter()
+    judged.task.evaluate_average(judged.networks[0])
+    seconds = perf_counter() - start
+    with show_progress() as progress:
+
+        def begin(label: str, total: float, /) -> Advance:
+            STDERR.print(f"{label}, one after the other in about {total * seconds:.3g} s; fewer with --resolution")
+            return progress(label, total)
+
+        found = _evaluate(options, judged, begin)
     networks: list[dict[str, float | str]] = [
         {"network": label, "x": x, "y": y, **{name: float(values[k]) for name, values in found.at_points.items()}}
         for k, (label, (x, y)) in enumerate(zip(LABELS, found.points.tolist(), strict=True))
@@ -30,8 +40,6 @@ def run(options: Plane) -> None:
     ]
     best = grid[int(found.values["loss"].nan_to_num(nan=inf).argmin())]
     tell_table("table", [*networks, best | {"network": f"least of {len(found.ys)} x {len(found.xs)}"}])
-    if judged.task.prepare is not None:
-        tell("everywhere but at the three the statistics of batch normalization were recomputed from these data")
     from regauge.report.figures import plane_figure
 
     values = found.values[options.metric].numpy()
@@ -47,12 +55,12 @@ def run(options: Plane) -> None:
     write_picture(figure, [*networks, *grid], options.output)
 
 
-def _evaluate(options: Plane, judged: Judged) -> rg.connect.Plane:
+def _evaluate(options: Plane, judged: Judged, progress: Progress) -> rg.connect.Plane:
     """Evaluate the plane, many networks at a time where the model allows it, else one by one."""
     buffers = [name for name, _ in judged.model.module.named_buffers()]
     resolution, margin = options.resolution, options.margin
     a, b, c = judged.networks
-    evaluate = partial(rg.plane, a, b, c, resolution=resolution, margin=margin, buffers=buffers)
+    evaluate = partial(rg.plane, a, b, c, resolution=resolution, margin=margin, buffers=buffers, progress=progress)
     try:
         return evaluate(judged.task)
     except RuntimeError as error:

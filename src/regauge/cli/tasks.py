@@ -25,8 +25,8 @@ from regauge.cli.models import (
     load_module,
     name_model,
 )
-from regauge.cli.options import Judging, Matching, UsageError
-from regauge.cli.output import show_status
+from regauge.cli.options import Between, Judging, Matching, UsageError
+from regauge.cli.output import show_status, tell
 from regauge.cli.user_code import users_code
 from regauge.cli.vocabulary import bring_together
 from regauge.core.params import Params
@@ -57,6 +57,14 @@ class Judged:
         """The parameters of the checkpoints."""
         return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
+    def prepared(self) -> "Judged":
+        """The same with the statistics of every checkpoint recomputed, as those of all networks between them are."""
+        prepare = self.task.prepare
+        if prepare is None:
+            return self
+        tell("in every network, the ends too, the statistics of batch normalization were recomputed")
+        return replace(self, checkpoints=tuple([one.with_params(prepare(one.params)) for one in self.checkpoints]))
+
     @property
     def symmetry(self) -> rg.Symmetry:
         """The symmetry of the model, traced with the first batch."""
@@ -79,7 +87,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
             one.with_params(match(one.params, expected_of(model.module, one), one.label)) for one in named
         )
         task = task_on(options, model, options.data, dtype_of(checkpoints[0].params))
-    return Judged(model, checkpoints, with_reset(task))
+    return Judged(model, checkpoints, with_reset(task, _statistics(options, model, task)))
 
 
 def load_batches(text: str, size: int) -> list[Batch]:
@@ -157,12 +165,26 @@ def convert(inputs: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 
-def with_reset(task: rg.Task) -> rg.Task:
-    """A task that recomputes the statistics of batch normalization for every average of networks."""
-    if not any(name.endswith("running_mean") for name in task.module.state_dict()):
+def with_reset(task: rg.Task, data: Iterable[Batch] | None = None) -> rg.Task:
+    """A task that recomputes the statistics of batch normalization for averages of networks, from data or its own."""
+    if not has_statistics(task.module):
         return task
-    inputs = [inputs for inputs, _ in task.batches]
-    return replace(task, prepare=partial(rg.reset_batchnorm, module=task.module, batches=inputs))
+    batches = list(task.batches if data is None else data)
+    return replace(task, prepare=partial(rg.reset_batchnorm, module=task.module, batches=batches))
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a module has statistics of batch normalization."""
+    return any(name.endswith("running_mean") for name in module.state_dict())
+
+
+def _statistics(options: Judging, model: Model, task: rg.Task) -> Iterable[Batch] | None:
+    """The data that statistics are recomputed from where the options name others than those of the task."""
+    if not isinstance(options, Between) or options.statistics is None:
+        return None
+    if not has_statistics(model.module):
+        raise UsageError("--statistics is for models with batch normalization; this one has none: leave it out")
+    return task_on(options, model, options.statistics, dtype_of(model.module.state_dict())).batches
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:

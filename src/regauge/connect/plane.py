@@ -10,6 +10,7 @@ from torch import Tensor
 from regauge.core.given import as_params
 from regauge.core.interpolation import combine
 from regauge.core.params import Params, label, require_alike
+from regauge.core.progress import Advance, Progress, no_progress
 from regauge.core.task import Judge, Task, evaluate
 
 TOGETHER, VALUES = 16, 2**25
@@ -77,6 +78,7 @@ def plane(
     resolution: int = 21,
     margin: float = 0.2,
     buffers: Collection[str] | None = None,
+    progress: Progress = no_progress,
 ) -> Plane:
     """Evaluate networks on a grid over the plane through three of them.
 
@@ -91,6 +93,7 @@ def plane(
         resolution: Points along the longer side of the grid; the shorter side has the same spacing, roughly.
         margin: How far the grid goes beyond the three networks, as a share of the longer side of their bounding box.
         buffers: Names that do not count for distances; those of the task's module, or none, unless given.
+        progress: Shows how many of the networks were evaluated.
 
     Raises:
         TypeError: A network is no dictionary of tensors.
@@ -111,12 +114,17 @@ def plane(
     sides = ((high - low) / (high - low).max() * (resolution - 1)).round().long().clamp(min=1) + 1
     xs, ys = (torch.linspace(float(low[k]), float(high[k]), int(sides[k]), dtype=torch.float64) for k in range(2))
     found = Plane(points, xs, ys, {}, {}, networks, frozenset(buffers))
+    advance = progress(f"evaluating {len(ys)} x {len(xs)} networks", len(ys) * len(xs))
     where = torch.stack([xs.repeat(len(ys)), ys.repeat_interleave(len(xs))], dim=1)
     if isinstance(judge, Task) and judge.prepare is None:
-        values = _evaluate_together(judge, found, where)
+        values = _evaluate_together(judge, found, where, advance)
     else:
         prepare = judge.prepare_average if isinstance(judge, Task) else dict
-        values = _columns([evaluate(prepare(found.at(float(x), float(y))), judge) for x, y in where])
+        rows = []
+        for x, y in where.tolist():
+            rows.append(evaluate(prepare(found.at(x, y)), judge))
+            advance()
+        values = _columns(rows)
     shaped = {name: tensor.reshape(len(ys), len(xs)) for name, tensor in values.items()}
     return replace(found, values=shaped, at_points=_columns([evaluate(params, judge) for params in networks]))
 
@@ -157,12 +165,13 @@ def _parameter_names(params: Mapping[str, Tensor], buffers: Collection[str]) -> 
     return [name for name, tensor in params.items() if tensor.is_floating_point() and name not in buffers]
 
 
-def _evaluate_together(task: Task, flat: Plane, where: Tensor) -> dict[str, Tensor]:
+def _evaluate_together(task: Task, flat: Plane, where: Tensor, advance: Advance) -> dict[str, Tensor]:
     size = sum(t.numel() for t in flat._networks[0].values())
     parts = []
     for chunk in torch.split(where, max(1, min(TOGETHER, VALUES // max(1, size)))):
         networks = [flat.at(float(x), float(y)) for x, y in chunk]
         parts.append(task.evaluate_each({name: torch.stack([p[name] for p in networks]) for name in networks[0]}))
+        advance(len(chunk))
     return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
 

@@ -1,0 +1,62 @@
+"""The commands by name: which words name one, and what the help says of options without a default."""
+
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from inspect import get_annotations
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from tyro.conf import arg
+
+from regauge.cli.options import UsageError
+
+NOTHING = (None, "", (), False, MISSING)
+"""Defaults that say nothing: what happens without the option is in its description, or it is required."""
+
+
+def require_command(words: list[str], commands: Any) -> None:
+    """Refuse words that name no command, before the parser takes them for options.
+
+    Args:
+        words: What the user typed.
+        commands: The union of the options of all commands.
+    """
+    typed = "regauge"
+    for word in words:
+        known = _by_name(commands)
+        if word.startswith("-"):
+            return
+        if word not in known:
+            close = get_close_matches(word, known, n=1)
+            hint = f"did you mean {f'{typed} {close[0]}'!r}? " if close else f"there are {', '.join(known)}; "
+            raise UsageError(f"there is no command {f'{typed} {word}'!r}; {hint}{f'{typed} --help'!r} tells them apart")
+        inner = get_type_hints(known[word], include_extras=True).get("command")
+        if inner is None:
+            return
+        typed, commands = f"{typed} {word}", inner
+
+
+def hide_empty_defaults(options: Any) -> None:
+    """Let the help of options, and of all commands within them, name no defaults that say nothing."""
+    for part in get_args(options):
+        hide_empty_defaults(part)
+    if not is_dataclass(options) or not isinstance(options, type):
+        return
+    defaults = {one.name: one.default for one in fields(options)}
+    for kind in options.__mro__:
+        own = get_annotations(kind) if is_dataclass(kind) else {}
+        for name, hint in own.items():
+            hide_empty_defaults(hint)
+            if name != "command" and any(defaults[name] is one or defaults[name] == one != 0 for one in NOTHING):
+                own[name] = Annotated[hint, arg(help_behavior_hint="")]
+        if own:
+            kind.__annotations__ = own
+
+
+def _by_name(commands: Any) -> dict[str, Any]:
+    """The options of each command in a union, under its name."""
+    found = {}
+    for one in get_args(commands):
+        options, *marks = get_args(one) if get_origin(one) is Annotated else (one,)
+        named = [mark.name for mark in marks if getattr(mark, "name", None)]
+        found[named[0] if named else options.__name__.lower()] = options
+    return found
