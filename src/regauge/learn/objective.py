@@ -1,6 +1,6 @@
 """What decoded networks are trained for and judged by: the outputs of the networks that were encoded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,15 +82,18 @@ class Objective:
         return self.runner.losses(decoded, inputs, self._judge(wanted, targets)).mean() / self.scale
 
     @torch.no_grad()
-    def measure(self, decoded: Params | None, originals: Params) -> dict[str, Tensor]:
+    def measure(
+        self, decoded: Params | None, originals: Params, known: Sequence[Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """Scores of every network, float64 `[models]`; the mean outputs stand for the decoded networks unless given.
 
         The loss, the squared error of the outputs, and for classifiers the share of examples with the same class.
+        `known` are the outputs of the originals for each batch, if they have been computed already.
         """
         totals: dict[str, Tensor] = {}
         whole = sum(count_examples(inputs) for inputs, _ in self.batches)
         for k, (inputs, targets) in enumerate(self.batches):
-            wanted = self.runner.outputs(originals, inputs)
+            wanted = self.runner.outputs(originals, inputs) if known is None else known[k]
             made = self.mean[k].expand_as(wanted) if decoded is None else self.runner.outputs(decoded, inputs)
             scores = {"loss": self.loss(made, wanted, targets)}
             scores["squared error"] = SquaredError()(made, wanted, None)
@@ -118,7 +121,7 @@ class Objective:
             ) from error
         mean = tuple(made.mean(0) for made in outputs)
         result = replace(self, mean=mean)
-        scores = result.measure(None, sample)
+        scores = result.measure(None, sample, outputs)
         spread = float(scores["squared error"].mean())
         if not 0 < spread < float("inf"):
             raise ValueError(
