@@ -12,7 +12,6 @@ from regauge.cli.learn_settings import choose_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.zoo_populations import task_on
-from regauge.flow.fitting import divide
 from regauge.learn.populations import spread
 from regauge.names import VERSION
 from regauge.report.flow_page import flow_page
@@ -45,7 +44,7 @@ def judge(options: FlowJudge) -> None:
         made = flow.load_flow(options.flow)
         known = made.about.get("selection", {"where": (), "final": False, "split_by": ""})
         collection, chosen = choose_networks(options.stores, tuple(known["where"]), final=known["final"])
-        parts = divide(collection, chosen, split_by=known["split_by"] or None)
+        parts = flow.divide(collection, chosen, split_by=known["split_by"] or None)
         counts = {name: len(part) for name, part in parts.items()}
         if counts != made.about["networks"]:
             raise UsageError(

@@ -2,7 +2,7 @@
 
 from regauge.flow.couplings import Coupling
 from regauge.flow.files import load_flow, save_flow
-from regauge.flow.fitting import Config, fit
+from regauge.flow.fitting import Config, divide, fit
 from regauge.flow.flow import Flow
 from regauge.flow.guiding import BatchLoss
 from regauge.flow.judging import Judgement, Score, judge
@@ -35,6 +35,7 @@ __all__ = [
     "Tokens",
     "UniformSphere",
     "UniformTime",
+    "divide",
     "fit",
     "judge",
     "load_flow",

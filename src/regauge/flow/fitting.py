@@ -156,13 +156,14 @@ def fit(
 
 
 def divide(
-    collection: Collection,
+    population: Networks | Sequence[Networks] | Collection,
     indices: Sequence[int] | NDArray[Any] | None = None,
     *,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     split_by: str | None = None,
 ) -> dict[str, NDArray[np.int64]]:
     """Numbers of the networks for "train", "validation" and "test", as `fit` divides them."""
+    collection = Collection(population)
     return split_networks(collection, _finite(collection, collection.resolve(indices)), split, split_by)
 
 

@@ -14,11 +14,9 @@ from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.data.images import digits, fashion_mnist, mnist
 from regauge.data.packaged import breast_cancer
-from regauge.flow.fitting import divide
 from regauge.learn.populations import spread
 from regauge.papers.experiment import Run
 from regauge.papers.weight_nets.accuracy import train_population
-from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 from regauge.zoo.presets import mlp_architecture
 from regauge.zoo.training import Config
@@ -81,7 +79,7 @@ class Networks:
     @cached_property
     def parts(self) -> dict[str, NDArray[np.int64]]:
         """Networks for training, validation and testing, divided by run."""
-        return divide(Collection(self.store))
+        return flow.divide(self.store)
 
     def read(self, part: str, most: int | None = None) -> Params:
         """The networks of a part, or some of them, evenly spread."""
