@@ -7,6 +7,7 @@ from torch import Tensor
 import regauge as rg
 from regauge import flow
 from regauge.core.params import Params, select
+from regauge.flow.controls import nearest
 from regauge.nets.mlp import mlp
 
 INPUTS = torch.randn(40, 3, generator=torch.Generator().manual_seed(9))
@@ -80,3 +81,19 @@ def test_a_function_judges_too_and_one_network_is_refused(judged: tuple[rg.Symme
     assert found["generated"].loss == pytest.approx(found["held-out"].loss)
     with pytest.raises(ValueError, match="`samples` has 1 networks"):
         flow.judge(select(held_out, slice(0, 1)), train, held_out, symmetry, task)
+
+
+@pytest.mark.parametrize("scales", ["sphere", "keep"])
+def test_the_nearest_network_is_the_nearest_of_all(
+    judged: tuple[rg.Symmetry, Params, Params, rg.Task], scales: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regauge.flow.controls.FEW", 1)  # The straight distance alone is wrong for some.
+    symmetry, train, held_out, _ = judged
+    space = flow.Space.of(train, symmetry, flow.Representation(scales))  # type: ignore[arg-type]
+    known, points = space.enter(train, torch.float64), space.enter(held_out, torch.float64)
+    distances, numbers = nearest(space, points, known)
+    every = torch.stack([space.distance(point.unsqueeze(0), known) for point in points])
+    assert torch.equal(numbers, every.argmin(1))
+    assert torch.allclose(distances, every.amin(1))
+    straight = torch.cdist(points, known).argmin(1)
+    assert torch.equal(straight, numbers) == (scales == "keep")

@@ -8,6 +8,8 @@ from regauge.flow.space import Points, Space
 
 BISECTIONS = 12
 """Steps of the search for the size of noise."""
+AT_ONCE, FEW = 64, 8
+"""Points that are compared at a time, and how many training networks are looked at closely at first."""
 
 
 def make_controls(
@@ -41,23 +43,30 @@ def make_controls(
     }
 
 
-def nearest(space: Space, points: Points, train: Points, *, skip_self: bool = False) -> tuple[Tensor, Tensor]:
+def nearest(space: Space, points: Points, train: Points) -> tuple[Tensor, Tensor]:
     """The distance to the nearest training network of each point, and the number of that network.
+
+    Straight distances in the surrounding space, which are fast and never longer than those along spheres, say which
+    training networks can be the nearest.
 
     Args:
         space: Of the points.
         points: Aligned points.
         train: Aligned training networks.
-        skip_self: Whether point k is training network k, which does not count for itself.
     """
-    distances, numbers = [], []
-    for k, point in enumerate(points):
-        found = space.distance(point.unsqueeze(0), train)
-        if skip_self:
-            found[k] = torch.inf
-        best = found.min(0)
-        distances.append(best.values)
-        numbers.append(best.indices)
+    distances, numbers, exact = [], [], train.double()
+    for start in range(0, len(points), AT_ONCE):
+        some = points[start : start + AT_ONCE]
+        straight = torch.cdist(some.double(), exact)
+        near = straight.topk(min(FEW, len(train)), largest=False).indices
+        for point, lengths, few in zip(some, straight, near, strict=True):
+            found = space.distance(point.unsqueeze(0), train[few])
+            if bool(lengths[few[-1]] < found.min()):
+                few = (lengths <= found.min()).nonzero()[:, 0]
+                found = space.distance(point.unsqueeze(0), train[few])
+            best = int(found.argmin())
+            distances.append(found[best])
+            numbers.append(few[best])
     return torch.stack(distances), torch.stack(numbers)
 
 
