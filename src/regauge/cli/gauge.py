@@ -10,6 +10,7 @@ import torch
 import regauge as rg
 from regauge.alignment.streamed.job import FileJob, open_job
 from regauge.alignment.streamed.memory import row_ranges
+from regauge.cli.audit import write_mappings
 from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
 from regauge.cli.options import Gauge, UsageError
 from regauge.cli.output import form_of, show_progress, show_status, tell, tell_notes, tell_table, tell_written
@@ -48,6 +49,9 @@ def gauge_path(checkpoint: Path) -> Path:
 
 def run(options: Gauge) -> None:
     """Choose a gauge, write the moved checkpoint, and say what changed."""
+    if options.mappings is not None:
+        write_mappings(options)
+        return
     method = method_of(options)
     job = open_job(
         [options.checkpoint],

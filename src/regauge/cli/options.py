@@ -282,6 +282,8 @@ class Gauge:
     """Values that share a scale there; a whole row where left out."""
     steps: int = 100
     """Steps of learned rotations."""
+    mappings: Literal["llm-compressor", "autoawq"] | None = None
+    """Move nothing: write the scale pairs that hold for the model to OUT, .json or .yaml, as this tool takes them."""
     untie: bool = False
     """Give a tied head of a folder a tensor of its own, so that the gain before it is no obstacle to rotations; the
     output is larger by that tensor, and config.json says so."""
@@ -293,6 +295,24 @@ class Gauge:
     go tensor by tensor; the values of the checkpoint must fit for the others, and for the proof on outputs."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     written: Annotated[Written, arg(name="")] = Written()
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Try a table of scale pairs of a quantization tool on a model: which rows change the function, and what they miss.
+
+    Each pair is scaled alone by random factors, and the model is run before and after, in float64.
+    """
+
+    checkpoint: Checkpoint
+    mappings: Annotated[Path, arg(metavar="FILE")]
+    """JSON or YAML: rows of smooth_layer and balance_layers (AWQ), or [balance layers, smooth layer] (SmoothQuant), or
+    a recipe with these under mappings. Names are the ends of names of modules, or re: and a regular expression."""
+    model: Model = None
+    symmetry: SymmetryFile = None
+    seed: Seed = 0
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     json: Json = False
 
 
@@ -429,4 +449,6 @@ class Reproduce:
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
 
 
-Options = Demo | Discover | Align | Merge | Canonicalize | Gauge | Apply | Info | Line | Plane | Repair | Reproduce
+Options = (
+    Demo | Discover | Align | Merge | Canonicalize | Gauge | Audit | Apply | Info | Line | Plane | Repair | Reproduce
+)

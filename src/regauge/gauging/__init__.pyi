@@ -1,7 +1,13 @@
+from .audit import Finding as Finding
+from .audit import audit as audit
 from .certificate import Certificate as Certificate
 from .certificate import certify as certify
 from .gauge_network import gauge as gauge
 from .hadamard import flat_rotation as flat_rotation
+from .mappings import ScalePair as ScalePair
+from .mappings import read_table as read_table
+from .mappings import scale_pairs as scale_pairs
+from .mappings import write_table as write_table
 from .measures import LayerMeasures as LayerMeasures
 from .method import GaugeMethod as GaugeMethod
 from .method import GaugeProblem as GaugeProblem

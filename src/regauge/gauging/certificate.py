@@ -78,6 +78,11 @@ def certify(
     return Certificate(exact.total, exact.tolerance, stored, str(dtype).removeprefix("torch."), exact.per_group)
 
 
+def in_double() -> TorchFunctionMode:
+    """A context in which models of float64 stay in float64 where they would convert to float32 on the way."""
+    return _InDouble()
+
+
 class _InDouble(TorchFunctionMode):
     """What a model of float64 converts to float32 on the way, as many norms do, stays in float64."""
 

@@ -1,0 +1,121 @@
+"""`regauge audit`: a table of scale pairs tried on a model, row by row; and such a table made from its symmetry."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import regauge as rg
+from regauge.cli.models import find_traced, load_model, name_model, read_networks
+from regauge.cli.options import Audit, Gauge, UsageError
+from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
+from regauge.cli.tracing import Traced
+from regauge.core.params import Params
+from regauge.gauging import Finding, ScalePair, audit, read_table, scale_pairs, write_table
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.names.converted import Converted
+from regauge.storage.checkpoints.writing import require_writable, save_text
+
+SUFFIXES = (".json", ".yaml", ".yml")
+
+
+def run(options: Audit) -> None:
+    """Print what each pair of the table does to the outputs, and what the broken ones leave out."""
+    table = _read(options.mappings)
+    checkpoint = Checkpoint.open(options.checkpoint)
+    name = name_model(options.model, checkpoint)
+    if name is None:
+        raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
+    model = load_model(name, options.inputs, values="always")
+    with show_status("tracing the model"):
+        symmetry, kwargs = find_traced(model, options.inputs.outputs)
+    traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
+    found = read_networks(replace(options, model=name), [checkpoint], traced=traced)
+    view, stored = found.checkpoints[0], dict(checkpoint.params)
+
+    def convert(params: Params) -> Params:
+        """Parameters under the names of the files as those of the model."""
+        if not isinstance(view, Converted):
+            return dict(params)
+        there = Converted(checkpoint.with_params(params), view.conversion)
+        return {one: there.read(one) for one in there.stored}
+
+    with show_status("scaling every pair, and running the model"):
+        findings = audit(
+            table,
+            stored,
+            found.symmetry,
+            model.module,
+            model.inputs,
+            kwargs,
+            generator=torch.Generator().manual_seed(options.seed),
+            outputs=options.inputs.outputs or None,
+            convert=convert,
+        )
+    _tell(findings, table)
+
+
+def _read(path: Path) -> list[ScalePair]:
+    if not path.is_file():
+        raise UsageError(
+            f"there is no table {str(path)!r}; `regauge gauge MODEL --mappings autoawq -o FILE` writes one"
+        )
+    try:
+        return read_table(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{str(path)!r} is neither JSON nor YAML: {str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r}: {error}") from error
+
+
+def _tell(findings: list[Finding], table: list[ScalePair]) -> None:
+    rows: list[dict[str, Any]] = []
+    for number, pattern in enumerate(table):
+        own = [one for one in findings if one.row == number]
+        changes = [one.change for one in own if one.change is not None]
+        counts = {v: sum(one.verdict == v for one in own) for v in ("holds", "broken", "skipped", "unmatched")}
+        rows.append(
+            {
+                "row": number,
+                "smooth layer": pattern.smooth,
+                "verdict": ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count),
+                "largest change": f"{max(changes):.1e}" if changes else "",
+            }
+        )
+    tell_table("rows", rows, "each pair scaled alone by random factors, relative change of the outputs in float64")
+    tell("", findings=[asdict(one) for one in findings])
+    seen: dict[int, Finding] = {one.row: one for one in reversed(findings) if one.verdict != "holds"}
+    for number, one in sorted(seen.items()):
+        parts = [one.reason] if one.reason else []
+        parts += [f"must be scaled, too: {', '.join(one.missing)}"] if one.missing else []
+        parts += [f"must not be scaled so: {', '.join(one.extra)}"] if one.extra else []
+        tell(f"row {number}, {one.smooth}: {'; '.join(parts)}")
+    broken = sum(one.verdict == "broken" for one in findings)
+    held = sum(one.verdict == "holds" for one in findings)
+    tell(f"{held} pairs leave the function as it is, {broken} change it", held=held, broken=broken)
+
+
+def write_mappings(options: Gauge) -> None:
+    """Write the scale pairs that hold for a model as a table of another tool."""
+    assert options.mappings is not None
+    out = options.output
+    require_writable(out, overwrite=options.overwrite, suffixes=SUFFIXES)
+    checkpoint = Checkpoint.open(options.checkpoint)
+    name = name_model(options.model, checkpoint)
+    if name is None:
+        raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
+    model = load_model(name, options.inputs)
+    with show_status("tracing the model"):
+        symmetry: rg.Symmetry = find_traced(model, options.inputs.outputs)[0]
+    pairs, others = scale_pairs(symmetry)
+    if not pairs:
+        raise UsageError(f"no scale pair of the model of {name!r} can be written as modules with a weight each")
+    rows = write_table(pairs, options.mappings)
+    text = json.dumps(rows, indent=1) + "\n" if out.suffix == ".json" else yaml.safe_dump(rows, sort_keys=False)
+    save_text(text, out)
+    tell(f"{len(pairs)} scale pairs hold for this model", pairs=rows)
+    tell_notes([f"not written: {name}: {reason}" for name, reason in others])
+    tell_written(out)

@@ -1,0 +1,147 @@
+"""Tables of scale pairs, as llm-compressor and AutoAWQ take them: a layer that is divided, and the layers behind it."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from regauge.core.scales import Direction, directions
+from regauge.core.symmetry import Symmetry
+from regauge.gauging.methods.equalize import diagonal
+
+Tool = Literal["llm-compressor", "autoawq"]
+
+
+@dataclass(frozen=True)
+class ScalePair:
+    """A layer whose output channels are divided by scales, and the layers whose input channels are multiplied by them.
+
+    Names are those of modules; in a table they may be patterns: `re:` and a regular expression for the beginning of a
+    name, or the end of one.
+    """
+
+    smooth: str
+    balance: tuple[str, ...]
+
+
+def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
+    """The pairs that hold for a model, found by its symmetry alone, and the families of scales that are no such pairs.
+
+    A family is a pair if it divides one module and multiplies the inputs of others, and nothing else. Of the others
+    come the name of the group, and why.
+    """
+    pairs: dict[ScalePair, None] = {}
+    others: list[tuple[str, str]] = []
+    for direction in directions(diagonal(symmetry), "move"):
+        found = _pair_of(direction, symmetry)
+        if isinstance(found, str):
+            others.append((direction.group, found))
+        else:
+            pairs[found] = None
+    return list(pairs), list(dict.fromkeys(others))
+
+
+def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
+    names = [{place.name for place in direction.places if (place.exponent > 0) == is_up} for is_up in (True, False)]
+    reading = {place.name for place in direction.places if (place.name, place.axes[-1]) in symmetry.readers}
+    sides = [side for side in names if side and side <= reading and all(len(symmetry.shapes[n]) == 2 for n in side)]
+    if len(sides) != 1:
+        return "not all that it multiplies are inputs of layers with a weight each"
+    (readers,) = sides
+    writers = names[0] if readers is names[1] else names[1]
+    modules = {name.rpartition(".")[0] for name in writers}
+    if len(modules) != 1 or not all(name.rpartition(".")[2] in ("weight", "bias") for name in writers | readers):
+        return "what it divides is not the weight, and the bias, of one module"
+    if {abs(place.exponent) for place in direction.places} != {2.0}:
+        return "its exponents are not all one"
+    lengths = {symmetry.shapes[name][1] for name in readers} | {symmetry.shapes[name][0] for name in writers}
+    if len(lengths) > 1:
+        return "the layers behind it have other numbers of channels, as with grouped queries"
+    order = [name for name in symmetry.shapes if name in readers]
+    return ScalePair(modules.pop(), tuple(name.rpartition(".")[0] for name in order))
+
+
+def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
+    """A table for a tool: AWQ's of llm-compressor, whose exact names are `re:^name$`, or that of AutoAWQ."""
+    if tool == "autoawq":
+        return [{"smooth_layer": one.smooth, "balance_layers": list(one.balance)} for one in pairs]
+    return [
+        {"smooth_layer": _exactly(one.smooth), "balance_layers": [_exactly(name) for name in one.balance]}
+        for one in pairs
+    ]
+
+
+def read_table(table: Any) -> list[ScalePair]:
+    """The pairs of a table: rows with `smooth_layer` and `balance_layers`, or pairs of balance and smooth layers.
+
+    The second form is that of llm-compressor's SmoothQuant. A recipe that holds `mappings` somewhere is a table, too.
+
+    Raises:
+        ValueError: It is no such table, or has no rows.
+    """
+    rows = _find_rows(table)
+    if not rows:
+        raise ValueError(
+            "there are no mappings: give a list of {smooth_layer, balance_layers}, or of [balance layers, smooth "
+            "layer], or a recipe with such a list under 'mappings'"
+        )
+    return [_read_row(row) for row in rows]
+
+
+def _find_rows(table: Any) -> list[Any]:
+    if isinstance(table, list):
+        return table
+    if isinstance(table, Mapping):
+        if "mappings" in table:
+            return _find_rows(table["mappings"])
+        for value in table.values():
+            found = _find_rows(value) if isinstance(value, Mapping) else []
+            if found:
+                return found
+    return []
+
+
+def _read_row(row: Any) -> ScalePair:
+    if isinstance(row, Mapping) and {"smooth_layer", "balance_layers"} <= row.keys():
+        smooth, balance = row["smooth_layer"], row["balance_layers"]
+    elif isinstance(row, list | tuple) and len(row) == 2:
+        balance, smooth = row
+    else:
+        raise ValueError(
+            f"the row {row!r} is no mapping; write {{smooth_layer, balance_layers}} or [balance layers, smooth layer]"
+        )
+    smooth = smooth[0] if isinstance(smooth, list) and len(smooth) == 1 else smooth
+    balance = [balance] if isinstance(balance, str) else balance
+    if not isinstance(smooth, str) or not isinstance(balance, list) or not all(isinstance(one, str) for one in balance):
+        raise ValueError(f"the row {row!r} does not name one smooth layer and some balance layers")
+    return ScalePair(smooth, tuple(balance))
+
+
+def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
+    """The pairs of modules that a row means: of each smooth layer, the balance layers in the smallest block with any.
+
+    Blocks are the modules around the smooth layer, up to what the last number in its name counts: a layer, an expert.
+    """
+    names = list(modules)
+    result = []
+    for smooth in (name for name in names if _matches(pair.smooth, name)):
+        block = re.match(r"(.*\.\d+\.|\d+\.)?", smooth)
+        outermost = (block[1] if block else None) or ""
+        behind = [n for n in names if n != smooth and any(_matches(one, n) for one in pair.balance)]
+        prefix, balance = smooth, list[str]()
+        while not balance and len(prefix) > len(outermost):
+            prefix = prefix.rstrip(".").rpartition(".")[0]
+            prefix = f"{prefix}." if prefix else ""
+            balance = [name for name in behind if name.startswith(prefix)]
+        result.append(ScalePair(smooth, tuple(balance)))
+    return result
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), name) is not None
+    return name == pattern or name.endswith(f".{pattern}")
+
+
+def _exactly(name: str) -> str:
+    return f"re:^{re.escape(name)}$"
