@@ -16,6 +16,7 @@ from regauge import weightspace as ws
 from regauge.cli.flow_options import FlowFit
 from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnTraining, Varied
 from regauge.cli.options import UsageError
+from regauge.cli.output import show_progress
 from regauge.cli.tasks import load_batches
 from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
@@ -36,7 +37,8 @@ def choose_networks(
     folders: Sequence[Path], where: tuple[str, ...], *, final: bool
 ) -> tuple[Collection, NDArray[np.int64]]:
     """The stores in some folders, and the numbers of the networks that meet conditions."""
-    collection = Collection([Store.open(folder) for folder in folders])
+    with show_progress() as progress:
+        collection = Collection([Store.open(folder, progress=progress) for folder in folders])
     chosen = []
     for store, start in zip(collection.stores, collection.starts.tolist(), strict=False):
         own = store.rows.where(**conditions_of(where))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import shard_file
@@ -20,6 +21,7 @@ from regauge.storage.store.columns import Array, encode
 from regauge.storage.store.listing import FINITE, Listing, Place, resolve
 from regauge.storage.store.manifest import MANIFEST, Manifest
 from regauge.storage.store.packing import memory_of, pack, require_networks, segments_of
+from regauge.storage.store.remote import copy_store, url_of
 from regauge.storage.store.rows import Indices, Rows, split
 from regauge.storage.store.shard_file import Shard, Verification, verify
 
@@ -58,6 +60,7 @@ class Store:
         self._writer = (-1, "", count())
         self._map = lru_cache(MAPPED_SHARDS)(Shard.map)
         self._listed: Listing | None = None
+        self._url: str | None = None
 
     @classmethod
     def create(
@@ -81,25 +84,44 @@ class Store:
 
         Raises:
             FileExistsError: The folder holds another store, or other files.
-            ValueError: The storage is unknown, or `about` is not plain JSON.
+            ValueError: The storage is unknown, `about` is not plain JSON, or the folder is a URL.
         """
+        if url_of(folder) is not None:
+            raise ValueError(
+                f"a store cannot be written to {str(folder)!r}; write it to a folder, and upload the folder"
+            )
         Manifest(architecture, symmetry, storage, about or {}).write(Path(folder))
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: str | Path) -> "Store":
+    def open(cls, folder: str | Path, *, progress: Progress = no_progress) -> "Store":
         """The store in a folder.
+
+        Args:
+            folder: Its folder, or the URL of one on object storage, such as "s3://bucket/mlps": any protocol of fsspec.
+                Shards that are not there yet are copied to the cache; such a store can be read alone.
+            progress: Of the copying.
 
         Raises:
             FileNotFoundError: There is none.
-            ValueError: It, or one of its shards, is damaged or of another version.
+            ValueError: It, or one of its shards, is damaged or of another version; or the URL cannot be opened.
+            OSError: The object storage cannot be reached.
         """
-        return cls(Path(folder), Manifest.read(Path(folder)))
+        url = url_of(folder)
+        local = Path(folder) if url is None else copy_store(url, progress)
+        store = cls(local, Manifest.read(local))
+        store._url = url
+        return store
 
     @classmethod
     def find(cls, folder: str | Path) -> "Store | None":
         """The store in a folder, or None if there is none."""
-        return cls.open(folder) if (Path(folder) / MANIFEST).exists() else None
+        if url_of(folder) is None:
+            return cls.open(folder) if (Path(folder) / MANIFEST).exists() else None
+        try:
+            return cls.open(folder)
+        except FileNotFoundError:
+            return None
 
     def tell(self, about: Mapping[str, Any]) -> None:
         """Replace `about`, for readers that open the store from now on.
@@ -107,13 +129,14 @@ class Store:
         Raises:
             ValueError: It is not plain JSON.
         """
+        self._require_here()
         self._manifest.tell(self.folder, about)
 
     def __len__(self) -> int:
         return len(self._now)
 
     def __repr__(self) -> str:
-        return f"Store({str(self.folder)!r}: {len(self)} networks of {self.architecture.name!r})"
+        return f"Store({self._url or str(self.folder)!r}: {len(self)} networks of {self.architecture.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = None if self._listed is None else tuple(shard.path.stem for shard in self._listed.shards)
@@ -153,6 +176,8 @@ class Store:
             ValueError: A new shard is damaged or of another architecture.
         """
         before = () if self._listed is None else self._listed.shards
+        if self._url is not None and self._listed is not None:
+            copy_store(self._url)
         known = {shard.path.name for shard in before}
         new = self._headers(path for path in shard_file.list_shards(self.folder) if path.name not in known)
         if new or self._listed is None:
@@ -181,6 +206,7 @@ class Store:
             ValueError: The tensors are not those of the architecture, the rows are malformed or not one per network,
                 or a value does not fit into the storage dtype.
         """
+        self._require_here()
         if name is not None and self.has(name):
             raise FileExistsError(
                 f"{str(self.folder)!r} has a shard {name!r}, and shards never change; give another name, or none"
@@ -202,6 +228,7 @@ class Store:
             FileNotFoundError: There is no shard of that name.
         """
         part = Store(self.folder, self._manifest)
+        part._url = self._url
         part._listed = Listing(self._headers(map(self.path_of, names)), part._map)
         return part
 
@@ -274,6 +301,12 @@ class Store:
             self.refresh()
         assert self._listed is not None
         return self._listed
+
+    def _require_here(self) -> None:
+        if self._url is not None:
+            raise ValueError(
+                f"the store at {self._url!r} can be read alone; write to one in a folder, and upload the folder"
+            )
 
     def _headers(self, paths: Iterable[Path]) -> tuple[Shard, ...]:
         """The headers of shards of this store."""

@@ -1,0 +1,102 @@
+"""Stores on object storage: fsspec copies them to the cache, shard by shard, and a shard that is there stays."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge.core.progress import Progress, no_progress
+from regauge.storage.cache import cache_folder
+from regauge.storage.checkpoints.disk import require_space
+from regauge.storage.checkpoints.writing import SUFFIX, whole_file
+from regauge.storage.store.manifest import FOLDER, MANIFEST, Manifest
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+KIND = "stores"
+"""Name of the folder of the cache with the copies."""
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
+
+
+def url_of(folder: str | Path) -> str | None:
+    """The URL that a folder is given as, also after `Path` took a slash of it; None for a folder of this machine."""
+    found = ADDRESS.fullmatch(os.fspath(folder))
+    if found is None:
+        return None
+    scheme, rest = found.groups()
+    return f"{scheme}://{'/' if scheme in ('file', 'local') else ''}{rest.rstrip('/')}"
+
+
+def copy_store(url: str, progress: Progress = no_progress) -> Path:
+    """Copy what is missing of a store at a URL to the cache.
+
+    Shards never change, so that only new ones are copied; each appears whole or not at all. A copy of another store,
+    which was at the URL before, is removed.
+
+    Args:
+        url: Of the store's folder, such as "s3://bucket/mlps"; any protocol of fsspec.
+        progress: Of the bytes.
+
+    Returns:
+        The folder of the copy.
+
+    Raises:
+        ValueError: fsspec does not know the protocol, or lacks the package that it needs.
+        FileNotFoundError: There is no store at the URL.
+        OSError: The storage cannot be reached, or ended a file early.
+    """
+    filesystem, root = _open(url)
+    local = cache_folder() / KIND / hashlib.sha256(url.encode()).hexdigest()[:24]
+    local.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=local, prefix=".") as fresh:
+        try:
+            filesystem.get_file(f"{root}/{MANIFEST}", str(Path(fresh) / MANIFEST))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"there is no store at {url!r}: it has no {MANIFEST}; check the URL") from error
+        there = Manifest.read(Path(fresh))
+        if (local / MANIFEST).exists() and Manifest.read(local).key != there.key:
+            shutil.rmtree(local / FOLDER, ignore_errors=True)
+        (local / FOLDER).mkdir(exist_ok=True)
+        os.replace(Path(fresh) / MANIFEST, local / MANIFEST)
+    missing = {name: size for name, size in _shards(filesystem, root).items() if not (local / FOLDER / name).exists()}
+    if missing:
+        require_space(local / FOLDER, sum(missing.values()))
+    advance = progress(f"copying {url}", sum(missing.values()))
+    for name, size in missing.items():
+        _copy(filesystem, f"{root}/{FOLDER}/{name}", local / FOLDER / name, size)
+        advance(size)
+    return local
+
+
+def _open(url: str) -> "tuple[AbstractFileSystem, str]":
+    import fsspec  # takes as long as a small command
+
+    try:
+        filesystem, root = fsspec.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ValueError(
+            f"{url!r} cannot be opened: {str(error).rstrip('.')}; or copy the store to a folder"
+        ) from error
+    return filesystem, str(root).rstrip("/")
+
+
+def _shards(filesystem: "AbstractFileSystem", root: str) -> dict[str, int]:
+    """Sizes of the shards by name, in the order of the names."""
+    try:
+        entries: list[dict[str, Any]] = filesystem.ls(f"{root}/{FOLDER}", detail=True, refresh=True)
+    except FileNotFoundError:  # object storage has no empty folders
+        return {}
+    sizes = {str(entry["name"]).rsplit("/", 1)[-1]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
+    return {name: sizes[name] for name in sorted(sizes) if name.endswith(SUFFIX) and not name.startswith(".")}
+
+
+def _copy(filesystem: "AbstractFileSystem", source: str, path: Path, size: int) -> None:
+    """Copy a shard under a temporary name, and rename it when it is whole."""
+    with whole_file(path, nbytes=size) as temporary:
+        filesystem.get_file(source, str(temporary))
+        if (found := temporary.stat().st_size) != size:
+            raise OSError(f"{source!r} has {size} bytes, of which {found} came; try again")
