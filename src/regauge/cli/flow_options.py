@@ -44,8 +44,9 @@ class FlowFit:
     """Number of layers."""
     aligned: bool = False
     """Align networks to their middle first, for nets that read units in their order."""
-    scales: Literal["sphere", "keep"] = "sphere"
-    """Bring incoming weights to unit spheres where scales allow it, which changes no function, or keep them."""
+    scales: Literal["sphere", "flat", "keep"] = "sphere"
+    """Bring incoming weights to unit spheres where scales allow it, which changes no function, and let the flow follow
+    the spheres (sphere) or not (flat); or keep them."""
     head: Annotated[str | None, arg(metavar="PARAMETER")] = None
     """Weight of the last layer, for --head-form."""
     head_form: Literal["keep", "direction", "unit"] = "keep"

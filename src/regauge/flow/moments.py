@@ -11,6 +11,8 @@ from regauge.flow.space import Points, Space
 
 SMALLEST = 1e-3
 """Least deviation of a coordinate, as a share of the root mean square deviation of its tensor."""
+JITTER = 1e-4
+"""Variance that is added to that of values with unit variance, so that covariances have a root."""
 MOST = 5000
 """Values whose covariances are kept at most."""
 
@@ -52,22 +54,20 @@ class Moments:
 def find_factor(points: Points, space: Space, deviation: Float[Tensor, " values"]) -> Float[Tensor, "values values"]:
     """The lower triangular root of the covariances of Euclidean coordinates.
 
-    Correlations are shrunk by `values / (values + networks)`, so that there are none that few networks have by chance.
-
     Raises:
-        ValueError: There are more than `MOST` values, whose covariances would fill the memory.
-
-    References:
-        Ledoit and Wolf (2004), A well-conditioned estimator for large-dimensional covariance matrices, for the idea.
+        ValueError: There are more than `MOST` values, whose covariances would fill the memory, or no more networks than
+            values, which say too little about them.
     """
     flat = points[:, space.flat_start :].double()
     size = flat.shape[1]
-    if size > MOST:
-        raise ValueError(f"{size} values have too many covariances, at most {MOST} can have them; choose another prior")
+    if size > MOST or len(flat) <= size:
+        raise ValueError(
+            f"{size} values have more covariances than can be kept (of {MOST} at most), or than {len(flat)} networks "
+            "for training tell; choose another prior"
+        )
     unit = deviation[space.flat_start :]
     standard = (flat - flat.mean(0)) / unit
-    shrink = size / (size + len(flat))
-    covariance = (1 - shrink) * standard.T @ standard / max(1, len(flat) - 1) + shrink * torch.eye(size).double()
+    covariance = standard.T @ standard / (len(flat) - 1) + JITTER * torch.eye(size).double()
     factor: Tensor = unit.unsqueeze(1) * torch.linalg.cholesky(covariance)
     return factor.float()
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +16,7 @@ from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
 from regauge.flow.orbits import exchanged_values, signed_values
 
-Scales = Literal["sphere", "keep"]
+Scales = Literal["sphere", "flat", "keep"]
 Head = Literal["keep", "direction", "unit"]
 Points = Float[Tensor, "models values"]
 LOG_NORM = "logarithm of the head's norm"
@@ -29,7 +29,8 @@ class Representation:
 
     Attributes:
         scales: "sphere": units whose scale no function depends on have incoming weights of norm one, as in canonical
-            networks; "keep": values stay as they are.
+            networks; "flat": the same networks as points of a Euclidean space, so that norms are one at the end only
+            where the flow has learned it; "keep": values stay as they are.
         head: Name of the weight of a last layer, for `head_form`.
         head_form: "keep": the head's values stay as they are. "direction": a point of one unit sphere and the logarithm
             of the norm, which together say the same. "unit": the norm is forgotten, and the network computes another
@@ -46,10 +47,10 @@ class Representation:
     head_bias: str | None = None
 
     def __post_init__(self) -> None:
-        if self.scales not in ("sphere", "keep") or self.head_form not in ("keep", "direction", "unit"):
+        if self.scales not in get_args(Scales) or self.head_form not in ("keep", "direction", "unit"):
             raise ValueError(
-                f"scales={self.scales!r} and head_form={self.head_form!r}: scales are 'sphere' or 'keep', the form of "
-                "the head is 'keep', 'direction' or 'unit'"
+                f"scales={self.scales!r} and head_form={self.head_form!r}: scales are 'sphere', 'flat' or 'keep', the "
+                "form of the head is 'keep', 'direction' or 'unit'"
             )
         if (self.head is None) != (self.head_form == "keep"):
             raise ValueError(
@@ -147,7 +148,7 @@ class Space:
         head = how.head if how.head_form != "keep" else None
         manifold = canonical_manifold(symmetry, head=head)
         known = manifold.spheres
-        if how.scales == "keep":
+        if how.scales != "sphere":
             known = known[-1:] if head is not None else ()
         names = (*names, LOG_NORM) if how.head_form == "direction" else tuple(names)
         whole = _with_norm(symmetry) if LOG_NORM in names else symmetry
@@ -212,7 +213,7 @@ class Space:
         params = {name: t.double() if t.is_floating_point() else t for name, t in population.items()}
         if LOG_NORM in self.names:
             params[LOG_NORM] = params[self.names[0]].new_zeros(count_models(population), 1)
-        if self.representation.scales == "sphere":
+        if self.representation.scales != "keep":
             params = canonicalize(params, self.symmetry, parts=("scale",))
         found = {name: params[name] for name in self.names}
         for name in self.positive:
