@@ -9,13 +9,16 @@ from regauge.report.flow_figures import losses_figure, places_figure, reliabilit
 from regauge.report.pages import page_template
 from regauge.report.predictor_figures import curves_figure
 
-NAMES = {
+GOOD = {
     "loss": "loss",
     "loss_deviation": "deviation",
     "accuracy": "accuracy",
     "calibration": "calibration error",
-    "average_loss": "loss of the average",
-    "average_accuracy": "accuracy of the average",
+    "average_loss": "average's loss",
+    "average_accuracy": "average's accuracy",
+}
+"""Columns of the first table."""
+NEW = {
     "distance": "nearest",
     "sources": "sources",
     "spread": "spread",
@@ -24,7 +27,7 @@ NAMES = {
     "overlap": "overlap",
     "two_sample": "two-sample",
 }
-"""Columns of the table."""
+"""Columns of the second one."""
 
 
 def flow_page(path: str | Path) -> str:
@@ -38,9 +41,12 @@ def flow_page(path: str | Path) -> str:
         figures["reliability"] = data_uri(reliability_figure(results["reliability"]), "svg")
     if results["history"]:
         figures["curves"] = data_uri(curves_figure(results["history"], results["best"]), "svg")
-    names = {name: label for name, label in NAMES.items() if results["scores"][0][name] is not None}
+    tables = [
+        {name: label for name, label in names.items() if results["scores"][0][name] is not None}
+        for names in (GOOD, NEW)
+    ]
     page = page_template("flow.html.j2", thousands="{:,}".format, score=_score)
-    return page.render(results | {"figures": figures, "names": names})
+    return page.render(results | {"figures": figures, "tables": tables})
 
 
 def _score(value: Any) -> str:

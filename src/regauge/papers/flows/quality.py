@@ -117,9 +117,9 @@ def mnist(scale: Scale) -> Study:
 def own(seconds: float, scale: Scale, *, is_large: bool = False) -> Fitted:
     """The flow of this library: aligned networks, tokens that are units, and for few values all covariances."""
     settings = flow.Config(
-        representation=flow.Representation("keep"),
+        representation=flow.Representation("flat"),
         net=flow.Tokens(8, 1, 2) if scale == "smoke" else flow.Tokens(64, 3),
-        prior=flow.MatchedGaussian() if is_large else flow.FullGaussian(),
+        prior=flow.MatchedGaussian() if is_large or scale == "smoke" else flow.FullGaussian(),
         is_aligned=True,
         seconds=seconds,
         is_cpu_time=True,
