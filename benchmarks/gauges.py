@@ -1,6 +1,6 @@
 """Every method of `regauge gauge` on folders of many families, as a Markdown table.
 
-    .venv/bin/python benchmarks/gauges.py [FAMILY ...] > gauges.md
+    .venv/bin/python benchmarks/gauges.py [FAMILY ... | cnns] > gauges.md
 
 The models are those of `tests/folder_cases.py`: tiny configurations with random weights, saved by transformers, moved
 by the command line, and loaded by transformers again, which must find every parameter and no other.
@@ -21,9 +21,12 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from folder_cases import DENSE, LOOPS, MIXTURES, FolderCase, first_tensor
+from models import CASES as MODELS
 
+import regauge as rg
 from regauge.cli.example_inputs import example_inputs, with_masks
 from regauge.cli.main import main as regauge
+from regauge.core.probe import perturb
 
 HEADER = """| family | rotated, by kind | equalized | Hadamard | learned | float32, transformers |
 | --- | --- | --- | --- | --- | --- |"""
@@ -34,7 +37,17 @@ METHODS: dict[str, list[str]] = {
 }
 
 
+CNNS = (
+    *("cnn_flatten", "vgg16_batch", "grouped_conv", "depthwise_conv", "depthwise_multiplier", "shuffle_unit"),
+    *("squeeze_excite", "pixel_shuffle", "resnet20_batch_B", "resnet20_group_A", "convnext", "mobilenet_v2"),
+)
+"""Of `tests/models.py`."""
+
+
 def main(names: list[str]) -> None:
+    if names == ["cnns"]:
+        convolutional()
+        return
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -68,6 +81,27 @@ def row(name: str, case: FolderCase) -> str:
                 kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
             loaded = max(loaded, change(model, case, out))
     return f"| {name} | {kinds} | {' | '.join(cells)} | {loaded:.0e} |"
+
+
+def convolutional() -> None:
+    """The certificates of convolutional networks."""
+    warnings.simplefilter("ignore")
+    print("| network | equalized | smoothed |\n| --- | --- | --- |")
+    cases = {case.name: case for case in MODELS}
+    for case in (cases[name] for name in CNNS):
+        torch.manual_seed(0)
+        module, generator = case.module().eval(), torch.Generator().manual_seed(0)
+        buffers = {name for name, _ in module.named_buffers()}
+        params = perturb({n: t.detach() for n, t in module.state_dict().items()}, buffers, generator)
+        inputs = case.inputs()
+        symmetry = rg.discover(module, inputs, case.kwargs(), outputs=case.outputs)
+        task = rg.Task(module, [(tuple(inputs), torch.zeros(1))], outputs=case.outputs)
+        cells = []
+        for method in (rg.Equalize(), rg.Smooth(grid=2)):
+            found = rg.gauge(params, symmetry, method=method, task=task).certificate
+            assert found is not None
+            cells.append(f"{found.exact:.0e}{'' if found.ok else ' WRONG'}")
+        print(f"| {case.name} | {' | '.join(cells)} |", flush=True)
 
 
 def change(model: Any, case: FolderCase, out: Path) -> float:

@@ -25,12 +25,11 @@ from regauge.gauging import GaugeMethod, RoundToNearest, round_network, rounded_
 from regauge.nets.transformer import GPT, Llama
 
 SEEDS = 3
-CONTEXT, WIDTH, STEPS, BATCH = 64, 128, 500, 32
+CONTEXT, WIDTH, STEPS, BATCH = 64, 64, 400, 32
 Rounding = tuple[RoundToNearest, RoundToNearest | None]
 TEXT: dict[str, Rounding] = {
     "4 bits per row": (RoundToNearest(4), None),
     "3 bits per row": (RoundToNearest(3), None),
-    "4 bits per 32": (RoundToNearest(4, 32), None),
     "3 bits per 32": (RoundToNearest(3, 32), None),
     "4 bits, 4-bit activations": (RoundToNearest(4), RoundToNearest(4)),
 }
@@ -107,7 +106,7 @@ def text_table(family: str) -> None:
             "equalized": rg.Equalize(),
             "smoothed": rg.Smooth(scheme),
             "Hadamard": hadamard,
-            "learned": rg.LearnedRotation(scheme, steps=60),
+            "learned": rg.LearnedRotation(scheme, steps=25),
         }
 
     rows: dict[str, dict[str, list[float]]] = {}
