@@ -1,6 +1,8 @@
 """`regauge compare`: are checkpoints the same network, one the other's descendant, or neither?"""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,13 +10,17 @@ import torch
 import regauge as rg
 from regauge.alignment.streamed.job import open_job
 from regauge.cli.compare_options import Compare
-from regauge.cli.models import read_networks
+from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import UsageError
-from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
+from regauge.cli.output import tell, tell_notes, tell_table, tell_written
+from regauge.cli.streaming import show_work
 from regauge.cli.tasks import matching_task
+from regauge.cli.transformers_models import Values
 from regauge.cli.vocabulary import bring_together
 from regauge.core.progress import Progress, no_progress
 from regauge.names import VERSION
+from regauge.storage.checkpoints.alignments import SUFFIX as ALIGNMENT
+from regauge.storage.checkpoints.formats.location import locate
 from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident
 from regauge.storage.checkpoints.writing import require_writable, save_text
 
@@ -23,10 +29,18 @@ def run(options: Compare) -> None:
     """Print the verdict with the evidence, and write the page."""
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".html",))
-    if len(options.checkpoints) != 2:
-        raise UsageError(f"{len(options.checkpoints)} checkpoints are given; two or more are compared")
-    a, b = options.checkpoints
-    found = compare_pair(options, a, b)
+    paths = find_checkpoints(options.checkpoints)
+    if len(paths) < 2:
+        raise UsageError(f"{len(paths)} checkpoints are given; two or more are compared")
+    if len(paths) > 2:
+        from regauge.cli.compare_many import run_many
+
+        run_many(options, paths)
+        return
+    a, b = paths
+    opened = Opened.of(options, paths)
+    with show_work("comparing", is_streamed=opened.is_streamed) as progress:
+        found = opened.compare(0, 1, progress)
     facts = facts_of(found)
     tell(f"{found.verdict}: {found.reason}", verdict=found.verdict, reason=found.reason)
     numbers = {name: value for name, value in found.numbers.items() if value is not None}
@@ -42,38 +56,64 @@ def run(options: Compare) -> None:
         tell_written(options.output)
 
 
-def compare_pair(options: Compare, a: Path, b: Path) -> rg.Comparison:
-    """Compare two checkpoints, which stay on the disk where they need more memory than is allowed."""
-    limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    job = open_job((a, b), 1, memory=limit)
-    assert job is not None
-    if job.is_streamed and options.data is not None:
-        raise UsageError(f"--data runs the model and {job.needs_memory}")
-    checkpoints = bring_together(job.checkpoints, remedy="regauge compare --model needs networks with one").networks
-    job = replace(job, checkpoints=checkpoints)
-    values = "if small" if options.data is None else "always"
-    found = read_networks(options, job.checkpoints, values=values, is_streamed=job.is_streamed)  # type: ignore[arg-type]
-    task = matching_task(options, found)
-    generator = torch.Generator().manual_seed(options.seed)
+def find_checkpoints(paths: Sequence[Path]) -> list[Path]:
+    """The checkpoints that are named; for a folder without one those in it, as files and as folders."""
+    found: list[Path] = []
+    for path in paths:
+        inside = [] if not path.is_dir() or _is_checkpoint(path) else sorted(path.iterdir())
+        if path.is_dir() and inside and not any(map(_is_checkpoint, inside)):
+            raise UsageError(f"there is no checkpoint in the folder {str(path)!r}, nor in the folders in it")
+        found += [one for one in inside if _is_checkpoint(one)] or [path]
+    return found
 
-    def compare(progress: Progress = no_progress) -> rg.Comparison:
-        first, second = found.checkpoints
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path is a folder with a checkpoint, or a file of weights."""
+    if not path.is_dir():
+        return path.suffix in (".safetensors", ".pt", ".pth", ".bin") and not path.name.endswith(ALIGNMENT)
+    try:
+        locate(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Checkpoints of one architecture, which stay on the disk where they need more memory than is allowed."""
+
+    networks: Networks
+    limit: MemoryLimit
+    task: rg.Task | None
+    is_streamed: bool
+    options: Compare
+
+    @classmethod
+    def of(cls, options: Compare, paths: Sequence[Path]) -> "Opened":
+        """Open checkpoints, and find their symmetry."""
+        limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
+        job = open_job(paths, 1, memory=limit)
+        assert job is not None
+        if job.is_streamed and options.data is not None:
+            raise UsageError(f"--data runs the model and {job.needs_memory}")
+        checkpoints = bring_together(job.checkpoints).networks
+        values: Values = "if small" if options.data is None else "always"
+        found = read_networks(options, checkpoints, values=values, is_streamed=job.is_streamed)
+        return cls(found, limit, matching_task(options, found), job.is_streamed, options)
+
+    def compare(self, i: int, j: int, progress: Progress = no_progress) -> rg.Comparison:
+        """Compare two of them; what is read for that is not kept."""
+        a, b = (copy(self.networks.checkpoints[k]) for k in (i, j))
         return rg.compare(
-            first,
-            second,
-            found.symmetry,
-            task=task,
-            draws=options.draws,
-            generator=generator,
-            memory=limit,
+            a,
+            b,
+            self.networks.symmetry,
+            task=self.task,
+            draws=self.options.draws,
+            generator=torch.Generator().manual_seed(self.options.seed),
+            memory=self.limit,
             progress=progress,
         )
-
-    if job.is_streamed:
-        with show_progress(is_counted=False) as progress:
-            return compare(progress)
-    with show_status("comparing"):
-        return compare()
 
 
 def facts_of(found: rg.Comparison) -> dict[str, object]:

@@ -26,11 +26,12 @@ class Compare:
 
     B is aligned to A, and what is left is measured: distances, what B explains of each layer of A, and whether units
     correspond in their order beyond chance, with an exact p-value. docs/comparison.md says what the verdicts rest on.
+    Of three checkpoints or more, or of all in a folder, every pair is compared, and related ones make a tree.
     """
 
     checkpoints: Positional[Checkpoints]
     output: MaybeOutput = None
-    """Write a page with the picture of all layers to this file, .html."""
+    """Write a page to this file, .html: with the picture of all layers, or with the matrix and the trees."""
     model: Model = None
     symmetry: SymmetryFile = None
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None

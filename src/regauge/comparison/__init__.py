@@ -3,6 +3,19 @@
 from regauge.comparison.compare_networks import compare
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.fingerprints import SIZE, fingerprint
+from regauge.comparison.many import Lineage, compare_many
 from regauge.comparison.shares import TensorShare
+from regauge.comparison.trees import Branch, join_neighbors, tree_lines
 
-__all__ = ["SIZE", "Comparison", "TensorShare", "compare", "fingerprint"]
+__all__ = [
+    "SIZE",
+    "Branch",
+    "Comparison",
+    "Lineage",
+    "TensorShare",
+    "compare",
+    "compare_many",
+    "fingerprint",
+    "join_neighbors",
+    "tree_lines",
+]

@@ -32,7 +32,7 @@ from regauge.storage.checkpoints.memory_limit import MemoryLimit
 STRANGERS = 4
 """Strangers that say what alignment explains by chance, of small networks; for large ones, where chance matters less,
 one is enough."""
-SMALL = 1 << 18
+SMALL = 1 << 14
 """Most values of a small network."""
 PIECE = 1 << 26
 """Bytes of a piece of a tensor that nothing moves along its first axis."""

@@ -18,9 +18,9 @@ CERTAIN = 6.0
 """Standard deviations of the null above which units correspond in the order in which they are stored."""
 SURPRISING = 0.001
 """A p-value up to which networks are not called unrelated."""
-RELATED = 0.4
+RELATED = 0.3
 """Share beyond chance that a descendant explains at least, after alignment."""
-STRANGE = 0.3
+STRANGE = 0.2
 """Share beyond chance that independent networks may explain, because they learned from the same data."""
 EVERYTHING = 0.85
 """Where alignment explains this share of any network, it says nothing."""

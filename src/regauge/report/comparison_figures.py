@@ -28,3 +28,41 @@ def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set_xlabel("share of the layer of A that B explains (%)", color=MUTED)
         figure.legend(loc="outside upper left", ncols=2, frameon=False)
     return figure
+
+
+def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
+    """A tree with branches from left to right, as long as they are, and the name of each network at its place."""
+    children: dict[str, list[Mapping[str, Any]]] = {}
+    for branch in branches:
+        children.setdefault(branch["parent"], []).append(branch)
+    root = branches[-1]["parent"]
+    places: dict[str, tuple[float, float]] = {}
+    rows = 0
+
+    def place(name: str, x: float) -> None:
+        nonlocal rows
+        own = sorted(children.get(name, []), key=lambda branch: branch["length"])
+        if not own or not name.startswith("ancestor "):
+            places[name], rows = (x, rows), rows + 1
+        for branch in own:
+            place(branch["child"], x + branch["length"])
+        if name not in places:
+            places[name] = x, sum(places[branch["child"]][1] for branch in own) / len(own)
+
+    place(root, 0.0)
+    with draw_figure(7.6, 0.9 + 0.32 * rows) as figure:
+        axes = figure.add_subplot()
+        for branch in branches:
+            (x, y), (end, level) = places[branch["parent"]], places[branch["child"]]
+            axes.plot([x, x, end], [y, level, level], color=COLORS[1], linewidth=1.8, solid_joinstyle="round")
+        for name, (x, y) in places.items():
+            if not name.startswith("ancestor "):
+                axes.plot([x], [y], "o", color=COLORS[0], markersize=5)
+                axes.annotate(name, (x, y), xytext=(7, 0), textcoords="offset points", va="center")
+        axes.set_ylim(rows - 0.5, -0.5)
+        end = max(x for x, _ in places.values()) or 1.0
+        axes.set_xlim(-0.02 * end, 1.35 * end)  # Names stand to the right of their networks.
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("squared distance modulo the group, relative to the norm", color=MUTED)
+    return figure

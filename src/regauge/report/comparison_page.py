@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from regauge.report.comparison_figures import shares_figure
-from regauge.report.figures import data_uri
+import numpy as np
+from numpy.typing import NDArray
+
+from regauge.report.comparison_figures import shares_figure, tree_figure
+from regauge.report.figures import data_uri, matrices_figure
 from regauge.report.pages import page_template
 
 
@@ -23,3 +26,23 @@ def comparison_page(facts: Mapping[str, Any]) -> str:
     )
     figure = data_uri(shares_figure(facts["layers"]), "svg") if facts["layers"] else None
     return page.render(dict(facts) | {"figure": figure})
+
+
+def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.float64]]) -> str:
+    """The page of many networks.
+
+    Args:
+        facts: Pairs, families, trees, names and what was left out, as the command tells them in JSON, with `seed` and
+            `version`.
+        matrices: Distances modulo the group of the networks of each architecture.
+    """
+    page = page_template(
+        "lineage.html.j2",
+        percent=lambda value: "" if value is None else f"{value:.1%}",
+        digits=lambda value: "" if value is None else f"{value:.3g}",
+    )
+    figures = {
+        "matrix": data_uri(matrices_figure(matrices, "distance modulo the group, relative to the norm"), "png"),
+        "trees": [data_uri(tree_figure(tree), "svg") for tree in facts["trees"]],
+    }
+    return page.render(dict(facts) | {"figures": figures})

@@ -1,0 +1,125 @@
+"""Many networks at once: families, trees, and what cannot be compared."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from symmetries import drawn, generator, mlp_symmetry
+from torch import Tensor
+
+import regauge as rg
+from regauge.cli.main import main
+from regauge.comparison import Branch, compare_many, join_neighbors, tree_lines
+from regauge.storage.checkpoints.writing import save
+
+WIDE = mlp_symmetry(20, 40, 10, kind="scaled")
+
+
+def path_lengths(branches: list[Branch], names: list[str]) -> Tensor:
+    """Lengths of the paths between networks, by adding up branches."""
+    nodes = list(dict.fromkeys([*names, *(node for one in branches for node in (one.parent, one.child))]))
+    lengths = torch.full((len(nodes), len(nodes)), torch.inf, dtype=torch.float64).fill_diagonal_(0)
+    for one in branches:
+        i, j = nodes.index(one.parent), nodes.index(one.child)
+        lengths[i, j] = lengths[j, i] = one.length
+    for k in range(len(nodes)):
+        lengths = torch.minimum(lengths, lengths[:, k : k + 1] + lengths[k : k + 1])
+    return lengths[: len(names), : len(names)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 12])
+def test_distances_of_a_tree_give_that_tree(count: int) -> None:
+    source, names = generator(count), [f"n{k}" for k in range(count)]
+    nodes, branches = ["root"], []
+    for k in range(count):  # Networks hang on ancestors, or on one another: a branch of length zero then.
+        parent = nodes[int(torch.randint(len(nodes), (), generator=source))]
+        inner = f"inner {k}"
+        branches.append(Branch(parent, inner, float(torch.rand((), generator=source)) + 0.1))
+        branches.append(Branch(inner, names[k], 0.0 if k % 3 == 0 else float(torch.rand((), generator=source))))
+        nodes.append(inner)
+    distances = path_lengths(branches, names)
+    found = join_neighbors(names, distances)
+    assert torch.allclose(path_lengths(found, names), distances, atol=1e-10)
+    assert {name for name in names if any(name in (one.parent, one.child) for one in found)} == {*names}
+    text = "\n".join(tree_lines(found))
+    assert all(name in text for name in names)
+
+
+def family() -> dict[str, rg.Params]:
+    """A base with two children, of which one was moved and has a child of its own; and a stranger."""
+    steps = [drawn(WIDE, seed) for seed in range(5)]
+
+    def on(params: rg.Params, k: int, share: float) -> rg.Params:
+        return {name: tensor + share * steps[k][name] for name, tensor in params.items()}
+
+    base = steps[0]
+    first, second = on(base, 1, 0.1), on(base, 2, 0.2)
+    grandchild = WIDE.act(WIDE.random(generator(1), ("permutation",)), on(second, 3, 0.1))
+    return {"base": base, "first": first, "second": second, "grandchild": grandchild, "stranger": steps[4]}
+
+
+def test_families_and_their_trees() -> None:
+    networks = family()
+    found = compare_many(list(networks), lambda a, b: rg.compare(networks[a], networks[b], WIDE, draws=99))
+    assert found.families == (("base", "first", "second", "grandchild"), ("stranger",))
+    (tree,) = found.trees
+    names = list(found.families[0])
+    lengths = path_lengths(list(tree), names)
+    assert torch.allclose(lengths, found.distances[:4, :4].square(), rtol=0.2, atol=2e-3)
+    assert lengths[2, 3] < lengths[0, 3]  # The grandchild hangs on its parent.
+    with pytest.raises(ValueError, match="names of their own"):
+        compare_many(["a", "a"], lambda a, b: rg.compare(networks["base"], networks["base"], WIDE))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("symmetry.json").write_text(WIDE.to_json())
+    Path("all").mkdir()
+    for name, params in family().items():
+        save({key: tensor.float() for key, tensor in params.items()}, Path("all") / f"{name}.safetensors")
+    save(drawn(mlp_symmetry(20, 41, 10), 0), Path("all/wide.safetensors"))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["compare", "all", "--symmetry", "symmetry.json", "--draws", "99"]
+    main([*args, "-o", "page.html"])
+    assert "left out, because no other network that was compared has their tensors: wide.safetensors" in (
+        out := capsys.readouterr().out
+    )
+    assert "unrelated to all others: stranger.safetensors" in out
+    page = Path("page.html").read_text()
+    assert page.count("data:image") == 3  # The icon's is empty.
+    main([*args, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["left_out"] == ["wide.safetensors"]
+    assert len(found["pairs"]) == 10
+    names = {row["child"] for row in found["trees"][0]} | {row["parent"] for row in found["trees"][0]}
+    assert {"base.safetensors", "grandchild.safetensors"} < names
+
+
+def test_mistakes_get_a_sentence(folder: Path, refused: Callable[..., str]) -> None:
+    assert (
+        "no two of the 3 checkpoints"
+        in refused(
+            *[
+                "compare",
+                "all/base.safetensors",
+                "all/wide.safetensors",
+                "other.safetensors",
+                "--symmetry",
+                "symmetry.json",
+            ]
+        )
+        or not (folder / "other.safetensors").exists()
+    )
+    (folder / "empty").mkdir()
+    (folder / "empty" / "notes.txt").write_text("nothing")
+    assert "there is no checkpoint in the folder 'empty'" in refused("compare", "empty", "all/base.safetensors")
+    assert "is given more than once" in refused("compare", *["all/base.safetensors"] * 3)
+    assert "--data is for two checkpoints" in refused("compare", "all", "--data", "x.npz")
