@@ -50,7 +50,7 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
     strangers = [one for lineage in lineages for family in lineage.families if len(family) == 1 for one in family]
     if strangers:
         tell(f"\nunrelated to all others: {', '.join(strangers)}", unrelated=strangers)
-    for error in failures:
+    for failure in failures:
         tell(f"not compared: {error!s}")
     if alone:
         tell(f"left out, because no other network that was compared has their tensors: {', '.join(alone)}")
