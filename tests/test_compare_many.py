@@ -112,4 +112,5 @@ def test_mistakes_get_a_sentence(folder: Path, refused: Callable[..., str]) -> N
     (folder / "empty" / "notes.txt").write_text("nothing")
     assert "there is no checkpoint in the folder 'empty'" in refused("compare", "empty", "all/base.safetensors")
     assert "is given more than once" in refused("compare", *["all/base.safetensors"] * 3)
+    (folder / "x.npz").write_bytes(b"")
     assert "--data is for two checkpoints" in refused("compare", "all", "--data", "x.npz")

@@ -8,6 +8,7 @@ from pathlib import Path
 import regauge as rg
 from regauge.cli.compare import Opened
 from regauge.cli.compare_options import Compare
+from regauge.cli.main import sentence
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, tell, tell_table, tell_written
 from regauge.comparison import Lineage, compare_many, tree_lines
@@ -51,7 +52,7 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
     if strangers:
         tell(f"\nunrelated to all others: {', '.join(strangers)}", unrelated=strangers)
     for failure in failures:
-        tell(f"not compared: {error!s}")
+        tell(f"not compared: {sentence(failure)}")
     if alone:
         tell(f"left out, because no other network that was compared has their tensors: {', '.join(alone)}")
     tell("", left_out=alone)
