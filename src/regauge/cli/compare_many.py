@@ -6,8 +6,8 @@ from os.path import commonpath
 from pathlib import Path
 
 import regauge as rg
-from regauge.cli.compare import Opened
 from regauge.cli.compare_options import Compare
+from regauge.cli.compared import Opened
 from regauge.cli.main import sentence
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, tell, tell_table, tell_written
