@@ -10,7 +10,10 @@ were distilled from a start of their own are counted apart: their weights descen
 Thresholds of verdicts were fixed on the pairs of `--part calibration`, which have no network in common with the others.
 Each pair is written as it is done, so that an interrupted run goes on.
 
-    python benchmarks/lineage.py FOLDER [--part calibration|test] [--family MLP]
+`--part uniform` trains 60 MLPs for 60 steps from different starts on the same data, and tests whether the p-values of
+all their pairs are uniform.
+
+    python benchmarks/lineage.py FOLDER [--part calibration|test|uniform] [--family MLP]
 """
 
 import argparse
@@ -28,6 +31,7 @@ from scipy.stats import kstest
 from torch import Tensor
 
 import regauge as rg
+from regauge.comparison.independence import measure_independence
 
 SEEDS = {"calibration": ((100,), (100, 101, 102, 103)), "test": ((0, 1), (0, 1, 2, 3, 4, 5))}
 """Seeds of the networks that have descendants, and of all."""
@@ -174,6 +178,20 @@ def report(rows: list[dict[str, object]]) -> None:
     )
 
 
+def check_uniform(family: Family) -> None:
+    """Print how many p-values of networks that were trained alike lie below some levels."""
+    networks = [family.train(family.initialize(5000 + k), 0, k, 60) for k in range(60)]
+    generator, p_values = torch.Generator().manual_seed(0), []
+    names = [name for name in networks[0] if name not in family.symmetry.buffers]
+    for a, b in itertools.combinations(networks, 2):
+        tensors = {name: (a[name], b[name]) for name in names}
+        found = measure_independence(tensors.__getitem__, family.symmetry, names, generator=generator, draws=99)
+        assert found is not None
+        p_values.append(found.p_value)
+    below = {level: sum(p <= level for p in p_values) / len(p_values) for level in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75)}
+    print(f"{len(p_values)} pairs, shares below levels: {below}; {kstest(p_values, 'uniform')}")
+
+
 def verdicts(rows: list[dict[str, object]]) -> str:
     """How often each verdict was given."""
     return ", ".join(f"{verdict} {n}" for verdict, n in Counter(str(row["verdict"]) for row in rows).most_common())
@@ -183,9 +201,12 @@ def main() -> None:
     """Examine the pairs that are not done yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--part", choices=list(SEEDS), default="test")
+    parser.add_argument("--part", choices=[*SEEDS, "uniform"], default="test")
     parser.add_argument("--family", choices=list(families()), default=None)
     options = parser.parse_args()
+    if options.part == "uniform":
+        check_uniform(families()[options.family or "MLP"])
+        return
     file = options.folder / f"{options.part}.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {(row["family"], row["kind"], row["is_moved"], *row["seeds"]) for row in rows}
