@@ -529,3 +529,14 @@ def test_a_flow_draws_networks_of_other_widths(scales: str) -> None:
     plain = flow.Config(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1)
     with pytest.raises(ValueError, match="units by their places"):
         flow.fit(population, symmetry, plain, generator=torch.Generator().manual_seed(0)).resize(wide)
+
+
+def test_flat_points_leave_as_canonical_networks() -> None:
+    _, symmetry, population, _ = networks("mlp")
+    flat, round_ = (Space.of(population, symmetry, Representation(scales)) for scales in ("flat", "sphere"))
+    x = flat.enter(population, torch.float64)
+    assert not flat.spheres
+    assert flat.normed == round_.spheres
+    made = flat.leave(x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
+    assert torch.allclose(made["layers.0.weight"].norm(dim=2), torch.ones(()).double())
+    assert torch.allclose(flat.enter(made, torch.float64), round_.enter(made, torch.float64))

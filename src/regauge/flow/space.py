@@ -29,8 +29,8 @@ class Representation:
 
     Attributes:
         scales: "sphere": units whose scale no function depends on have incoming weights of norm one, as in canonical
-            networks; "flat": the same networks as points of a Euclidean space, so that norms are one at the end only
-            where the flow has learned it; "keep": values stay as they are.
+            networks; "flat": the same networks as points of a Euclidean space, of which drawn ones are brought to norm
+            one at the end; "keep": values stay as they are.
         head: Name of the weight of a last layer, for `head_form`.
         head_form: "keep": the head's values stay as they are. "direction": a point of one unit sphere and the logarithm
             of the norm, which together say the same. "unit": the norm is forgotten, and the network computes another
@@ -87,6 +87,7 @@ class Space:
         symmetry: With every size known.
         representation: How networks become points.
         spheres: The coordinates that lie on spheres.
+        normed: Those that are brought to spheres as networks leave a flat space.
         order: The flat place of every coordinate among all values of `names`, one tensor after the other.
         names: Tensors whose values are coordinates; `LOG_NORM` is the last one where there is such a coordinate.
         positive: Those whose values are kept as logarithms.
@@ -98,6 +99,7 @@ class Space:
     symmetry: Symmetry
     representation: Representation
     spheres: tuple[Sphere, ...]
+    normed: tuple[Sphere, ...]
     order: Int[Tensor, " places"]
     names: tuple[str, ...]
     positive: tuple[str, ...]
@@ -148,7 +150,7 @@ class Space:
         head = how.head if how.head_form != "keep" else None
         manifold = canonical_manifold(symmetry, head=head)
         known = manifold.spheres
-        if how.scales != "sphere":
+        if how.scales == "keep":
             known = known[-1:] if head is not None else ()
         names = (*names, LOG_NORM) if how.head_form == "direction" else tuple(names)
         whole = _with_norm(symmetry) if LOG_NORM in names else symmetry
@@ -166,7 +168,8 @@ class Space:
         order = torch.cat([*places, torch.arange(sum(counts))[is_left]])
         exchanged = torch.unique(exchanged_values(whole, names)[order], return_inverse=True)[1]
         signed = signed_values(whole, names)[order]
-        return cls(whole, how, tuple(spheres), order, names, tuple(positive), dict(constants), exchanged, signed)
+        lie, normed = ((), tuple(spheres)) if how.scales == "flat" else (tuple(spheres), ())
+        return cls(whole, how, lie, normed, order, names, tuple(positive), dict(constants), exchanged, signed)
 
     def resize(self, symmetry: Symmetry) -> "Space":
         """The space of networks with other numbers of units.
@@ -241,6 +244,9 @@ class Space:
 
     def leave(self, x: Points) -> Params:
         """The networks of points, with all their tensors."""
+        for one in self.normed:
+            whole = sphere.normalize(self.on(one, x)).flatten(1)
+            x = torch.cat([x[:, : one.start], whole, x[:, one.end :]], dim=1)
         found = self.arrange(x)
         norms = found.pop(LOG_NORM, None)
         head = self.representation.head
