@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo setup test lint types layers check clean
+.PHONY: demo setup test thorough lint types layers check clean
 
 demo: $(STAMP)
 	$(BIN)/python -m regauge demo --out out/demo
@@ -17,6 +17,10 @@ setup: $(STAMP)
 # one half of the files, so that what a file sets up is set up once.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
+
+# More families and seeds of laws that `make test` tries on some: half an hour.
+thorough: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m thorough
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
