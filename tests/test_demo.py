@@ -120,7 +120,7 @@ def test_figures_show_the_data() -> None:
     many = line_figure({f"method {k}": rows for k in range(12)})
     assert [text.get_text() for text in many.legends[0].get_texts()] == [f"method {k}" for k in range(12)]
     looks = {(line.get_color(), line.get_linestyle()) for line in many.axes[0].lines if line.get_linestyle() != "None"}
-    assert len(looks) == 12
+    assert len(looks) == 13
     dots = permutation_figure("h", torch.tensor([2, 0, 1]).numpy()).axes[0].lines[-1]
     assert list(dots.get_xdata()) == [2, 0, 1]
 

@@ -29,6 +29,7 @@ MISSING = "#d0d5dd"
 BESIDE = 2
 """Largest number of curves with a legend inside the axes; more would cover the curves."""
 STYLE: Any = {
+    "figure.facecolor": "white",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
@@ -174,7 +175,7 @@ def data_uri(figure: Figure, kind: Literal["svg", "png"]) -> str:
     buffer = io.BytesIO()
     metadata: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, transparent=True)
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
     mime = {"svg": "svg+xml", "png": "png"}[kind]
     return f"data:image/{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
@@ -236,7 +237,7 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
 
 
 def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
-    """The highest point above the straight line between the end losses."""
+    """The highest point above the straight line between the end losses, which is dotted."""
     first, last = rows[0]["loss"], rows[-1]["loss"]
 
     def chord(t: float) -> float:
@@ -246,6 +247,7 @@ def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
     height = top["loss"] - chord(top["t"])
     if height < 0.1 * axes.get_ylim()[1]:
         return
+    axes.plot([0, 1], [first, last], ":", color=MUTED, linewidth=1)
     axes.annotate(
         "",
         (top["t"], top["loss"]),

@@ -1,0 +1,157 @@
+"""Every block of code of the README and the docs runs, page by page from top to bottom, in one folder.
+
+Python blocks share one namespace; lines of `sh` blocks that begin with `regauge` run in this process. A `text` block
+directly behind one of them is what it prints, where `...` stands for anything. CONTRIBUTING.md says how blocks are
+marked that do not run.
+"""
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regauge as rg
+from regauge.cli.main import main, parse
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(.*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """The lines between two fences, with what is written behind the first one."""
+
+    info: tuple[str, ...]
+    text: str
+    line: int
+    is_behind: bool
+
+    @property
+    def kind(self) -> str:
+        return self.info[0] if self.info else ""
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The fenced blocks of a page; `is_behind` where at most an empty line stands between a block and the last one."""
+    found, opened, end = [], None, -9
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        fence = FENCE.match(line)
+        if fence and opened is None:
+            opened = (number, tuple(fence[1].split()))
+        elif fence and opened is not None:
+            start, info = opened
+            found.append(Block(info, "\n".join(lines[start : number - 1]) + "\n", start, start - end <= 2))
+            opened, end = None, number
+    assert opened is None, f"{page.name}: the block of line {opened} has no end"
+    return found
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    """The words of each command of a block, without comments; a backslash continues a line."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def require_parsed(words: list[str]) -> None:
+    """Assert that the command line knows a command and its options, and takes their values."""
+    if words[0] == "regauge" and "..." not in words:
+        parse(words[1 : words.index(">") if ">" in words else None])
+
+
+def require_names(tree: ast.AST) -> None:
+    """Assert that all public names that a piece of code reads from regauge exist."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regauge"):
+            module = __import__(node.module or "", fromlist=["*"])
+            assert all(hasattr(module, one.name) for one in node.names), ast.unparse(node)
+        chain = ast.unparse(node).split(".") if isinstance(node, ast.Attribute) else []
+        if chain[:1] == ["rg"] and all(part.isidentifier() for part in chain):
+            found: Any = rg
+            for part in chain[1:]:
+                assert hasattr(found, part), ast.unparse(node)
+                found = getattr(found, part)
+
+
+def require_output(expected: str, printed: str, place: str) -> None:
+    """Assert that what was printed is what the page shows, with anything for `...`."""
+    pattern = re.escape(expected.strip()).replace(re.escape("..."), ".*?")
+    assert re.fullmatch(pattern, printed.strip(), re.DOTALL), (
+        f"{place} prints\n{printed}\nbut the page says\n{expected}"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"__name__": "page"}
+    printed = ""
+    for block in blocks_of(page):
+        place = f"{page.name}, line {block.line}"
+        assert block.kind in ("python", "sh", "text", "yaml", "json", "toml"), f"{place}: what language is this?"
+        assert set(block.info[1:]) <= {"long", "part"}, f"{place}: no mark {block.info}"
+        if block.kind == "text" and block.is_behind and printed:
+            require_output(block.text, printed, place)
+        printed = ""
+        out = io.StringIO()
+        if block.kind == "python":
+            tree = ast.parse(block.text)
+            if block.info[1:]:
+                require_names(tree)
+                continue
+            with contextlib.redirect_stdout(out):
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+            printed = out.getvalue()
+        elif block.kind == "sh":
+            for words in commands_of(block):
+                if block.info[1:]:
+                    require_parsed(words)
+                    continue
+                assert words[0] == "regauge", f"{place}: {words[0]!r} cannot run here; mark the block as `sh long`"
+                with contextlib.redirect_stdout(out):
+                    main(words[1:])
+            printed = out.getvalue()
+
+
+def test_the_page_on_limits_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    study = importlib.import_module("when_it_fails")
+    records, page = study.read(), (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+    assert len(records) == len(study.cells())
+    assert "\n".join(study.table(records)) in page
+
+
+def test_links_of_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            is_here = "://" in target or (page.parent / target).exists()
+            assert is_here, f"{page.name} links to {target}, which is not there"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_the_rules_can_fail(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(3)\n```\n\n```text\n4\n```\n\n```sh long\nregauge align --nothing\n```\n")
+    shown, expected, command = blocks_of(page)
+    assert (shown.kind, expected.is_behind, command.info) == ("python", True, ("sh", "long"))
+    with pytest.raises(AssertionError, match="prints"):
+        require_output(expected.text, "3\n", "here")
+    require_output("a ... c\n", "a b c\n", "here")
+    with pytest.raises(SystemExit):
+        require_parsed(commands_of(command)[0])
+    with pytest.raises(AssertionError, match="no_such_name"):
+        require_names(ast.parse("rg.no_such_name(1)"))
