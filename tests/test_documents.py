@@ -72,8 +72,7 @@ def require_names(tree: ast.AST) -> None:
     """Assert that all public names that a piece of code reads from regauge exist."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regauge"):
-            module = __import__(node.module or "", fromlist=["*"])
-            assert all(hasattr(module, one.name) for one in node.names), ast.unparse(node)
+            exec(ast.unparse(node), {})
         chain = ast.unparse(node).split(".") if isinstance(node, ast.Attribute) else []
         if chain[:1] == ["rg"] and all(part.isidentifier() for part in chain):
             found: Any = rg
