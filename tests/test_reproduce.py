@@ -288,8 +288,8 @@ def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["001", "table99"], r"paper '001' has no experiment 'table99'; there are: 001 table1; "),
-        (["007", "table1"], r"there are no experiments of paper '007'; there are: 001 table1; "),
+        (["001", "table99"], r"paper '001' has no experiment 'table99'; there are: 000 uci; "),
+        (["007", "table1"], r"there are no experiments of paper '007'; there are: 000 uci; "),
         (["007"], r"there are no experiments of paper '007'"),
         (["001", "table1", "--scale", "cpu"], r"MNIST does not ship with regauge: set REGAUGE_DATA"),
     ],

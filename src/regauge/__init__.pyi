@@ -4,6 +4,7 @@ from . import canonical as canonical
 from . import comparison as comparison
 from . import connect as connect
 from . import discovery as discovery
+from . import flow as flow
 from . import gauging as gauging
 from . import inr as inr
 from . import learn as learn
