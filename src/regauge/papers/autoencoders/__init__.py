@@ -8,7 +8,7 @@ EXPERIMENTS = {
         "autoencoders of networks of digits: what decoded networks render (table 1)", digits.config, digits.measure
     ),
     "interpolation": Experiment(
-        "lines between copies of digit networks, decoded and latent, and where orbits lie (figures 3 to 8)",
+        "lines between copies of digit networks, decoded and latent, and where orbits lie (figures 3, 6 to 8)",
         orbits.config,
         orbits.measure,
     ),

@@ -1,4 +1,4 @@
-"""Paper 002, table 1 and figure 2: autoencoders of sine networks of digits, judged by what decoded networks render."""
+"""Paper 002, table 1: autoencoders of sine networks of digits, judged by what decoded networks render."""
 
 import time
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Paper 002, figures 3 to 8: lines between copies of digit networks, decoded and latent, and where orbits lie.
+"""Paper 002, figures 3 and 6 to 8: lines between copies of digit networks, decoded and latent, and where orbits lie.
 
 References:
     Paper 002, section 5 (INR interpolation), section 6.1 (collapse of orbits), appendices D.1 and D.2.
