@@ -89,6 +89,10 @@ def test_planes_pass_through_the_three_networks(run: Run) -> None:
     assert mean(table, "samples: q1", "loss") == pytest.approx(mean(table, "samples: P#q1", "loss"), abs=1e-4)
     for picture in table.pictures.values():
         assert [panel.title.split()[1] for panel in picture] == ["likelihood", "prior", "posterior"]
+        likelihood, prior, posterior = (torch.tensor(panel.values, dtype=torch.float64) for panel in picture)
+        rest = posterior - likelihood - prior  # tempering multiplies the sum as a whole
+        assert torch.allclose(rest, rest.flatten()[0].expand_as(rest), atol=1e-6)
+        assert prior.max() > 1e-3
 
 
 def test_means_alone_leave_a_mirror_image_and_distributions_swap_it(run: Run) -> None:

@@ -115,7 +115,6 @@ def planes(config: Between, run: Run) -> Table:
     """Likelihood and prior over the planes through three means (figure A16) and through three samples (figure 6)."""
     family, pair = config.family, _pair(config, run)
     module, data = family.module(), batches(family, config.test, is_test=False)
-    temperature = family.variational.temperature
     corners: dict[str, tuple[Params, Params, Params]] = {
         "means": (pair.first.mean, pair.second.mean, pair.moved.mean),
         "samples": (
@@ -133,7 +132,7 @@ def planes(config: Between, run: Run) -> Table:
         # The prior counts once for all training images, not for those alone on which the likelihood is taken.
         likelihood = -cut.per_example("log_likelihood")
         prior = -cut.plane.values["log_prior"] / family.examples
-        parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + temperature * prior}
+        parts = {"likelihood": likelihood, "prior": prior, "posterior": likelihood + prior}
         ends = dict(zip(("q0", "q1", "P#q1"), networks, strict=True))
         between = [("q0", "P#q1"), ("q0", "q1"), ("q1", "P#q1")]
         halfway = {f"{a}, {b}": interpolate(ends[a], ends[b], 0.5) for a, b in between}
@@ -146,7 +145,9 @@ def planes(config: Between, run: Run) -> Table:
         }
 
     rows, pictures = [], {}
-    for name, found in zip(corners, run.records("evaluating planes", config, measure, list(corners)), strict=True):
+    for name, found in zip(
+        corners, run.records("evaluating the parts of planes", config, measure, list(corners)), strict=True
+    ):
         points = [(x, y) for x, y in found["points"]]
         pictures[name] = tuple(
             Surface(f"-log {part} per example, {name}", found["xs"], found["ys"], values, points, ("q0", "q1", "P#q1"))
@@ -157,8 +158,9 @@ def planes(config: Between, run: Run) -> Table:
         "the paper: q0 and P#q1 are connected by regions of higher density than q0 and q1; the prior is drawn apart, "
         "because it alone is better between networks, whose norms are smaller there",
         "rows with two names: the network halfway between their means or samples; training images; pictures show how "
-        "far everything is above the least value, in nats per training image; posterior: log likelihood + T log prior, "
-        f"with the temperature T = {temperature:g} of the inference",
+        "far everything is above the least value, in nats per training image",
+        "posterior: log likelihood + log prior; the inference tempers this sum as a whole, to the power 1/T with "
+        f"T = {family.variational.temperature:g}, which multiplies every value of the panel and leaves its form",
         config.description,
     )
     title = "Figures 6 and A16: the log posterior over planes"
