@@ -129,8 +129,8 @@ def measure(config: Comparison, run: Run) -> Table:
         "equally spaced points of each line",
         "barrier: largest excess of the loss over the straight line between the losses of the two networks; AUC: its "
         "integral, not below zero",
-        f"Sinkhorn reads batches of {SINKHORN_BATCH} images, with the paper's learning rate {SINKHORN_LR:g}, which "
-        f"decays here. Mixed Matching and its refinement, on {REFINING:,} images, are not in the paper",
+        f"Sinkhorn reads batches of {SINKHORN_BATCH} images, with the paper's constant learning rate "
+        f"{SINKHORN_LR:g}. Mixed Matching and its refinement, on {REFINING:,} images, are not in the paper",
     )
     return compare(config, data, run, (BARRIER, AREA, SECONDS), notes)
 
