@@ -99,6 +99,7 @@ EVERY: dict[str, Method] = {
     "weights from many starts": rg.WeightMatching(restarts=2),
     "activations": rg.ActivationMatching(),
     "activations by covariance": rg.ActivationMatching(statistic="covariance"),
+    "activations by product": rg.ActivationMatching(statistic="product", scales="keep"),
     "mixed": rg.MixedMatching(),
     "frank-wolfe": rg.FrankWolfe(max_steps=5),
     "frank-wolfe from many starts": rg.FrankWolfe(max_steps=3, restarts=1, scales="keep"),

@@ -5,13 +5,22 @@ from typing import Any
 import pytest
 import torch
 from models import CASES
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import regauge as rg
 from regauge.alignment.activations import costs as costs_module
-from regauge.alignment.activations.costs import ActivationCosts, CrossMoments, Traces, activation_costs, precision_of
+from regauge.alignment.activations.costs import (
+    ActivationCosts,
+    CrossMoments,
+    Statistic,
+    Traces,
+    activation_costs,
+    precision_of,
+)
 from regauge.core.probe import perturb
 from regauge.discovery import activations
+from regauge.papers.ways import permutations_only
 
 PLANTED = (
     *("mlp_relu", "mlp_tanh", "mlp_sine", "mlp_linear", "cnn_flatten", "glu", "lstm", "concatenation", "skip_nerf"),
@@ -19,7 +28,7 @@ PLANTED = (
     *("densenet", "hf_gpt2", "hf_llama"),
 )
 BY_NAME = {case.name: case for case in CASES}
-METHODS = (rg.ActivationMatching(), rg.ActivationMatching(statistic="covariance"), rg.MixedMatching())
+PUBLISHED = rg.ActivationMatching(statistic="product", scales="keep")
 
 
 def generator(seed: int) -> torch.Generator:
@@ -103,8 +112,35 @@ def test_correlations_do_not_see_scales() -> None:
     assert all(torch.equal(x.element[g.name].perm, y.element[g.name].perm) for g in symmetry.groups)  # type: ignore[arg-type]
 
 
-def costs(task: rg.Task, symmetry: rg.Symmetry, a: rg.Params, b: rg.Params) -> ActivationCosts:
-    return activation_costs(a, b, Traces(symmetry, task.module, precision_of(a, b)), task)
+def costs(
+    task: rg.Task, symmetry: rg.Symmetry, a: rg.Params, b: rg.Params, statistic: Statistic = "correlation"
+) -> ActivationCosts:
+    return activation_costs(a, b, Traces(symmetry, task.module, precision_of(a, b)), task, statistic)
+
+
+def test_products_are_those_of_the_activations_without_centering() -> None:
+    task, symmetry, a, b = mlp(0)
+    x = torch.cat([inputs for inputs, _ in task.batches])
+
+    def activations_of(params: rg.Params) -> list[Tensor]:
+        relu = (x @ params["0.weight"].T + params["0.bias"]).relu()
+        return [relu, (relu @ params["2.weight"].T + params["2.bias"]).tanh()]
+
+    firsts, seconds = activations_of(a), activations_of(b)
+    found = costs(task, symmetry, a, b, "product")
+    expected = [left.T @ right / len(x) for left, right in zip(firsts, seconds, strict=True)]
+    assert len(found.a) == len(expected)
+    for matrix in expected:
+        assert any(t.shape == matrix.shape and torch.allclose(t, matrix, atol=1e-12) for t in found.a.values())
+    centered = costs(task, symmetry, a, b, "covariance")
+    assert not any(torch.allclose(found.a[name], centered.a[name], atol=1e-3) for name in found.a)
+    # The assignment for each layer is the permutation with the least squared distance between activations.
+    only = permutations_only(symmetry)
+    element = rg.align(a, b, only, method=PUBLISHED, task=task).element
+    for group in only.groups:
+        left, right = next(pair for pair in zip(firsts, seconds, strict=True) if pair[0].shape[1] == group.size)
+        _, columns = linear_sum_assignment(-(left.T @ right).numpy())
+        assert element[group.name].perm.tolist() == columns.tolist()  # type: ignore[union-attr]
 
 
 def test_how_the_data_are_cut_into_batches_and_their_order_do_not_matter() -> None:
@@ -188,7 +224,7 @@ def test_what_cannot_be_matched_is_explained() -> None:
     [
         (lambda: rg.MixedMatching(share=1.0), "share is 1.0"),
         (lambda: rg.MixedMatching(share=0.0), "share is 0.0"),
-        (lambda: rg.ActivationMatching(statistic="cosine"), "choose 'correlation' or 'covariance'"),  # type: ignore[arg-type]
+        (lambda: rg.ActivationMatching(statistic="cosine"), "choose 'correlation', 'covariance' or 'product'"),  # type: ignore[arg-type]
         (lambda: rg.ActivationMatching(max_sweeps=0), "at least one sweep"),
     ],
 )

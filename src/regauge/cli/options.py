@@ -151,6 +151,8 @@ class Matching:
     """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
     restarts: int = 0
     """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
+    statistic: Literal["correlation", "covariance", "product"] = "correlation"
+    """What activations are compared by; product, which is not centered, is what Git Re-Basin published."""
     scales: Literal["balance", "recompute", "keep"] = "balance"
     """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
     over those of A; the same but for scales that move running statistics, to compute these anew (with data that is so

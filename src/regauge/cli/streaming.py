@@ -176,7 +176,12 @@ def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
 
 def configure(method: Method, options: Matching) -> Method:
     """The method with the options that it has settings for; the methods within it take over the scales."""
-    own: dict[str, Any] = {"restarts": options.restarts} if hasattr(method, "restarts") else {}
+    if options.statistic != "correlation" and not hasattr(method, "statistic"):
+        kind = type(method).__name__
+        raise UsageError(
+            f"--statistic is for matching activations; {kind} has none: say --method activations, or mixed, with --data"
+        )
+    own = {name: getattr(options, name) for name in ("restarts", "statistic") if hasattr(method, name)}
     return _rescale(replace(method, **own), options.scales)  # type: ignore[type-var]
 
 

@@ -70,6 +70,11 @@ class CrossMoments:
         """Covariances of all pairs, and variances, as `correlation` returns them."""
         return self.products / self.count, (self.squares / self.count).cpu()
 
+    def product(self) -> tuple[Tensor, Tensor]:
+        """Mean products of all pairs, without centering, and mean squares, as `correlation` returns them."""
+        products = self.products / self.count + torch.outer(self.means[0], self.means[1])
+        return products, (self.squares / self.count + self.means.square()).cpu()
+
     def correlation(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Correlations of all pairs, zero where a unit never varies.
 
@@ -89,7 +94,7 @@ class CrossMoments:
         return factors[0].unsqueeze(1) * self.products * factors[1], (factors.square() * self.squares).cpu()
 
 
-Statistic = Literal["correlation", "covariance"]
+Statistic = Literal["correlation", "covariance", "product"]
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,8 @@ class ActivationCosts:
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Correlations or covariances, first network against second, summed over values where groups act alike.
+        a: Correlations, covariances or mean products, first network against second, summed over values where groups
+            act alike.
         b: Identity matrices.
         reach: What the objective could be at most: every unit correlated perfectly.
     """
@@ -293,7 +299,10 @@ def _collect(
         name = names[part.groups]
         classes, is_covered = _classes(placed.sites[name], part.size)
         on_device = classes.to(moment.products.device)
-        matrix, squares = moment.correlation(on_device) if statistic == "correlation" else moment.covariance()
+        if statistic == "correlation":
+            matrix, squares = moment.correlation(on_device)
+        else:
+            matrix, squares = moment.covariance() if statistic == "covariance" else moment.product()
         mask = is_covered.double()
         matrix = matrix * torch.outer(mask, mask).to(matrix)
         a[name] = a[name] + matrix if name in a else matrix

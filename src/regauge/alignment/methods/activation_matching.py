@@ -21,23 +21,28 @@ TIES = 1e-4
 class ActivationMatching(Method):
     """The element under which the units of two networks respond most alike to the same inputs.
 
-    It maximizes the sum over all units of the correlation (or covariance) between a unit of the first network and the
-    unit, with its sign, that the element puts in its place. All groups that discovery finds take part, with what they
-    do to the values that layers read: outputs of activation functions, every state of a residual stream, queries, keys
-    and values of attention heads. Values on which a group acts alike are summed. Entries of all other axes (images,
-    positions, tokens) are samples; units that a rotation mixes are compared by covariances divided by their mean
-    variance, so that the result does not depend on the basis.
+    It maximizes the sum over all units of the correlation (or covariance, or mean product) between a unit of the first
+    network and the unit, with its sign, that the element puts in its place. All groups that discovery finds take part,
+    with what they do to the values that layers read: outputs of activation functions, every state of a residual
+    stream, queries, keys and values of attention heads. Values on which a group acts alike are summed. Entries of all
+    other axes (images, positions, tokens) are samples; units that a rotation mixes share their
+    mean variance in correlations, so that the result does not depend on the basis.
 
     The data are read once, for both networks and all groups; what is held is one matrix of units against units for
     each value. Groups are independent of one another here, so that nothing depends on an order.
 
-    Departure from the papers: where activations leave a choice, the parameters decide, with a share of 1e-4 in the
-    objective. Units that never respond, and the sign of a sine unit against half a period, would otherwise be
-    chosen arbitrarily, which does harm halfway between the networks.
+    The papers maximize the product of activations that are not centered, and keep scales; for permutations this is
+    the least squared distance between the activations of both networks. That is
+    `ActivationMatching(statistic="product", scales="keep")`; the defaults are ours.
+
+    Departure from the papers, for every statistic: where activations leave a choice, the parameters decide, with a
+    share of 1e-4 in the objective. Units that never respond, and the sign of a sine unit against half a period, would
+    otherwise be chosen arbitrarily, which does harm halfway between the networks.
 
     Attributes:
-        statistic: Pearson's "correlation", in which all units count alike, or "covariance", in which units count
-            by how much they vary.
+        statistic: Pearson's "correlation", in which all units count alike; "covariance", in which units count by how
+            much they vary; or "product", the mean of the product without centering, in which they count by how large
+            they are, as published.
         max_sweeps: Most sweeps over the groups.
         outputs: Which outputs of the module count, as it was given to `discover`.
         scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first, "recompute"
@@ -45,7 +50,8 @@ class ActivationMatching(Method):
             values and never multiplies them, but by signs.
 
     References:
-        Li et al. (2016), Convergent learning, section 3; Ainsworth et al. (2023), section 3.1.
+        Li et al. (2016), Convergent learning, section 3 (correlations); Ainsworth et al. (2023), Git Re-Basin,
+        section 3.1 (products, an assignment problem for each layer).
     """
 
     statistic: Statistic = "correlation"
