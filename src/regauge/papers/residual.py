@@ -26,7 +26,7 @@ from regauge.papers.populations import (
     small_images,
 )
 from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table
-from regauge.papers.ways import permutations_only
+from regauge.papers.ways import PUBLISHED_ACTIVATIONS, permutations_only
 from regauge.training.optimizers import Adam
 
 REFINING, REFINING_BATCH = 10_000, 256
@@ -136,7 +136,8 @@ def _ways(*, steps: int) -> tuple[ClassifierWay, ...]:
         ClassifierWay("WM from the identity", rg.WeightMatching(start="identity")),
         ClassifierWay("WM from the barycenter", rg.WeightMatching()),
         ClassifierWay("WM from the barycenter, repaired", rg.WeightMatching(), is_repaired=True),
-        ClassifierWay("Activation Matching", rg.ActivationMatching()),
+        ClassifierWay("Activation Matching", PUBLISHED_ACTIVATIONS),
+        ClassifierWay("Activation Matching, correlations", rg.ActivationMatching()),
         ClassifierWay("Mixed Matching", mixed),
         ClassifierWay("Mixed Matching, repaired", mixed, is_repaired=True),
         ClassifierWay("Mixed + Sinkhorn, midpoint", refined, batch=REFINING_BATCH, examples=REFINING),

@@ -17,7 +17,15 @@ from regauge.data.curves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table
-from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_shifts
+from regauge.papers.ways import (
+    PUBLISHED_ACTIVATIONS,
+    PUBLISHED_WEIGHTS,
+    Restrict,
+    Way,
+    permutations_only,
+    whole,
+    without_shifts,
+)
 from regauge.training.descent import Descent
 from regauge.training.optimizers import Adam
 from regauge.training.stacks import fit_signals
@@ -58,6 +66,8 @@ METHODS: Mapping[str, Method] = {
 }
 WAYS = (
     Way("as fitted"),
+    Way("weight matching as published, permutations", PUBLISHED_WEIGHTS, permutations_only),
+    Way("activation matching as published, permutations", PUBLISHED_ACTIVATIONS, permutations_only),
     *(Way(f"{name}, {part}", method, restrict) for name, method in METHODS.items() for restrict, part in PARTS.items()),
 )
 QUANTITIES = (

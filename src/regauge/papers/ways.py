@@ -41,6 +41,12 @@ def permutations_only(symmetry: Symmetry) -> Symmetry:
     return replace(symmetry, groups=tuple(_permutations(group) for group in symmetry.groups))
 
 
+PUBLISHED_WEIGHTS = rg.WeightMatching(start="identity", scales="keep")
+"""Weight matching as in Git Re-Basin, section 3.2, but that groups are visited in a fixed order."""
+PUBLISHED_ACTIVATIONS = rg.ActivationMatching(statistic="product", scales="keep")
+"""Activation matching as in Git Re-Basin, section 3.1: products that are not centered."""
+
+
 @dataclass(frozen=True)
 class Way:
     """A row of a table: how the second network of a pair is aligned. Results are kept by label and method."""

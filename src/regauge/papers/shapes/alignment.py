@@ -17,7 +17,7 @@ from regauge.inr.fields.signal_samples import entropy_floor
 from regauge.papers.experiment import Run
 from regauge.papers.shapes.study import Shape, Study, networks
 from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table, halfway
-from regauge.papers.ways import Way, permutations_only, without_shifts
+from regauge.papers.ways import PUBLISHED_ACTIVATIONS, PUBLISHED_WEIGHTS, Way, permutations_only, without_shifts
 
 View = Callable[[Params, Params], tuple[Params, Params]]
 READ = 10_000
@@ -97,8 +97,10 @@ WAYS = (
     ShapeWay("same start, hidden copy, weights, whole group", WEIGHTS, second="hidden"),
     ShapeWay("different starts"),
     ShapeWay("weights, permutations", WEIGHTS, permutations_only),
+    ShapeWay("weights as published, permutations", PUBLISHED_WEIGHTS, permutations_only),
     ShapeWay("weights, permutations and signs", WEIGHTS, without_shifts),
     ShapeWay("weights, whole group", WEIGHTS),
+    ShapeWay("activations as published, permutations", PUBLISHED_ACTIVATIONS, permutations_only),
     ShapeWay("activations, permutations", ACTIVATIONS, permutations_only),
     ShapeWay("activations, permutations and signs", ACTIVATIONS, without_shifts),
     ShapeWay("activations, whole group", ACTIVATIONS),
@@ -174,6 +176,8 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
         "the means of the shapes",
         f"loss: cross entropy in nats on 10,000 samples of both samplings; the best constant prediction has "
         f"{constant:.3f}. Methods and repair read {READ:,} samples of the second sampling",
+        "as published: weights from the identity, activations by products that are not centered; otherwise weights "
+        "begin at the barycenter, and activations are compared by correlations",
         "hidden copy: the second network from the same start, moved by a random element of the whole group",
         "units that stay: share of units that the permutation leaves where they are",
         *study.notes,
