@@ -131,6 +131,15 @@ def test_the_page_on_limits_agrees_with_its_records(monkeypatch: pytest.MonkeyPa
     assert "\n".join(study.table(records)) in page
 
 
+@pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
+def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["reproduce", "--draw", str(record), "--out", str(tmp_path)])
+    drawn = (tmp_path / f"{record.stem}.md").read_text(encoding="utf-8").splitlines()
+    table = "\n".join(line for line in drawn if line.startswith("|"))
+    assert sum(table in page.read_text(encoding="utf-8") for page in PAGES) == 1
+    assert f"written: {tmp_path / record.stem}.md" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_links_of_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):

@@ -80,6 +80,9 @@ def test_every_experiment_runs_in_small(paper: str, name: str, ran: Callable[[st
     has_curves = any(row["curve"] for row in found["rows"])
     assert (tmp_path / f"{paper}-{name}-smoke.svg").is_file() == has_curves
     assert not list(tmp_path.rglob("*.partial"))
+    assert Table.from_json(found).markdown() == markdown
+    again = json.loads(json.dumps(Table.from_json(found).to_json()))
+    assert again == {name: found[name] for name in again}
 
 
 @pytest.mark.parametrize(("paper", "name"), TWINS)

@@ -449,6 +449,8 @@ class Reproduce:
     seed: Seed = 0
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
+    draw: Path | None = None
+    """Write the table and the pictures again from the numbers of an earlier run, its .json file."""
 
 
 Options = (

@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 from rich.table import Table as Printed
 
@@ -16,11 +17,15 @@ from regauge.papers.table import Table
 from regauge.report.figures import line_figure, picture_figure
 from regauge.report.shape_figures import strips_figure
 from regauge.storage.checkpoints.writing import save_text
+from regauge.storage.plain_files import read_json
 from regauge.zoo.jobs.executors import one_thread
 
 
 def run(options: Reproduce) -> None:
     """Run the experiment, print its table and write it, its numbers and its picture; or print the list."""
+    if options.draw is not None:
+        draw(options, options.draw)
+        return
     if not options.experiment and options.paper in ("", *EXPERIMENTS):
         print(list_experiments(options.paper))
         return
@@ -37,6 +42,19 @@ def run(options: Reproduce) -> None:
     for note in table.notes:
         print(f"- {note}")
     write(table, result, options)
+
+
+def draw(options: Reproduce, path: Path) -> None:
+    """Write the table and the pictures of an earlier run again from its numbers."""
+    if options.paper:
+        raise UsageError(f"--draw says which experiment by its file {str(path)!r}; leave {options.paper!r} out")
+    try:
+        table = Table.from_json(read_json(path))
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} cannot be drawn: {error}") from error
+    options.out.mkdir(parents=True, exist_ok=True)
+    show(render(table))
+    print(f"written: {options.out / path.stem}" + ", ".join(write_drawn(table, options.out / path.stem)))
 
 
 def choose(paper: str, name: str) -> Experiment:
@@ -80,16 +98,20 @@ def write(table: Table, result: Run, options: Reproduce) -> None:
     """Write numbers as JSON, the table as Markdown, and pictures."""
     what = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale, "seed": options.seed}
     save_text(json.dumps(what | table.to_json(), indent=1) + "\n", result.file(".json"))
-    save_text(table.markdown(), result.file(".md"))
-    written = [".json", ".md"]
+    written = [".json", *write_drawn(table, result.file(""))]
+    for name, path in table.strips.items():
+        strips_figure(load_strips(path)).savefig(path.with_suffix(".png"), dpi=150)
+        written += [f"-{name}.npz", f"-{name}.png"]
+    print(f"written: {result.file('')}" + ", ".join(written))
+
+
+def write_drawn(table: Table, stem: Path) -> list[str]:
+    """Write the table as Markdown, and its pictures; returns what their names add to that of the stem."""
+    save_text(table.markdown(), stem.with_name(f"{stem.name}.md"))
     figures = {f"-{name}.svg": picture_figure(picture) for name, picture in table.pictures.items()}
     curves = {row.label: row.curve for row in table.rows if row.curve}
     if curves:
         figures[".svg"] = line_figure(curves, title=table.loss)
     for name, figure in figures.items():
-        figure.savefig(result.file(name), metadata={"Date": None})
-    written += figures
-    for name, path in table.strips.items():
-        strips_figure(load_strips(path)).savefig(path.with_suffix(".png"), dpi=150)
-        written += [f"-{name}.npz", f"-{name}.png"]
-    print(f"written: {result.file('')}" + ", ".join(written))
+        figure.savefig(stem.with_name(f"{stem.name}{name}"), metadata={"Date": None})
+    return [".md", *figures]

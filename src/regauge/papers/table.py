@@ -156,12 +156,34 @@ class Table:
             "title": self.title,
             "notes": list(self.notes),
             "loss": self.loss,
+            "quantities": [{"name": q.name, "digits": q.digits} for q in self.quantities],
             "pictures": {name: [asdict(panel) for panel in picture] for name, picture in self.pictures.items()},
             "rows": [
                 asdict(row) | {"summary": {name: asdict(summarize(values)) for name, values in row.values.items()}}
                 for row in self.rows
             ],
         }
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> "Table":
+        """The table of which `to_json` gave the numbers, without its strips.
+
+        Raises:
+            ValueError: They are of something else.
+        """
+        try:
+            rows = [Row(row["label"], row["values"], row["paper"], row["curve"]) for row in known["rows"]]
+            quantities = [Quantity(q["name"], q["digits"]) for q in known["quantities"]]
+            pictures = {name: tuple(map(_panel, panels)) for name, panels in known["pictures"].items()}
+            return cls(known["title"], tuple(known["notes"]), tuple(quantities), tuple(rows), known["loss"], pictures)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"these are not the numbers of an experiment ({error!r})") from error
+
+
+def _panel(known: Mapping[str, Any]) -> Panel:
+    if "series" in known:
+        return Chart(**{**known, "series": tuple(Series(**one) for one in known["series"])})
+    return Surface(**{**known, "labels": tuple(known["labels"])})
 
 
 @dataclass(frozen=True)
