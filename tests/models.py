@@ -8,12 +8,14 @@ rotations of 10 units; `S8^4` has one independent copy in each of 4 blocks; `3*S
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import regauge as rg
 from regauge.nets.convnext import ConvNeXt
 from regauge.nets.densenet import DenseNet
 from regauge.nets.mobilenet import MobileNetV2
@@ -595,3 +597,14 @@ CASES = (
         kwargs=NO_CACHE,
     ),
 )
+
+
+def symmetry_of(case: Case) -> rg.Symmetry:
+    """The symmetry of a case, found once for all tests of a process that need no check of it."""
+    return _symmetry_of(case.name)
+
+
+@cache
+def _symmetry_of(name: str) -> rg.Symmetry:
+    case = next(case for case in CASES if case.name == name)
+    return rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)

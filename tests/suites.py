@@ -6,5 +6,5 @@ import pytest
 
 
 def thorough(case: Any) -> Any:
-    """A case much like others of its law."""
-    return pytest.param(case, marks=pytest.mark.thorough)
+    """A case much like others of its law: a value, or a tuple of values of several parameters."""
+    return pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.thorough)

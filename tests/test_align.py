@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import CASES, Case
+from models import CASES, Case, symmetry_of
 from symmetries import (
     BY_HAND,
     KINDS,
@@ -184,7 +184,7 @@ def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
 def test_every_architecture(case: Case) -> None:
     """Planted elements are found, other networks come closer, and the objective is what it says."""
     torch.manual_seed(0)
-    symmetry = rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    symmetry = symmetry_of(case)
     g, state = generator(0), dict(case.module().state_dict())
     a, b = _perturbed(state, g), _perturbed(state, g)
     counted = [n for n in symmetry.sites if n not in symmetry.buffers and a[n].is_floating_point()]

@@ -25,7 +25,7 @@ def test_random_networks_have_no_wrong_symmetry(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [10_000, 10_050, *(thorough(n) for n in range(10_100, 11_000, 50))])
+@pytest.mark.parametrize("first", [10_000, *(thorough(n) for n in range(10_050, 11_000, 50))])
 def test_many_more_random_networks(first: int) -> None:
     for seed in range(first, first + 50):
         _, message = fuzz_graphs.unsound(seed, length=12)

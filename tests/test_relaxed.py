@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from models import CASES, Case
+from models import CASES, Case, symmetry_of
 from symmetries import BY_HAND, drawn, generator
 from torch import Tensor
 
@@ -65,7 +65,7 @@ def test_hard_elements_act_as_the_symmetry_does(name: str) -> None:
     "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.is_slow else []) for case in CASES]
 )
 def test_hard_elements_of_every_architecture(case: Case) -> None:
-    symmetry = rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    symmetry = symmetry_of(case)
     element = symmetry.random(generator(0), HARD)
     params = {n: torch.randn(symmetry.shapes[n], generator=generator(1), dtype=torch.float64) for n in symmetry.sites}
     assert_equal(act_relaxed(symmetry, matrices_of(symmetry, element), params), symmetry.act(element, params))

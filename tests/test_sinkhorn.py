@@ -8,7 +8,7 @@ import mpmath
 import pytest
 import torch
 from methods import two_students
-from models import CASES
+from models import CASES, symmetry_of
 from symmetries import BY_HAND, drawn, experts, generator, mlp_symmetry, normalized_groups
 from torch import Tensor, nn
 
@@ -251,7 +251,7 @@ def test_pairs_that_take_turns_are_those_of_one_program(monkeypatch: pytest.Monk
 def test_architectures(name: str) -> None:
     """Planted under noise, from the identity: nearly all of the distance goes in a few steps."""
     (case,) = [case for case in CASES if case.name == name]
-    symmetry = rg.discover(case.module().eval(), case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    symmetry = symmetry_of(case)
     a = {n: normal(*s, seed=k, dtype=torch.float32) for k, (n, s) in enumerate(symmetry.shapes.items())}
     moved = symmetry.act(symmetry.random(generator(0), ("permutation", "sign")), a)
     b = {n: t + 0.1 * normal(*t.shape, seed=1000 + k, dtype=torch.float32) for k, (n, t) in enumerate(moved.items())}
