@@ -18,7 +18,7 @@ setup: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
-# More families and seeds of laws that `make test` tries on some: half an hour.
+# The seeds of random graphs that `make test` leaves out.
 thorough: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m thorough
 

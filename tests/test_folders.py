@@ -15,7 +15,6 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 
 from folder_cases import CASES, LOOPS, MIXTURES, FolderCase, first_tensor, open_clean  # noqa: E402
-from suites import thorough  # noqa: E402
 
 import regauge as rg  # noqa: E402
 from regauge.cli.main import main  # noqa: E402
@@ -30,10 +29,8 @@ QUICK = ("vit", "mixtral", "gpt neox", "deepseek v3")
 
 
 def in_suite(names: Collection[str]) -> list[Any]:
-    """Cases: a few quick ones, every third other one, which is slow, and the rest where all families are wanted."""
-    others = [name for name in names if name not in QUICK]
-    slow = [pytest.param(n, marks=pytest.mark.slow) if k % 3 == 0 else thorough(n) for k, n in enumerate(others)]
-    return [*(name for name in names if name in QUICK), *slow]
+    """Cases of which all but a few are slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(autouse=True)
