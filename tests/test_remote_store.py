@@ -102,6 +102,18 @@ def test_an_interrupted_copy_continues_and_a_short_one_is_refused(
     assert fetched == ["store.json", "shard-1.safetensors"]
 
 
+def test_errors_of_a_protocol_are_told(here: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentialsError(Exception):
+        """As packages of protocols raise them."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NoCredentialsError("Unable to locate credentials.")
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", refuse)
+    with pytest.raises(OSError, match=r"cannot be read \(Unable to locate credentials\); check the URL, the network"):
+        Store.open(URL)
+
+
 def test_another_store_at_the_same_url_takes_the_place_of_the_copy(here: Store, tmp_path: Path) -> None:
     assert len(Store.open(URL)) == 6
     fsspec.filesystem("memory").rm("/bucket", recursive=True)

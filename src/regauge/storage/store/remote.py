@@ -1,10 +1,12 @@
-"""Stores on object storage: fsspec copies them to the cache, shard by shard, and a shard that is there stays."""
+"""Stores on object storage: fsspec copies them to the cache, shard by shard; what is there is not copied again."""
 
 import hashlib
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,24 +54,29 @@ def copy_store(url: str, progress: Progress = no_progress) -> Path:
     filesystem, root = _open(url)
     local = cache_folder() / KIND / hashlib.sha256(url.encode()).hexdigest()[:24]
     local.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=local, prefix=".") as fresh:
-        try:
-            filesystem.get_file(f"{root}/{MANIFEST}", str(Path(fresh) / MANIFEST))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"there is no store at {url!r}: it has no {MANIFEST}; check the URL") from error
-        there = Manifest.read(Path(fresh))
-        if (local / MANIFEST).exists() and Manifest.read(local).key != there.key:
-            shutil.rmtree(local / FOLDER, ignore_errors=True)
-        (local / FOLDER).mkdir(exist_ok=True)
-        os.replace(Path(fresh) / MANIFEST, local / MANIFEST)
-    missing = {name: size for name, size in _shards(filesystem, root).items() if not (local / FOLDER / name).exists()}
-    if missing:
-        require_space(local / FOLDER, sum(missing.values()))
-    advance = progress(f"copying {url}", sum(missing.values()))
-    for name, size in missing.items():
-        _copy(filesystem, f"{root}/{FOLDER}/{name}", local / FOLDER / name, size)
-        advance(size)
+    with _errors_told(url):
+        _copy_manifest(filesystem, url, root, local)
+        shards = _shards(filesystem, root)
+        missing = {name: size for name, size in shards.items() if not (local / FOLDER / name).exists()}
+        if missing:
+            require_space(local / FOLDER, sum(missing.values()))
+        advance = progress(f"copying {url}", sum(missing.values()))
+        for name, size in missing.items():
+            _copy(filesystem, f"{root}/{FOLDER}/{name}", local / FOLDER / name, size)
+            advance(size)
     return local
+
+
+@contextmanager
+def _errors_told(url: str) -> Iterator[None]:
+    """Errors of a protocol's package, which may be of any type, are an OSError that says what to check."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise OSError(f"{url!r} cannot be read ({reason}); check the URL, the network and the credentials") from error
 
 
 def _open(url: str) -> "tuple[AbstractFileSystem, str]":
@@ -84,10 +91,25 @@ def _open(url: str) -> "tuple[AbstractFileSystem, str]":
     return filesystem, str(root).rstrip("/")
 
 
+def _copy_manifest(filesystem: "AbstractFileSystem", url: str, root: str, local: Path) -> None:
+    """Bring the manifest, which is the only file that changes; shards of another store are removed."""
+    with tempfile.TemporaryDirectory(dir=local, prefix=".") as fresh:
+        try:
+            filesystem.get_file(f"{root}/{MANIFEST}", str(Path(fresh) / MANIFEST))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"there is no store at {url!r}: it has no {MANIFEST}; check the URL") from error
+        there = Manifest.read(Path(fresh))
+        if (local / MANIFEST).exists() and Manifest.read(local).key != there.key:
+            shutil.rmtree(local / FOLDER, ignore_errors=True)
+        (local / FOLDER).mkdir(exist_ok=True)
+        os.replace(Path(fresh) / MANIFEST, local / MANIFEST)
+
+
 def _shards(filesystem: "AbstractFileSystem", root: str) -> dict[str, int]:
     """Sizes of the shards by name, in the order of the names."""
+    filesystem.invalidate_cache()  # others may have written since the last look
     try:
-        entries: list[dict[str, Any]] = filesystem.ls(f"{root}/{FOLDER}", detail=True, refresh=True)
+        entries: list[dict[str, Any]] = filesystem.ls(f"{root}/{FOLDER}", detail=True)
     except FileNotFoundError:  # object storage has no empty folders
         return {}
     sizes = {str(entry["name"]).rsplit("/", 1)[-1]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
