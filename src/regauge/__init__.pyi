@@ -29,7 +29,6 @@ from .alignment import align as align
 from .alignment import align_many as align_many
 from .alignment import align_pairs as align_pairs
 from .canonical import canonicalize as canonicalize
-from .comparison import Comparison as Comparison
 from .comparison import compare as compare
 from .comparison import fingerprint as fingerprint
 from .connect import line as line

@@ -69,7 +69,7 @@ def _is_checkpoint(path: Path) -> bool:
     return True
 
 
-def facts_of(found: rg.Comparison) -> dict[str, object]:
+def facts_of(found: rg.comparison.Comparison) -> dict[str, object]:
     """A comparison as plain values, for JSON and pages."""
     return {
         "verdict": found.verdict,

@@ -66,7 +66,7 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
         tell_written(options.output)
 
 
-def _compare(opened: Opened, names: Sequence[str], a: str, b: str) -> rg.Comparison:
+def _compare(opened: Opened, names: Sequence[str], a: str, b: str) -> rg.comparison.Comparison:
     return opened.compare(names.index(a), names.index(b))
 
 

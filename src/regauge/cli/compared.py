@@ -42,7 +42,7 @@ class Opened:
         found = read_networks(options, checkpoints, values=values, is_streamed=job.is_streamed)
         return cls(found, limit, matching_task(options, found), job.is_streamed, options)
 
-    def compare(self, i: int, j: int, progress: Progress = no_progress) -> rg.Comparison:
+    def compare(self, i: int, j: int, progress: Progress = no_progress) -> rg.comparison.Comparison:
         """Compare two of them; what is read for that is not kept."""
         a, b = (copy(self.networks.checkpoints[k]) for k in (i, j))
         return rg.compare(
