@@ -87,7 +87,9 @@ class Residual(nn.Module):
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), Sine(), nn.Linear(6, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), Sine(), nn.Linear(6, 3)
+        ),
         (8, 4),
     ),
     "attention": (Heads, (2, 3, 6)),
