@@ -4,13 +4,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from regauge import flow
 from regauge.cli.flow_judge import judge
 from regauge.cli.flow_options import Flow, FlowFit, FlowGuide, FlowJudge, FlowSample
 from regauge.cli.flow_samples import guide, sample
-from regauge.cli.learn_settings import layer_of, networks_of, training_of
+from regauge.cli.learn_settings import layer_of, networks_of, run_of, training_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell_written
 from regauge.cli.training_output import tell_training, training_output
@@ -35,8 +33,6 @@ def run(options: Flow) -> None:
 
 def fit(options: FlowFit) -> None:
     """Fit a flow, and write it."""
-    if not options.stores:
-        raise UsageError("no store is named; give the folder of one, or of several")
     config = config_of(options)
     with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
         with show_status("reading the columns"):
@@ -46,11 +42,8 @@ def fit(options: FlowFit) -> None:
             made = flow.fit(
                 collection,
                 config=config,
-                generator=torch.Generator().manual_seed(options.seed),
-                indices=chosen,
-                split_by=options.training.split_by or None,
+                **run_of(options, chosen, place),
                 starts=starts,
-                state=place.state,
                 progress=progress,
             )
         chosen_by = {"where": options.where, "final": options.final, "split_by": options.training.split_by}

@@ -1,15 +1,16 @@
 """Options of the commands on flows over weights. Nothing here imports torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.learn_options import LearnTraining
+from regauge.cli.learn_options import LearnRun, LearnTraining
 from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Seed
-from regauge.cli.zoo_options import NewStore, Where
+from regauge.cli.zoo_options import NewStore
 
+FLOW_TRAINING = LearnTraining(weight_decay=1e-3)
 FLOW_HELP = "What `regauge flow fit` wrote."
 NET_HELP = (
     "What learns the velocity: message_passing, relational_attention, propagation or another of "
@@ -23,7 +24,7 @@ JUDGE_DATA_HELP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowFit:
+class FlowFit(LearnRun):
     """Fit a flow to the networks of a store: a model from which new networks are drawn that nobody trained.
 
     Networks are split by run; those of the test runs are never read, so that `regauge flow judge` can compare with
@@ -71,16 +72,7 @@ class FlowFit:
     thesis: Literal["no", "euclidean", "geometric"] = "no"
     """Fit as the thesis of the method did: predicted ends, early times, plain loss and prior; and for geometric with a
     last layer of norm one (--head). See docs/flows.md."""
-    training: Annotated[LearnTraining, arg(name="")] = field(default_factory=lambda: LearnTraining(weight_decay=1e-3))
-    where: Where = ()
-    final: bool = False
-    """Only the last checkpoint of each trajectory that was not discarded."""
-    seed: Seed = 0
-    resume: bool = False
-    """Continue an interrupted training with the same settings."""
-    overwrite: bool = False
-    """Replace the output if it exists, and what an interrupted training left."""
-    json: Json = False
+    training: Annotated[LearnTraining, arg(name="")] = FLOW_TRAINING
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from regauge import learn
 from regauge.cli.learn_autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_matching import matching
 from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnPredictor
-from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, sizes_of, training_of
+from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of, training_of
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell_table, tell_written, write_rows
@@ -40,8 +38,6 @@ def run(options: Learn) -> None:
 
 def predictor(options: LearnPredictor) -> None:
     """Train a predictor, and write it with a report."""
-    if not options.stores:
-        raise UsageError("no store is named; give the folder of one, or of several")
     config = config_of(options)
     with training_output(
         options.output, beside=(".html", ".json"), resume=options.resume, overwrite=options.overwrite
@@ -54,11 +50,8 @@ def predictor(options: LearnPredictor) -> None:
                 collection,
                 options.target,
                 config=config,
-                generator=torch.Generator().manual_seed(options.seed),
-                indices=chosen,
-                split_by=options.training.split_by or None,
+                **run_of(options, chosen, place),
                 inputs=inputs,
-                state=place.state,
                 progress=progress,
             )
         page, numbers = place.beside

@@ -14,7 +14,7 @@ from regauge import learn
 from regauge import weightspace as ws
 from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import LearnAutoencoder, LearnDecode, LearnEncode, LearnNearest
-from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, training_of
+from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, training_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
 from regauge.cli.training_output import tell_training, training_output
@@ -39,8 +39,6 @@ AT_ONCE = 512
 
 def autoencoder(options: LearnAutoencoder) -> None:
     """Train an autoencoder, and write it with a report."""
-    if not options.stores:
-        raise UsageError("no store is named; give the folder of one, or of several")
     if not options.inputs:
         raise UsageError("decoded networks are compared by what they compute; give --inputs, such as grid:28x28")
     config = config_of(options)
@@ -54,11 +52,8 @@ def autoencoder(options: LearnAutoencoder) -> None:
             made = learn.fit_autoencoder(
                 collection,
                 config=config,
-                generator=torch.Generator().manual_seed(options.seed),
-                indices=chosen,
-                split_by=options.training.split_by or None,
+                **run_of(options, chosen, place),
                 inputs=inputs,
-                state=place.state,
                 progress=progress,
             )
         page, numbers = place.beside

@@ -7,7 +7,7 @@ import torch
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.cli.learn_options import LearnMatching
-from regauge.cli.learn_settings import training_of
+from regauge.cli.learn_settings import networks_of, run_of, training_of
 from regauge.cli.models import load_module
 from regauge.cli.options import Matching, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
@@ -21,25 +21,21 @@ from regauge.weightspace.files import needs_modules
 
 def matching(options: LearnMatching) -> None:
     """Train a matcher, and write it."""
-    if not options.stores:
-        raise UsageError("no store is named; give the folder of one, or of several")
     if options.layer not in ws.LAYERS:
         raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
     config = config_of(options)
     with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
         with show_status("reading the stores"):
-            collection = Collection([Store.open(folder) for folder in options.stores])
+            collection, chosen = networks_of(options)
             tasks = tasks_of(options, collection)
         with show_progress() as progress:
             made = learn.fit_matching(
                 collection,
                 config=config,
                 task=tasks or None,
-                generator=torch.Generator().manual_seed(options.seed),
-                split_by=options.training.split_by or None,
+                **run_of(options, chosen, place),
                 pair_by=options.pair_by or None,
                 inputs=next(iter(tasks[0].batches))[0] if options.probes and tasks else None,
-                state=place.state,
                 progress=progress,
             )
         made.save(place.path, overwrite=place.overwrite)

@@ -69,8 +69,8 @@ class LearnTraining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnNet:
-    """A net that reads networks, and on which networks it is trained."""
+class LearnRun:
+    """Which networks a net is trained on, how, and where it goes; shared by the commands that train one."""
 
     stores: Annotated[
         Positional[tuple[Path, ...]],
@@ -78,6 +78,22 @@ class LearnNet:
     ]
     output: Output
     """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
+    where: Where = ()
+    final: bool = False
+    """Only the last checkpoint of each trajectory that was not discarded."""
+    seed: Seed = 0
+    resume: bool = False
+    """Continue an interrupted training with the same settings."""
+    overwrite: bool = False
+    """Replace the output, and its report if there is one, and the state of an interrupted training."""
+    json: Json = False
+    training: Annotated[LearnTraining, arg(name="")] = LearnTraining()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnNet(LearnRun):
+    """A net that reads networks, and on which networks it is trained."""
+
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON, for example '{"channels": 8}'."""
@@ -96,16 +112,6 @@ class LearnNet:
     widening: bool = False
     """Count a unit that is split in two as one, so that function-preserving widening changes nothing that is read."""
     varied: Annotated[Varied, arg(name="")] = Varied()
-    training: Annotated[LearnTraining, arg(name="")] = LearnTraining()
-    where: Where = ()
-    final: bool = False
-    """Only the last checkpoint of each trajectory that was not discarded."""
-    seed: Seed = 0
-    resume: bool = False
-    """Continue an interrupted training with the same settings."""
-    overwrite: bool = False
-    """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
-    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +244,7 @@ class LearnNearest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnMatching:
+class LearnMatching(LearnRun):
     """Train a net that says which units of two networks belong together: a method for `align` and `merge`.
 
     With DATA it learns to align networks such that the loss is low halfway and everywhere else between them, and is
@@ -279,12 +285,6 @@ class LearnMatching:
     training: Annotated[LearnTraining, arg(name="")] = LearnTraining(batch=32)
     pair_by: Annotated[str, arg(metavar="COLUMN")] = ""
     """Align networks with the same value of this column only, such as those that were fitted to one signal."""
-    seed: Seed = 0
-    resume: bool = False
-    """Continue an interrupted training with the same settings."""
-    overwrite: bool = False
-    """Replace the output and what is written beside it if they exist, and what an interrupted training left."""
-    json: Json = False
 
 
 LearnCommand = (

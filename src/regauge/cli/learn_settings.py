@@ -13,11 +13,11 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.cli.flow_options import FlowFit
-from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnTraining, Varied
+from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, LearnTraining, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress
 from regauge.cli.tasks import load_batches
+from regauge.cli.training_output import TrainingOutput
 from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
 from regauge.learn.changes import Change
@@ -28,8 +28,10 @@ EXAMPLES = 512
 """Examples of DATA that networks are run on."""
 
 
-def networks_of(options: LearnNet | FlowFit) -> tuple[Collection, NDArray[np.int64]]:
+def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
     """The stores, and the numbers of the networks that are wanted."""
+    if not options.stores:
+        raise UsageError("no store is named; give the folder of one, or of several")
     return choose_networks(options.stores, options.where, final=options.final)
 
 
@@ -44,6 +46,16 @@ def choose_networks(
         own = store.rows.where(**conditions_of(where))
         chosen.append(start + (np.intersect1d(own, store.rows.final()) if final else own))
     return collection, np.concatenate(chosen)
+
+
+def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) -> dict[str, Any]:
+    """The arguments that all functions of this kind have: `learn.fit_predictor`, `flow.fit` and others."""
+    return {
+        "generator": torch.Generator().manual_seed(options.seed),
+        "indices": chosen,
+        "split_by": options.training.split_by or None,
+        "state": place.state,
+    }
 
 
 def training_of(options: LearnTraining) -> dict[str, Any]:
