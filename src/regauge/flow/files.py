@@ -12,7 +12,7 @@ from regauge.flow.flow import Flow
 from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
-from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.described import read_described
 from regauge.storage.checkpoints.writing import save
 
 KIND, VERSION = "regauge flow", "1"
@@ -52,15 +52,7 @@ def load_flow(path: str | Path) -> Flow:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, no flow, or of another version.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no flow {str(path)!r}; `regauge flow fit` writes one")
-    with Checkpoint.open(path) as checkpoint:
-        header = dict(checkpoint.header)
-        tensors = {name: tensor.clone() for name, tensor in checkpoint.params.items()}
-    if header.get("kind") != KIND or header.get("version") != VERSION:
-        raise ValueError(f"{str(path)!r} is no flow of version {VERSION}; `regauge flow fit` writes one")
-
+    header, tensors = read_described(path, kind=KIND, version=VERSION, name="flow", writer="regauge flow fit")
     try:
         made, about = json.loads(header["flow"]), json.loads(header["about"])
         design = design_of(made["design"])

@@ -16,7 +16,7 @@ from regauge.core.params import Params, below, require_finite, select, work_dtyp
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.described import read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
@@ -190,13 +190,9 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, no autoencoder, or of another version.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no autoencoder {str(path)!r}; `regauge learn autoencoder` writes one")
-    with Checkpoint.open(path) as checkpoint:
-        header, tensors = dict(checkpoint.header), dict(checkpoint.params)
-    if header.get("kind") != KIND or header.get("version") != VERSION:
-        raise ValueError(f"{str(path)!r} is no autoencoder of version {VERSION}; `regauge learn autoencoder` makes one")
+    header, tensors = read_described(
+        path, kind=KIND, version=VERSION, name="autoencoder", writer="regauge learn autoencoder"
+    )
     try:
         encoder = make_net(json.loads(header["encoder"]), below("encoder/", tensors))
         settings = decoder_of(json.loads(header["decoder"]))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.described import read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
@@ -89,18 +90,7 @@ def load_net(
         ValueError: The file is damaged, no net, or of another version; or the module is missing, given for a net
             without probes, or of another architecture.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no net {str(path)!r}; `regauge learn` writes one")
-    with Checkpoint.open(path) as checkpoint:
-        header, tensors = checkpoint.header, dict(checkpoint.params)
-    if header.get("kind") != KIND:
-        raise ValueError(f"{str(path)!r} is a safetensors file but no net over networks; `regauge learn` writes one")
-    if header.get("version") != VERSION:
-        raise ValueError(
-            f"the net {str(path)!r} has version {header.get('version')}, but this regauge reads version {VERSION}; "
-            "upgrade regauge, or train the net again"
-        )
+    header, tensors = read_described(path, kind=KIND, version=VERSION, name="net over networks", writer="regauge learn")
     modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
     try:
         made, about = json.loads(header["net"]), json.loads(header["about"])
@@ -150,7 +140,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
     return net
 
 
-def _damage(path: Path, error: Exception) -> ValueError:
+def _damage(path: str | Path, error: Exception) -> ValueError:
     return ValueError(f"the net {str(path)!r} is damaged ({error}); train it again")
 
 
