@@ -1,12 +1,11 @@
 """The report on drawn networks: one HTML page that needs nothing but itself, from the numbers of the judgement."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from regauge.report.figures import data_uri
 from regauge.report.flow_figures import losses_figure, places_figure, reliability_figure
-from regauge.report.pages import page_template
+from regauge.report.pages import page_template, read_results
 from regauge.report.predictor_figures import curves_figure
 
 GOOD = {
@@ -32,7 +31,7 @@ NEW = {
 
 def flow_page(path: str | Path) -> str:
     """The page for a file of numbers that `regauge flow judge` wrote."""
-    results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    results = read_results(path)
     figures = {
         "losses": data_uri(losses_figure(results["losses"]), "png"),
         "places": data_uri(places_figure(results["places"], results["share"]), "png"),

@@ -1,12 +1,10 @@
 """The report of a gauge: one HTML page that needs nothing but itself, from the numbers beside it."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from regauge.report.figures import data_uri
 from regauge.report.gauge_figures import errors_figure, ranges_figure
-from regauge.report.pages import page_template
+from regauge.report.pages import page_template, read_results
 
 ABOUT = {
     "equalize": "Scales of every unit were chosen so that ranges agree on both of its sides.",
@@ -20,7 +18,7 @@ ABOUT = {
 
 def gauge_page(path: str | Path) -> str:
     """The page for a file of numbers that `regauge gauge` wrote."""
-    results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    results = read_results(path)
     layers, figures = results["layers"], {}
     if layers:
         figures = {"ranges": data_uri(ranges_figure(layers), "svg"), "errors": data_uri(errors_figure(layers), "svg")}

@@ -1,6 +1,5 @@
 """The report of a predictor: one HTML page that needs nothing but itself, from the numbers that the training wrote."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from regauge.report.figures import data_uri
-from regauge.report.pages import page_template
+from regauge.report.pages import page_template, read_results
 from regauge.report.predictor_figures import confusion_figure, curves_figure, scatter_figure
 
 PERCENT = ("accuracy",)
@@ -17,7 +16,7 @@ PERCENT = ("accuracy",)
 
 def predictor_page(path: str | Path) -> str:
     """The page for a file of numbers that `regauge learn predictor` wrote."""
-    results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    results = read_results(path)
     scores = results["scores"]
     first = next(iter(scores["net"]))
     return page_template("predictor.html.j2", thousands="{:,}".format, score=_score).render(
