@@ -21,7 +21,7 @@ from regauge.flow.priors import FullGaussian, Prior
 from regauge.flow.space import Points, Space
 from regauge.flow.times import Times, UniformTime
 from regauge.flow.velocity import Velocity
-from regauge.learn.populations import read_blocks, split_networks
+from regauge.learn.populations import describe_run, digest, find_usable, read_blocks, split_networks
 from regauge.learn.training import Training, Validation, train
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
@@ -99,11 +99,10 @@ def fit(
     collection = Collection(population, symmetry)
     if count := max(collection.layouts):
         raise ValueError(f"the networks have {count + 1} architectures, but a flow makes networks of one; fit one each")
-    known = collection.symmetry(0)
     parts = divide(collection, indices, split=split, split_by=split_by)
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
     sample = collection.read(parts["train"][:SAMPLE])
-    space = Space.of(sample, known, config.representation)
+    space = Space.of(sample, collection.symmetry(0), config.representation)
     points = {name: _enter(collection, parts[name], space) for name in ("train", "validation")}
     if config.is_aligned:
         middle = find_reference(space, points["train"])
@@ -131,12 +130,9 @@ def fit(
         config,
         seed=seed,
         state=state,
-        inputs={
-            "settings": repr(config),
-            "networks": collection.key,
-            "numbers": sum(map(len, parts.values())),
-            "seed": seed,
-        },
+        inputs=describe_run(
+            config, collection, parts, seed, starts=None if starts is None else digest(*starts.values())
+        ),
         progress=progress,
     )
     member = collection.members[0]
@@ -164,7 +160,7 @@ def divide(
 ) -> dict[str, NDArray[np.int64]]:
     """Numbers of the networks for "train", "validation" and "test", as `fit` divides them."""
     collection = Collection(population)
-    return split_networks(collection, _finite(collection, collection.resolve(indices)), split, split_by)
+    return split_networks(collection, find_usable(collection, indices, reads_memory=True), split, split_by)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,19 +230,6 @@ class _Fitting:
         share = counts.double() ** (self.config.balance - 1)
         share = torch.where(counts > 0, share, 0.0)[self.space.tensors]
         return share / share.sum()
-
-
-def _finite(collection: Collection, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of some networks that hold no NaN or Inf."""
-    kept = []
-    for places, params in read_blocks(collection, indices):
-        fine = torch.ones(len(places), dtype=torch.bool)
-        for tensor in params.values():
-            if tensor.is_floating_point():
-                fine &= tensor.flatten(1).isfinite().all(1)
-        kept.append(places[fine.numpy()])
-    found: NDArray[np.int64] = indices[np.sort(np.concatenate(kept))]
-    return found
 
 
 def _enter(collection: Collection, indices: NDArray[np.int64], space: Space) -> Points:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -22,9 +21,10 @@ from regauge.learn.objective import Objective
 from regauge.learn.populations import (
     Indices,
     Parts,
-    are_finite,
     arrays_of,
+    describe_run,
     digest,
+    find_usable,
     modules_of,
     read_blocks,
     split_networks,
@@ -153,12 +153,7 @@ def fit_autoencoder(
             f"the networks have {len(set(collection.layouts))} architectures, but a decoder makes networks of one; "
             "train an autoencoder for each"
         )
-    usable = are_finite(collection)
-    if indices is not None:
-        usable &= np.isin(np.arange(len(collection)), collection.resolve(indices))
-    if not usable.any():
-        raise ValueError("none of these networks is finite; there is nothing to learn from")
-    parts = split_networks(collection, np.flatnonzero(usable), split, split_by)
+    parts = split_networks(collection, find_usable(collection, indices), split, split_by)
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
     fitting = _Fitting.prepare(collection, parts, config, seed, module, inputs, task, encoder)
     trained = train(
@@ -169,14 +164,14 @@ def fit_autoencoder(
         config,
         seed=seed,
         state=state,
-        inputs={
-            "settings": repr(config),
-            "networks": collection.key,
-            "parts": digest(*parts.values()),
-            "outputs": digest(*(mean.cpu() for mean in fitting.objective.mean)),
-            "inputs": digest(*(array for given, _ in fitting.objective.batches for array in arrays_of(given))),
-            "seed": seed,
-        },
+        inputs=describe_run(
+            config,
+            collection,
+            parts,
+            seed,
+            outputs=digest(*(mean.cpu() for mean in fitting.objective.mean)),
+            inputs=digest(*(array for given, _ in fitting.objective.batches for array in arrays_of(given))),
+        ),
         progress=progress,
     )
     return fitting.conclude(trained)

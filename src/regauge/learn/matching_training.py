@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -25,9 +24,10 @@ from regauge.learn.matching_losses import Copies, LineKind, Losses, Siamese, Wei
 from regauge.learn.partners import Partners
 from regauge.learn.populations import (
     Parts,
-    are_finite,
     arrays_of,
+    describe_run,
     digest,
+    find_usable,
     modules_of,
     split_networks,
     spread,
@@ -165,7 +165,7 @@ def fit_matching(
     """
     config = config or MatchingConfig()
     collection = Collection(population, symmetry)
-    usable = np.intersect1d(np.flatnonzero(are_finite(collection)), collection.resolve(indices))
+    usable = find_usable(collection, indices)
     if len(usable) < 3:
         raise ValueError(
             f"{len(usable)} networks cannot train a matcher, which needs some to learn from, for validation and for "
@@ -183,14 +183,14 @@ def fit_matching(
         config,
         seed=seed,
         state=state,
-        inputs={
-            "settings": repr(config),
-            "networks": collection.key,
-            "parts": digest(*parts.values()),
-            "seed": seed,
-            "inputs": None if inputs is None else digest(*arrays_of(inputs)),
-            "task": digest(*(x for one in tasks for batch in batches_of(one)[:1] for x in arrays_of(batch[0]))),
-        },
+        inputs=describe_run(
+            config,
+            collection,
+            parts,
+            seed,
+            inputs=None if inputs is None else digest(*arrays_of(inputs)),
+            task=digest(*(x for one in tasks for batch in batches_of(one)[:1] for x in arrays_of(batch[0]))),
+        ),
         progress=progress,
     )
     return fitting.conclude(trained, progress)

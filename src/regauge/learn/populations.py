@@ -131,13 +131,45 @@ def values_of(
     return name, values, np.flatnonzero(usable)
 
 
-def are_finite(collection: Collection) -> NDArray[np.bool_]:
-    """Whether each network of a store is finite, `[networks]`; populations in memory are not looked at."""
+def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray[np.bool_]:
+    """Whether each network of a store is finite, `[networks]`; populations in memory are read only if asked."""
     fine = np.ones(len(collection), bool)
     for member, start in zip(collection.members, collection.starts.tolist(), strict=False):
         if isinstance(member, Store):
             fine[start : start + len(member)] = np.ma.filled(member.rows[FINITE], False).astype(bool)
+        elif reads_memory:
+            for tensor in member.values():
+                if tensor.is_floating_point():
+                    fine[start : start + len(tensor)] &= tensor.isfinite().flatten(1).all(1).cpu().numpy()
     return fine
+
+
+def find_usable(
+    collection: Collection, indices: Sequence[int] | NDArray[Any] | None, *, reads_memory: bool = False
+) -> Indices:
+    """The numbers of the chosen networks that are finite; see `are_finite`.
+
+    Raises:
+        IndexError: There is no network of some number.
+        ValueError: None of them is finite.
+    """
+    found = np.intersect1d(
+        np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), collection.resolve(indices)
+    )
+    if not len(found):
+        raise ValueError("none of these networks is finite; there is nothing to learn from")
+    return found
+
+
+def describe_run(config: object, collection: Collection, parts: Parts, seed: int, **others: Any) -> dict[str, Any]:
+    """What a training depends on, as JSON, by which `learn.training.train` knows a state of the same training."""
+    return {
+        "settings": repr(config),
+        "networks": collection.key,
+        "parts": digest(*parts.values()),
+        "seed": seed,
+        **others,
+    }
 
 
 def split_networks(
