@@ -13,8 +13,8 @@ from regauge.cli.zoo_options import NewStore
 FLOW_TRAINING = LearnTraining(weight_decay=1e-3)
 FLOW_HELP = "What `regauge flow fit` wrote."
 NET_HELP = (
-    "What learns the velocity: message_passing, relational_attention, propagation or another of "
-    "regauge.weightspace.LAYERS, for which the order of units means nothing; or tokens or perceptron, with "
+    "The net that learns the velocity: message_passing, relational_attention, propagation or another of "
+    "regauge.weightspace.LAYERS, which are equivariant to permutations of units; or tokens or perceptron, with "
     "--aligned."
 )
 JUDGE_DATA_HELP = (
@@ -25,7 +25,7 @@ JUDGE_DATA_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class FlowFit(LearnRun):
-    """Fit a flow to the networks of a store: a model from which new networks are drawn that nobody trained.
+    """Fit a flow, a generative model of networks, to the trained networks of a store.
 
     Networks are split by run; those of the test runs are never read, so that `regauge flow judge` can compare with
     them. An interrupted training continues with --resume.
@@ -44,94 +44,96 @@ class FlowFit(LearnRun):
     depth: int = 4
     """Number of layers."""
     aligned: bool = False
-    """Align networks to their middle first, for nets that read units in their order."""
+    """Align networks to their mean first, for nets that are not equivariant."""
     scales: Literal["sphere", "flat", "keep"] = "sphere"
-    """Bring incoming weights to unit spheres where scales allow it, which changes no function, and let the flow follow
-    the spheres (sphere) or not (flat); or keep them."""
+    """sphere: the incoming weights of each unit whose scale is a symmetry get norm one, which changes no function, and
+    the flow stays on the unit spheres; flat: the same norm, but the flow is Euclidean; keep: weights as they are."""
     head: Annotated[str | None, arg(metavar="PARAMETER")] = None
     """Weight of the last layer, for --head-form."""
     head_form: Literal["keep", "direction", "unit"] = "keep"
-    """Keep the last layer; separate its direction and the logarithm of its norm; or forget the norm, which changes the
-    loss of networks but not their classes."""
+    """keep: the last layer as it is; direction: its direction and the logarithm of its norm; unit: its direction alone,
+    which changes the loss of networks but not their classes."""
     prior: Literal["matched", "uniform", "plain", "full", "initialization"] = "matched"
-    """Where the flow begins: at normal values with the networks' means and deviations; the same, but uniform on
-    spheres; at normal values with a deviation of 0.1; with all covariances of --aligned networks; or at random networks
-    as the population began with."""
+    """Distribution at time 0: independent normal values with the networks' means and deviations (matched); the same,
+    but uniform on spheres (uniform); normal values with a deviation of 0.1 (plain); a normal distribution with all
+    covariances of --aligned networks (full); or normal values matched to the initialization of the population
+    (initialization)."""
     coupling: Annotated[tuple[Literal["assignment", "alignment"], ...], arg(metavar="PART ...")] = ()
-    """Pair the starts and ends of a batch by the least sum of squared distances; and align each end to its start."""
+    """assignment: pair the starts and ends of a batch such that the sum of squared distances is least; alignment: align
+    each end to its start."""
     predicts: Literal["velocity", "end"] = "velocity"
-    """What the net learns: velocities, or where ways end."""
+    """What the net predicts: the velocity, or the end of the path."""
     gaussian: Literal["yes", "no"] = "yes"
-    """Whether the net adds to what normal distributions have in closed form."""
+    """Whether the net's output is added to the velocity between normal distributions, which is known in closed form."""
     balance: float = 0.5
-    """How much a tensor counts in the loss: the number of its values to this power."""
+    """Weight of a tensor in the loss: the number of its values to this power, from 0 to 1."""
     labels: Annotated[str | None, arg(metavar="COLUMN")] = None
-    """Networks are then drawn for one value of this column each."""
+    """Condition the flow on this column; networks are then drawn for one of its values."""
     average: float = 0.999
     """Decay of the moving average of the weights; 0 keeps the last weights."""
     thesis: Literal["no", "euclidean", "geometric"] = "no"
-    """Fit as the thesis of the method did: predicted ends, early times, plain loss and prior; and for geometric with a
-    last layer of norm one (--head). See docs/flows.md."""
+    """Fit with the settings of paper 000, see docs/flows.md; geometric has a last layer of norm one and needs --head.
+    Only --net, --layer-settings, --width, --depth and options of the training's length go with it."""
     training: Annotated[LearnTraining, arg(name="")] = FLOW_TRAINING
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How networks are drawn; shared by the commands that do it."""
+    """How networks are drawn; shared by the commands that draw."""
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
     output: NewStore
     networks: int = 100
-    """How many networks are drawn."""
+    """Number of networks that are drawn."""
     steps: int = 50
     """Steps of the solver."""
     label: str | None = None
-    """What they are drawn for: one of the values of the column of --labels."""
+    """One of the values of the column that `regauge flow fit --labels` named."""
     seed: Seed = 0
     json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSample(Sampling):
-    """Draw networks that nobody trained, into a new store; the same command continues an interrupted one."""
+    """Draw networks from a flow into a new store; the same command continues an interrupted one."""
 
     solver: Literal["heun", "euler", "runge_kutta", "thesis"] = "heun"
-    """Heun's method takes two looks at the velocity in a step, Euler's one, Runge and Kutta's four; the thesis' sampler
-    moves from the start towards predicted ends, for flows with --predicts end."""
+    """Heun's method evaluates the velocity twice in a step, Euler's once, Runge and Kutta's four times; thesis: the
+    sampler of paper 000, for flows with --predicts end."""
     noise: float = 0.0
-    """Follow the flow with noise that leaves the distribution as it is; for the thesis' sampler the deviation of what
-    it adds late."""
+    """Amount of noise in each step, which leaves the distribution as it is; for the solver thesis, the deviation of the
+    noise that it adds in late steps."""
     like: Annotated[Path | None, arg(metavar="STORE")] = None
-    """Draw networks with the numbers of units of this store."""
+    """Draw networks of the widths of this store's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowGuide(Sampling):
-    """Draw networks while the loss on DATA pulls them, into a new store.
+    """Draw networks from a flow, guided by the gradient of a loss on DATA, into a new store.
 
-    They are told beside networks drawn without it, and beside those that as many gradient steps make of these and of
-    random ones.
+    Prints their loss and accuracy, and for comparison those of networks drawn without guidance, of these after the same
+    number of gradient steps, and of random networks after the same number.
     """
 
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     test: Annotated[str | None, arg(metavar="DATA")] = None
-    """What losses and accuracies are measured on; DATA where left out."""
+    """Data that losses and accuracies are measured on; --data where left out."""
     strength: float = 10.0
-    """Sum of the learning rates of all steps."""
+    """Sum of the learning rates of all steps: the guided step is the gradient times --strength / --steps."""
     start: float = 0.0
-    """Time, from 0 to 1, before which nothing pulls."""
+    """Time, from 0 to 1, before which there is no guidance."""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     batch: int = 512
-    """Examples of DATA of which the loss is taken in each step, another batch in each."""
+    """Examples of DATA in a step; each step takes the next batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowJudge:
-    """Tell how good and how new drawn networks are, beside held-out networks and what needs no flow.
+    """Compare drawn networks with held-out ones, and with networks that are made without a flow.
 
-    Writes a page with the losses, a map of the drawn networks among the trained ones, and the calibration of their
-    average.
+    Prints losses, accuracies and distances to training networks, and writes a page with these, a map of the drawn
+    networks among the trained ones, and the calibration of their average.
     """
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
@@ -145,9 +147,9 @@ class FlowJudge:
     """Where the page goes, .html; its numbers go to the same name with .json."""
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     loss: Loss = "cross-entropy"
-    """The loss that is measured."""
+    """The loss on the data."""
     most: int = 1000
-    """Most drawn networks, and most held-out ones, that are looked at."""
+    """Largest number of drawn networks, and of held-out ones, that are compared."""
     seed: Seed = 0
     overwrite: bool = False
     """Replace the page and its numbers if they exist."""
@@ -164,6 +166,6 @@ FlowCommand = (
 
 @dataclass(frozen=True)
 class Flow:
-    """Networks that nobody trained: fit a generative flow to a population, draw from it, judge and guide it."""
+    """Flows, generative models of networks: fit one to trained networks, draw new networks, judge and guide them."""
 
     command: FlowCommand
