@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer
 
 from regauge.data import files, images
 from regauge.data.curves import has_snelson, snelson, waves
@@ -197,6 +198,11 @@ def test_breast_cancer() -> None:
     both = torch.cat([data.train_labels, data.test_labels])
     assert both.bincount().tolist() == [212, 357]
     assert len(torch.cat([data.train_inputs, data.test_inputs]).unique(dim=0)) == 569
+    # The rows that scikit-learn's split of a fifth with seed 42 holds out, as in paper 000.
+    held_out = torch.from_numpy(load_breast_cancer().data[[204, 70, 131, 431, 540]])
+    heights = (data.test_inputs[:5] - data.test_inputs[0]) / (data.test_inputs[1] - data.test_inputs[0])
+    expected = (held_out - held_out[0]) / (held_out[1] - held_out[0])
+    torch.testing.assert_close(heights[2:].double(), expected[2:], atol=1e-2, rtol=1e-3)
 
 
 def test_shapes(nowhere: Path, tmp_path: Path) -> None:
