@@ -14,6 +14,7 @@ import torch
 
 from regauge import flow
 from regauge.core.params import Params, select
+from regauge.flow.guiding import descend
 from regauge.flow.judging import Judgement
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows.networks import Networks, fewer, unit_head
@@ -37,6 +38,8 @@ STEPS = (2, 5, 10, 20, 50, 100)
 """Of Euler's method, in pictures."""
 SIZES = (1, 3, 10, 30, 100)
 """Networks whose probabilities are averaged."""
+STRENGTHS = (3.0, 10.0)
+"""Of guidance. With the first, drawn networks have the loss of trained ones on the training cases of breast cancer."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Drawing:
     solver: Literal["heun", "euler", "thesis"] = "heun"
     steps: int = 20
     noise: float = 0.0
+    strength: float = 0.0  # of guidance by the examples that the networks were trained on
     paper: tuple[str, ...] = ()  # accuracy and loss in the thesis, divergence too on MNIST
 
 
@@ -128,7 +132,11 @@ def own(seconds: float, scale: Scale, *, is_large: bool = False) -> Fitted:
         lr=3e-3,
         balance=1.0,
     )
-    return Fitted("tokens", settings, (Drawing("flow of velocities"),))
+    drawings = (
+        Drawing("flow of velocities"),
+        *(Drawing(f"flow of velocities, guided, strength {strength:g}", strength=strength) for strength in STRENGTHS),
+    )
+    return Fitted("tokens", settings, drawings)
 
 
 def thesis(seconds: float, scale: Scale, head: str, paper: Mapping[str, tuple[str, ...]]) -> tuple[Fitted, ...]:
@@ -169,7 +177,8 @@ def measure(study: Study, run: Run) -> Table:
             paper = dict(zip(("accuracy", "loss", "divergence"), drawing.paper, strict=False))
             rows.append(Row.of(drawing.label, [[one["generated"]] for one in found], QUANTITIES, paper=paper))
             averages[drawing.label] = found[0]["averages"]
-            curves[drawing.label] = found[0]["steps"]
+            if not drawing.strength:
+                curves[drawing.label] = found[0]["steps"]
             controls |= found[0]["others"]
     paper = dict(zip(("accuracy", "loss", "divergence"), study.target, strict=False))
     rows.append(Row.of("held-out networks", [[controls.pop("held-out")]], QUANTITIES, paper=paper))
@@ -183,6 +192,8 @@ def measure(study: Study, run: Run) -> Table:
         "nearest: median distance to the nearest training network; spread: mean distance of two; in units of held-out "
         "networks, after alignment; divergence: Jensen-Shannon, of two networks' class probabilities, mean over "
         "examples and pairs, where the thesis compares sets of outputs by a density estimate",
+        "guided: by the loss on the examples that the networks were trained on, at the predicted end; strength: the "
+        "sum of the learning rates of all steps; controls take as many gradient steps at the same rates",
         "its sampler: ends are predicted, and `end - start` is followed in place of `(end - x) / (1 - t)`",
         "unit last layer: what Geometric flows draw, and trained networks made so; the loss changes, classes do not",
         f"thesis' flows: width {study.flows[1].settings.net.width}, where the thesis has 64 or 32, and "  # type: ignore[attr-defined]
@@ -205,6 +216,11 @@ class Known:
         return self.networks.task()
 
     @cached_property
+    def learned(self) -> Any:
+        """On the examples for training."""
+        return self.networks.task("train")
+
+    @cached_property
     def held_out(self) -> Params:
         """Networks that no flow was fitted to."""
         return self.networks.read("test", self.study.drawn)
@@ -225,16 +241,38 @@ class Known:
             names = f"{self.study.head}.weight", f"{self.study.head}.bias"
             metrics = self.task.evaluate_each(unit_head(self.held_out, *names))
             others["held-out networks, unit last layer"] = {k: float(v.mean()) for k, v in metrics.items()}
+        if drawing.strength and not seed:
+            others |= self._descended(made, drawing)
         trained = {"CPU s": seconds} if seconds > 0.5 * (settings.seconds or 0) else {}
         return {
             "generated": self._record(found, "generated") | trained,
             "others": others,
             "averages": self._averages(drawn),
-            "steps": self._steps(made, drawing) if not seed else [],
+            "steps": self._steps(made, drawing) if not (seed or drawing.strength) else [],
         }
 
     def _draw(self, made: flow.Flow, drawing: Drawing, count: int, steps: int, chance: torch.Generator) -> Params:
-        return made.sample(count, generator=chance, steps=steps, solver=drawing.solver, noise=drawing.noise)
+        guidance = flow.Guidance(flow.BatchLoss(self.learned), drawing.strength) if drawing.strength else None
+        return made.sample(
+            count, generator=chance, steps=steps, solver=drawing.solver, noise=drawing.noise, guidance=guidance
+        )
+
+    def _descended(self, made: flow.Flow, drawing: Drawing) -> dict[str, Record]:
+        """The starts of the flow, and copies, after as many gradient steps as guide the flow, at the same rates."""
+        chance = self.networks.run.generator("descend", drawing.label)
+        train = self.networks.read("train")
+        places = torch.randint(len(self.networks.parts["train"]), (self.study.drawn,), generator=chance)
+        firsts = {
+            "starts of the flow": made.space.leave(made.prior.sample(self.study.drawn, chance)),
+            "copies": select(train, places),
+        }
+        found, steps = {}, 2 * drawing.steps  # Heun's method has two gradients a step
+        for name, first in firsts.items():
+            loss = flow.BatchLoss(self.learned)
+            moved = descend(loss, first, steps=steps, rate=drawing.strength / steps)
+            judged = flow.judge(moved, train, self.held_out, self.networks.store.require_symmetry(), self.task)
+            found[f"{name}, {steps} gradient steps, {drawing.strength:g}"] = self._record(judged, "generated")
+        return found
 
     def _record(self, found: Judgement, name: str) -> Record:
         score = asdict(found[name])
