@@ -442,7 +442,7 @@ class Reproduce:
     second terminal takes a share of the steps.
     """
 
-    paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="001 to 004, or another group in the list.")] = ""
+    paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="000 to 004, or another group in the list.")] = ""
     experiment: Annotated[Positional[str], arg(metavar="[EXPERIMENT]", help="Its name in the list.")] = ""
     scale: Literal["smoke", "cpu", "paper"] = "smoke"
     """To see that it works, in seconds; what a laptop does in minutes or hours; everything that the paper did."""
