@@ -10,7 +10,7 @@ import torch
 
 from regauge.cli.main import main
 from regauge.discovery import discover
-from regauge.report.figures import map_figure, matrices_figure
+from regauge.report.population_figures import map_figure, matrices_figure
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.zoo.jobs.compare_blocks import CompareBlocks
@@ -194,18 +194,23 @@ def test_pictures_show_what_they_are_given() -> None:
     before = np.array([[0, 2.0, np.nan], [2.0, 0, 4.0], [np.nan, 4.0, 0]])
     figure = matrices_figure({"before": before, "after": before / 4}, "barrier")
     left, right, bar = figure.axes
-    assert left.get_xlabel() == "mean 3, deviation 1"
-    assert right.get_xlabel() == "mean 0.75, deviation 0.25"
-    assert left.images[0].get_clim() == right.images[0].get_clim()
+    assert left.get_xlabel() == "network\nmean 3, deviation 1"
+    assert right.get_xlabel() == "network\nmean 0.75, deviation 0.25"
+    own, drawn = left.images
+    assert np.array_equal(np.isfinite(np.asarray(own.get_array())), np.eye(3, dtype=bool)), (
+        "a network and itself are no pair"
+    )
+    assert drawn.get_clim() == right.images[1].get_clim()
     assert bar.get_ylabel() == "barrier"
     with pytest.raises(ValueError, match="nothing to draw"):
         matrices_figure({"one": np.zeros((1, 1))}, "barrier")
     points = np.arange(8.0).reshape(4, 2)
-    drawn = map_figure(points, ["a", "b", "a", "a"], title="two", what="kind")
+    drawn = map_figure(points, ["a", "b", "a", "a"], title="two", share=0.05, what="kind")
+    assert "5% of the squared distances;\n95% lie in directions that it leaves out" in drawn.axes[0].get_xlabel()
     first, second = drawn.axes[0].collections
     assert np.array_equal(np.asarray(first.get_offsets()), points[[0, 2, 3]])
     assert np.array_equal(np.asarray(second.get_offsets()), points[[1]])
-    shaded = map_figure(points, [0] * 4, title="values", values=np.array([1, np.nan, 2, 3.0]), what="loss")
+    shaded = map_figure(points, [0] * 4, title="values", share=1.0, values=np.array([1, np.nan, 2, 3.0]), what="loss")
     missing, known = shaded.axes[0].collections
     assert np.array_equal(np.asarray(missing.get_offsets()), points[[1]])
     assert known.get_clim() == (1, 3)

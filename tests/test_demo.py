@@ -1,5 +1,6 @@
 """The demo, on narrow networks: what it writes is consistent, repeatable, and says what it should."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.data.images import digits
 from regauge.nets.classification import split_batches
 from regauge.report.demo_page import demo_page
-from regauge.report.figures import data_uri, line_figure, permutation_figure, weights_figure
+from regauge.report.figures import data_uri, data_uris, permutation_figure, weights_figures
+from regauge.report.line_figures import CHORD, line_figure, methods_figure, path_figure
 from regauge.storage.checkpoints.alignments import load_alignment
 from regauge.storage.checkpoints.checkpoint import load
 
@@ -105,7 +107,7 @@ def test_figures_are_the_same_bytes_every_time() -> None:
         lambda: data_uri(line_figure({"one": rows, "two": rows}), "svg"),
         lambda: data_uri(line_figure({"one": rows}, "accuracy"), "svg"),
         lambda: data_uri(permutation_figure("h", perm), "svg"),
-        lambda: data_uri(weights_figure({"a": images, "b": -images}), "png"),
+        lambda: "".join(data_uris(weights_figures({"a": images, "b": -images}), "png")),
     ):
         assert draw() == draw()
 
@@ -117,12 +119,38 @@ def test_figures_show_the_data() -> None:
     assert "barrier 4.00" in [text.get_text() for text in axes.texts]
     flat = line_figure({"one": [{"t": 0.0, "loss": 1.0}, {"t": 1.0, "loss": 1.0}]}).axes[0]
     assert not flat.texts
-    many = line_figure({f"method {k}": rows for k in range(12)})
-    assert [text.get_text() for text in many.legends[0].get_texts()] == [f"method {k}" for k in range(12)]
-    looks = {(line.get_color(), line.get_linestyle()) for line in many.axes[0].lines if line.get_linestyle() != "None"}
-    assert len(looks) == 13
+    assert [flat.lines[-1].get_label(), *flat.lines[-1].get_ydata()] == [CHORD, 1.0, 1.0]
     dots = permutation_figure("h", torch.tensor([2, 0, 1]).numpy()).axes[0].lines[-1]
     assert list(dots.get_xdata()) == [2, 0, 1]
+
+
+def test_a_path_shows_files_chord_barrier_and_accuracy() -> None:
+    rows = [{"t": t / 4, "loss": 5 + t + t * (4 - t), "accuracy": 0.9 + 0.01 * t} for t in range(5)]
+    figure = path_figure(rows, "cross entropy (nats)", ("A: first.safetensors", "B: second.safetensors"))
+    loss, accuracy = figure.axes
+    assert loss.get_title(loc="left") == "cross entropy (nats): barrier 4; axis not from 0"
+    assert accuracy.get_title(loc="left") == "accuracy; axis not from 0"
+    assert list(accuracy.lines[0].get_ydata()) == [row["accuracy"] for row in rows]
+    (chord,) = (line for line in loss.lines if line.get_label() == CHORD)
+    assert list(chord.get_ydata()) == [5, 9]
+    assert [tick.get_text() for tick in loss.get_xticklabels()] == ["A: first.safetensors", "", "B: second.safetensors"]
+
+
+def test_many_methods_have_names_at_their_curves_and_few_to_a_panel() -> None:
+    curves = {
+        f"method {k}": [{"t": t / 2, "loss": 4.8 + (k + 1) * t * (2 - t) / 10} for t in range(3)] for k in range(9)
+    }
+    figure = methods_figure(curves, "loss")
+    assert [len(axes.texts) for axes in figure.axes] == [3, 3, 3]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["method 6", "method 7", "method 8"]
+    for axes in figure.axes:
+        heights = [text.xy[1] for text in axes.texts]
+        assert heights == sorted(heights)
+        low, high = axes.get_ylim()
+        assert low > 4.7
+        assert min(b - a for a, b in itertools.pairwise(heights)) > 0.1 * (high - low), "names cover each other"
+        drawn = {line.get_color() for line in axes.lines}
+        assert {text.get_color() for text in axes.texts} == drawn
 
 
 @pytest.mark.slow

@@ -384,6 +384,7 @@ def test_a_strip_goes_on_where_there_is_no_surface(tmp_path: Path) -> None:
     assert sum(text.get_text() == "not finite" for text in figure.texts) == 2
     assert len(figure.axes[1].lines) == len(figure.axes[3].lines) == 1, "a cross for each missing surface"
     assert not figure.axes[0].lines
+    assert figure.texts[-1].get_text().startswith("A cross: no surface was found.")
 
 
 def test_wrong_strips_are_refused(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """The report in a real browser, without a network: it opens, every picture is drawn, nothing complains."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from regauge.report.comparison_page import lineage_page
+from regauge.report.flow_page import flow_page
 
 webdriver = pytest.importorskip("selenium.webdriver")
 
@@ -36,20 +41,82 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[webdriver.Chr
     driver.quit()
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_the_report_opens(browser: "webdriver.Chrome", demo_folder: Path, width: int) -> None:
+def open_page(browser: "webdriver.Chrome", page: Path, width: int, scheme: str = "light") -> None:
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
     )
-    browser.get((demo_folder / "report.html").as_uri())
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(page.as_uri())
+
+
+def too_wide(browser: "webdriver.Chrome") -> list[str]:
+    """What reaches beyond the box that it stands in, by its first words."""
+    found: list[str] = browser.execute_script(
+        """return [...document.querySelectorAll('table, img')]
+            .filter(e => e.getBoundingClientRect().right > e.parentElement.getBoundingClientRect().right + 1)
+            .map(e => `${e.tagName} ${(e.innerText || e.alt).slice(0, 40)}`)"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_the_report_opens(browser: "webdriver.Chrome", demo_folder: Path, width: int) -> None:
+    open_page(browser, demo_folder / "report.html", width)
     assert browser.title == "regauge: MLP and CNN on digits"
     pictures = browser.execute_script(
         "return [...document.images].map(i => [i.complete, i.naturalWidth, i.clientWidth, i.alt])"
     )
-    assert len(pictures) == 2 * 3 + 2 + 3
+    assert len(pictures) == 2 * 2 + (2 + 1) + (2 + 3)
     assert all(complete and natural > 0 and shown > 0 and alt for complete, natural, shown, alt in pictures)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert too_wide(browser) == []
     requests = browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
     assert all(name.startswith("data:") for name in requests)
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")] == []
+
+
+def pages(folder: Path) -> Iterator[Path]:
+    """The pages with the widest tables."""
+    kinds = ("generated", "held-out", "normal, each value by itself")
+    good = ("loss", "loss_deviation", "accuracy", "calibration", "average_loss", "average_accuracy")
+    new = ("distance", "sources", "spread", "disagreement", "divergence", "overlap", "two_sample")
+    drawn = {
+        "scores": [{"name": kind, "networks": 9} | dict.fromkeys((*good, *new), 0.123) for kind in kinds],
+        "losses": {kind: [0.5, 1.5] for kind in kinds},
+        "places": {kind: [[0.0, 1.0], [1.0, 0.0]] for kind in ("training", "held-out", "generated")},
+        "networks": {"train": 1, "validation": 1, "test": 1},
+        "settings": f"Config(representation=Representation(scales='keep',head={'x' * 50}))",
+        **{"is_copier": False, "share": 0.3, "reliability": {}, "history": [], "version": "1", "seed": 0},
+        **dict.fromkeys(("samples", "flow", "store"), "a.safetensors"),
+    }
+    numbers = folder / "flow.json"
+    numbers.write_text(json.dumps(drawn))
+    names = [f"experiments/a-long-name-of-a-network-{k}.safetensors" for k in range(3)]
+    facts = {
+        "pairs": [
+            {"a": a, "b": b, "verdict": "descended", "distance": 0.5, "explained": 0.5, "p-value": 0.001}
+            for a in names
+            for b in names
+        ],
+        "trees": [[{"parent": names[0], "child": name, "length": 1.0} for name in names[1:]]],
+        **{"names": [names], "families": [names], "left_out": [], "version": "1", "seed": 0},
+    }
+    for name, text in (("flow", flow_page(numbers)), ("lineage", lineage_page(facts, {"3": np.ones((3, 3))}))):
+        page = folder / f"{name}.html"
+        page.write_text(text)
+        yield page
+
+
+def test_tables_fit_a_phone_and_a_dark_page_is_dark_but_for_its_pictures(
+    browser: "webdriver.Chrome", tmp_path: Path
+) -> None:
+    color = "return getComputedStyle({}).backgroundColor.match(/[\\d.]+/g).map(Number)"
+    for page in pages(tmp_path):
+        for scheme, is_dark in (("light", False), ("dark", True)):
+            open_page(browser, page, 375, scheme)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
+            assert too_wide(browser) == []
+            assert (max(browser.execute_script(color.format("document.body"))) < 60) == is_dark
+            assert browser.execute_script(color.format("document.images[0]")) == [255, 255, 255]

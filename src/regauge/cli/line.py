@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.cli.options import Line, UsageError
-from regauge.cli.output import LOSSES, require_pictures, show_progress, tell, tell_table, write_picture
+from regauge.cli.output import LOSSES, name_files, require_pictures, show_progress, tell, tell_table, write_picture
 from regauge.cli.tasks import Judged, dtype_of, read, task_on, with_reset
 from regauge.connect import Path
 from regauge.core.params import Params
@@ -44,9 +44,11 @@ def run(options: Line) -> None:
     tell_table("table", curve.table)
     tell(curve, barrier=curve.barrier, raw_barrier=curve.raw_barrier, auc=curve.auc)
     if options.output is not None:
-        from regauge.report.figures import line_figure
+        from regauge.report.line_figures import path_figure
 
-        write_picture(line_figure({"": curve.table}, title=LOSSES[options.loss]), curve.table, options.output)
+        first, second = name_files((options.a, options.b))
+        figure = path_figure(curve.table, LOSSES[options.loss], (f"A: {first}", f"B: {second}"))
+        write_picture(figure, curve.table, options.output)
 
 
 def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:

@@ -124,6 +124,12 @@ def require_pictures(path: Path, *, overwrite: bool) -> None:
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
 
 
+def name_files(paths: Sequence[Path]) -> list[str]:
+    """Names of files or folders in pictures: without the folders that they are in, unless two were the same then."""
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else list(map(str, paths))
+
+
 def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write a picture, the same bytes every time, and its numbers with all their digits beside it as CSV."""
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}

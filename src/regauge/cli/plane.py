@@ -6,7 +6,7 @@ from time import perf_counter
 
 import regauge as rg
 from regauge.cli.options import Plane, UsageError
-from regauge.cli.output import LOSSES, STDERR, require_pictures, show_progress, tell_table, write_picture
+from regauge.cli.output import LOSSES, STDERR, name_files, require_pictures, show_progress, tell_table, write_picture
 from regauge.cli.tasks import Judged, read
 from regauge.core.progress import Advance, Progress
 
@@ -44,6 +44,7 @@ def run(options: Plane) -> None:
 
     values = found.values[options.metric].numpy()
     is_loss = options.metric == "loss"
+    files = name_files((options.a, options.b, options.c))
     figure = plane_figure(
         found.xs.numpy(),
         found.ys.numpy(),
@@ -51,6 +52,7 @@ def run(options: Plane) -> None:
         found.points.numpy(),
         LABELS,
         LOSSES[options.loss] if is_loss else "error rate",
+        "; ".join(f"{label}: {name}" for label, name in zip(LABELS, files, strict=True)),
     )
     write_picture(figure, [*networks, *grid], options.output)
 

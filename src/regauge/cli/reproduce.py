@@ -14,7 +14,8 @@ from regauge.inr.rendering.path_strips import load_strips
 from regauge.papers.experiment import Experiment, Run
 from regauge.papers.experiments import EXPERIMENTS
 from regauge.papers.table import Table
-from regauge.report.figures import line_figure, picture_figure
+from regauge.report.figures import picture_figure
+from regauge.report.line_figures import methods_figure
 from regauge.report.shape_figures import strips_figure
 from regauge.storage.checkpoints.writing import save_text
 from regauge.storage.plain_files import read_json
@@ -111,7 +112,7 @@ def write_drawn(table: Table, stem: Path) -> list[str]:
     figures = {f"-{name}.svg": picture_figure(picture) for name, picture in table.pictures.items()}
     curves = {row.label: row.curve for row in table.rows if row.curve}
     if curves:
-        figures[".svg"] = line_figure(curves, title=table.loss)
+        figures[".svg"] = methods_figure(curves, table.loss)
     for name, figure in figures.items():
         figure.savefig(stem.with_name(f"{stem.name}{name}"), metadata={"Date": None})
     return [".md", *figures]

@@ -44,6 +44,13 @@ SIZE = 32
 """Networks of a block of a matrix."""
 EXACT = "donot_use_mm_for_euclid_dist"
 """How distances are computed, also of networks that are near."""
+_BY = {
+    "orbits": "distance modulo the group",
+    "universe": "distance, all aligned to one universe",
+    "weights": "distance of weights as they are",
+    "latent": "distance of latent vectors",
+}
+"""What a map shows, in its title."""
 GROUPS = 20
 """Most whole numbers of a column that are groups, with a color each, and no scale."""
 
@@ -123,7 +130,7 @@ def compare(options: ZooCompare) -> None:
     for title, matrix in matrices.items():
         mean, deviation = mean_barrier(matrix)
         print(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
-    from regauge.report.figures import matrices_figure
+    from regauge.report.population_figures import matrices_figure
 
     what = f"barrier: {LOSSES[options.loss]}"
     figure = matrices_figure({title: matrix.numpy() for title, matrix in matrices.items()}, what)
@@ -150,7 +157,7 @@ def draw(options: ZooMap) -> None:
         | ({} if options.color is None else {options.color: row.get(options.color)})
         for row, (x, y), cluster in zip(rows, shown.points.tolist(), member.tolist(), strict=True)
     ]
-    from regauge.report.figures import map_figure
+    from regauge.report.population_figures import map_figure
 
     labels, values = member.tolist(), None
     if options.color is not None:
@@ -160,8 +167,9 @@ def draw(options: ZooMap) -> None:
             values = np.array([np.nan if value is None else float(value) for value in known])
         else:
             labels = list(map(str, known))
-    title = f"{len(rows)} networks, {100 * shown.share:.0f}% of their squared distances"
-    figure = map_figure(shown.points, labels, title=title, values=values, what=options.color or "cluster")
+    what = options.color or "cluster"
+    title = f"{len(rows)} networks by {_BY[options.by]}"
+    figure = map_figure(shown.points, labels, title=title, share=shown.share, values=values, what=what)
     if options.clusters > 1:
         counts = np.bincount(member).tolist()
         print(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")

@@ -58,6 +58,7 @@ class Surface:
     values: Sequence[Sequence[float]]  # one row for each of `ys`; low is good
     points: Sequence[tuple[float, float]]
     labels: tuple[str, ...]  # of the points
+    about: str = ""  # what the points are, in words
 
 
 Panel = Chart | Surface

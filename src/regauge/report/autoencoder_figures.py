@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from regauge.report.figures import COLORS, MUTED, draw_figure, map_figure
+from regauge.report.figures import COLORS, MUTED, draw_figure
+from regauge.report.population_figures import map_figure
 
 
 def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]) -> Figure:
@@ -39,9 +40,9 @@ def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figu
 
 def latents_figure(points: Sequence[Sequence[float]], labels: Sequence[Any], share: float, column: str) -> Figure:
     """Latent vectors in the plane of their largest variance, in colors by a column."""
-    title = f"{len(points)} test networks, {100 * share:.0f}% of the variance"
+    title = f"{len(points)} test networks"
     places = np.array(points)
     if labels and all(type(one) is float for one in labels):
-        return map_figure(places, [0] * len(places), title=title, values=np.array(labels), what=column)
+        return map_figure(places, [0] * len(places), title=title, share=share, values=np.array(labels), what=column)
     groups = list(map(str, labels)) or [""] * len(places)
-    return map_figure(places, groups, title=title, what=column)
+    return map_figure(places, groups, title=title, share=share, what=column)

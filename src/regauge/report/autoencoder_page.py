@@ -5,22 +5,22 @@ from pathlib import Path
 import numpy as np
 
 from regauge.report.autoencoder_figures import latents_figure, outputs_figure, pictures_figure
-from regauge.report.figures import data_uri
+from regauge.report.figures import data_uri, data_uris
 from regauge.report.pages import page_template, read_results
-from regauge.report.predictor_figures import curves_figure
+from regauge.report.predictor_figures import curves_figures
 
 
 def autoencoder_page(path: str | Path) -> str:
     """The page for a file of numbers that `regauge learn autoencoder` wrote."""
     results = read_results(path)
-    figures = {"latents": data_uri(latents_figure(**results["latents"]), "png")}
+    figures: dict[str, str | list[str]] = {"latents": data_uri(latents_figure(**results["latents"]), "png")}
     if results["pictures"] is not None:
         pictures = {name: np.array(results["pictures"][name]) for name in ("originals", "decoded")}
         figures["twins"] = data_uri(pictures_figure(**pictures), "png")
     else:
         figures["twins"] = data_uri(outputs_figure(**results["outputs"]), "png")
     if results["history"]:
-        figures["curves"] = data_uri(curves_figure(results["history"], results["best"]), "svg")
+        figures["curves"] = data_uris(curves_figures(results["history"], results["best"]))
     names = list(results["scores"]["autoencoder"])
     page = page_template("autoencoder.html.j2", thousands="{:,}".format)
     return page.render(results | {"figures": figures, "names": names})

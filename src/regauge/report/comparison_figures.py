@@ -15,7 +15,7 @@ def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
     """For each layer, from top to bottom, the share that is explained as stored and after alignment."""
     count = len(layers)
     is_labeled = count <= LABELED
-    with draw_figure(7.6, 0.9 + (0.24 if is_labeled else 0.06) * count) as figure:
+    with draw_figure(5.6, 0.9 + (0.24 if is_labeled else 0.06) * count) as figure:
         axes = figure.add_subplot()
         rows = range(count)
         before, after = ([100 * layer[key] for layer in layers] for key in ("before", "after"))
@@ -50,7 +50,7 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
             places[name] = x, sum(places[branch["child"]][1] for branch in own) / len(own)
 
     place(root, 0.0)
-    with draw_figure(7.6, 0.9 + 0.32 * rows) as figure:
+    with draw_figure(5.6, 0.9 + 0.32 * rows) as figure:
         axes = figure.add_subplot()
         for branch in branches:
             (x, y), (end, level) = places[branch["parent"]], places[branch["child"]]
@@ -61,7 +61,7 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
                 axes.annotate(name, (x, y), xytext=(7, 0), textcoords="offset points", va="center")
         axes.set_ylim(rows - 0.5, -0.5)
         end = max(x for x, _ in places.values()) or 1.0
-        axes.set_xlim(-0.02 * end, 1.35 * end)  # Names stand to the right of their networks.
+        axes.set_xlim(-0.02 * end, 1.55 * end)  # Names stand to the right of their networks.
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("squared distance modulo the group, relative to the norm", color=MUTED)

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regauge.report.comparison_figures import shares_figure, tree_figure
-from regauge.report.figures import data_uri, matrices_figure
+from regauge.report.figures import data_uri, data_uris
 from regauge.report.pages import page_template
+from regauge.report.population_figures import matrices_figure
 
 
 def comparison_page(facts: Mapping[str, Any]) -> str:
@@ -43,6 +44,6 @@ def lineage_page(facts: Mapping[str, Any], matrices: Mapping[str, NDArray[np.flo
     )
     figures = {
         "matrix": data_uri(matrices_figure(matrices, "distance modulo the group, relative to the norm"), "png"),
-        "trees": [data_uri(tree_figure(tree), "svg") for tree in facts["trees"]],
+        "trees": data_uris([tree_figure(tree) for tree in facts["trees"]]),
     }
     return page.render(dict(facts) | {"figures": figures})

@@ -8,7 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from regauge.report.figures import data_uri, line_figure, permutation_figure, weights_figure
+from regauge.report.figures import data_uris, permutation_figure, weights_figures
+from regauge.report.line_figures import line_figure
 from regauge.report.pages import page_template
 
 RESULTS, PICTURES, PAGE = "results.json", "pictures.safetensors", "report.html"
@@ -33,7 +34,7 @@ def _figures(model: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]) -> 
     perms = {name: pictures[f"{key}/perm/{name}"] for name in names if f"{key}/perm/{name}" in pictures}
     units = {label: pictures[f"{key}/units/{name}"] for name, label in LABELS.items()}
     return {
-        "line": [data_uri(line_figure(curves, metric), "svg") for metric in ("loss", "accuracy")],
-        "permutations": [data_uri(permutation_figure(name, perm), "svg") for name, perm in perms.items()],
-        "weights": data_uri(weights_figure(units), "png"),
+        "line": data_uris([line_figure(curves, metric) for metric in ("loss", "accuracy")]),
+        "permutations": data_uris([permutation_figure(name, perm) for name, perm in perms.items()]),
+        "weights": data_uris(weights_figures(units), "png"),
     }

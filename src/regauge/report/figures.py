@@ -3,31 +3,29 @@
 import base64
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, to_hex
+from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patheffects import Normal, Stroke
 from numpy.typing import NDArray
 
 from regauge.papers.table import Chart, Picture, Surface
 
 Floats = NDArray[np.float64]
-Row = Mapping[str, float]
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
 COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a", "#4c956c", "#33415c", "#d77fa1", "#7f8c8d")
 """Before, after, and further curves."""
 MISSING = "#d0d5dd"
 """Color of missing values."""
-BESIDE = 2
-"""Largest number of curves with a legend inside the axes; more would cover the curves."""
 STYLE: Any = {
     "figure.facecolor": "white",
     "font.family": "sans-serif",
@@ -53,9 +51,10 @@ STYLE: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "regauge",
 }
-WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
 PANELS = 4
 """Most panels of a picture side by side; further ones stand below."""
+UNITS = 6
+"""Units in one figure of weights."""
 LEVELS = 12
 """Number of contours of a surface."""
 
@@ -67,32 +66,6 @@ def draw_figure(width: float, height: float, layout: Any = "constrained") -> Ite
         yield Figure(figsize=(width, height), layout=layout)
 
 
-def line_figure(curves: Mapping[str, Sequence[Row]], metric: str = "loss", title: str | None = None) -> Figure:
-    """A metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier marked."""
-    is_crowded = len(curves) > BESIDE
-    with draw_figure(*((7.6, 3.8) if is_crowded else (4.6, 3.2))) as figure:
-        axes = figure.add_subplot()
-        for k, (label, rows) in enumerate(curves.items()):
-            color, dashes = COLORS[k % len(COLORS)], "-" if k < len(COLORS) else "--"
-            t, values = [row["t"] for row in rows], [row[metric] for row in rows]
-            axes.plot(t, values, dashes, color=color, linewidth=2.2, label=label, solid_capstyle="round")
-            axes.plot(t[:: len(t) - 1], values[:: len(t) - 1], "o", color=color, markersize=5)
-        axes.set_title(title or WORDS.get(metric, metric))
-        axes.set_xticks([0, 0.5, 1], ["A", "midpoint", "B"])
-        axes.margins(x=0.03)
-        if metric == "accuracy":
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
-            axes.locator_params(axis="y", nbins=6, min_n_ticks=3, steps=[1, 2, 5, 10])
-        if metric == "loss":
-            axes.set_ylim(bottom=0)
-            _mark_barrier(axes, next(iter(curves.values())))
-            if is_crowded:
-                figure.legend(frameon=False, loc="outside right center", fontsize=9)
-            elif any(curves):
-                axes.legend(frameon=False, loc="best", fontsize=9)
-        return figure
-
-
 def plane_figure(
     xs: Floats,
     ys: Floats,
@@ -100,6 +73,7 @@ def plane_figure(
     points: Floats,
     labels: Sequence[str] = ("A", "B", "C"),
     title: str = "loss",
+    about: str = "",
 ) -> Figure:
     """Contours of a loss over a plane, with networks marked.
 
@@ -108,7 +82,7 @@ def plane_figure(
     `[networks, 2]`.
     """
     marked = [(float(x), float(y)) for x, y in points]
-    return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels)),))
+    return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels), about),))
 
 
 def picture_figure(picture: Picture) -> Figure:
@@ -149,19 +123,23 @@ def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
         return figure
 
 
-def weights_figure(rows: Mapping[str, NDArray[np.float32]]) -> Figure:
-    """Weights of units as images `[units, height, width]`, one row per label; red is negative, blue positive.
+def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
+    """Weights of units as images `[units, height, width]`, a few in a figure, one row per label; blue is positive.
 
-    All share one scale, so that dead units look dead.
+    All share one scale of colors, so that dead units look dead.
     """
-    labels = list(rows)
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
-    count = len(rows[labels[0]])
+    count = len(next(iter(rows.values())))
+    starts = range(0, count, UNITS)
+    return [_weights_figure({label: images[k : k + UNITS] for label, images in rows.items()}, limit) for k in starts]
+
+
+def _weights_figure(rows: Mapping[str, NDArray[np.float32]], limit: float) -> Figure:
     tight = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0, hspace=0)
-    with draw_figure(9.2, 8.2 / count * len(rows) + 0.15, tight) as figure:
-        for r, label in enumerate(labels):
-            for c, image in enumerate(rows[label]):
-                axes = figure.add_subplot(len(rows), count, r * count + c + 1)
+    with draw_figure(4.6, 0.68 * len(rows) + 0.15, tight) as figure:
+        for r, (label, images) in enumerate(rows.items()):
+            for c, image in enumerate(images):
+                axes = figure.add_subplot(len(rows), UNITS, r * UNITS + c + 1)
                 axes.imshow(image, cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
                 axes.set(xticks=[], yticks=[])
                 axes.grid(False)
@@ -180,10 +158,15 @@ def data_uri(figure: Figure, kind: Literal["svg", "png"]) -> str:
     return f"data:image/{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def data_uris(figures: Iterable[Figure], kind: Literal["svg", "png"] = "svg") -> list[str]:
+    """Several figures as data URIs."""
+    return [data_uri(figure, kind) for figure in figures]
+
+
 def _plane_size(xs: Floats, ys: Floats) -> tuple[float, float]:
     """Inches of a plane with its color bar."""
     width = 4.4
-    return width + 0.9, float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0)) + 0.4
+    return width + 0.9, float(np.clip(width * (ys[-1] - ys[0]) / (xs[-1] - xs[0]), 2.4, 6.0)) + 0.9
 
 
 def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
@@ -202,9 +185,18 @@ def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
         axes.contour(xs, ys, np.ma.masked_invalid(values), levels=inside, colors="white", linewidths=0.4)
     for (x, y), label in zip(surface.points, surface.labels, strict=True):
         axes.plot(x, y, "o", color="white", markeredgecolor=INK, markersize=7)
-        axes.annotate(label, (x, y), (6, 6), textcoords="offset points", color=INK, fontweight="bold")
-    figure.colorbar(drawn, ax=axes, format=lambda value, _: f"{value:.3g}").outline.set_visible(False)
+        halo = [Stroke(linewidth=3, foreground="white"), Normal()]
+        style: Any = {"color": INK, "fontweight": "bold", "path_effects": halo}
+        axes.annotate(label, (x, y), (6, 6), textcoords="offset points", **style)
+    bar = figure.colorbar(drawn, ax=axes, ticks=edges[::3], format=lambda value, _: f"{value:.3g}")
+    bar.outline.set_visible(False)
+    bar.set_label("brighter is lower; darkest: beyond the scale", fontsize=8.5)
     axes.set(aspect="equal", title=surface.title)
+    if len(surface.labels) > 1:
+        first, second, *_ = surface.labels
+        axes.set_ylabel("distance from that line")
+        about = textwrap.fill(surface.about, 44)
+        axes.set_xlabel("\n".join([f"distance along the line from {first} to {second}", about]).strip())
     axes.grid(False)
 
 
@@ -234,111 +226,3 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     if named:
         below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)} if named > 3 else {}
         axes.legend(frameon=False, fontsize=9, **below)
-
-
-def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
-    """The highest point above the straight line between the end losses, which is dotted."""
-    first, last = rows[0]["loss"], rows[-1]["loss"]
-
-    def chord(t: float) -> float:
-        return (1 - t) * first + t * last
-
-    top = max(rows, key=lambda row: row["loss"] - chord(row["t"]))
-    height = top["loss"] - chord(top["t"])
-    if height < 0.1 * axes.get_ylim()[1]:
-        return
-    axes.plot([0, 1], [first, last], ":", color=MUTED, linewidth=1)
-    axes.annotate(
-        "",
-        (top["t"], top["loss"]),
-        (top["t"], chord(top["t"])),
-        arrowprops={"arrowstyle": "<->", "color": MUTED, "linewidth": 1, "shrinkA": 0, "shrinkB": 0},
-    )
-    low = chord(top["t"]) + 0.22 * height
-    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-    axes.text(top["t"] + 0.02, low, f"barrier {height:.2f}", color=MUTED, fontsize=9, va="center", bbox=behind)
-
-
-def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
-    """Matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and deviation.
-
-    The mean is over pairs of different networks. NaN is drawn gray, and left out; not all values may be so.
-    """
-    known = {title: _between(matrix) for title, matrix in matrices.items()}
-    everything = np.concatenate(list(known.values()))
-    if not len(everything):
-        raise ValueError("no value between two different networks is finite, so there is nothing to draw")
-    top = float(np.quantile(everything, 0.995)) or 1.0
-    with draw_figure(3.3 * len(matrices) + 0.9, 3.7) as figure:
-        shades = matplotlib.colormaps["viridis"].with_extremes(bad=MISSING)
-        drawn = None
-        for k, (title, matrix) in enumerate(matrices.items()):
-            axes = figure.add_subplot(1, len(matrices), k + 1)
-            masked = np.ma.masked_invalid(matrix)
-            drawn = axes.imshow(masked, cmap=shades, vmin=0, vmax=top, interpolation="nearest")
-            count = len(matrix)
-            ticks = [0, count - 1]
-            axes.set(xticks=ticks, xticklabels=["1", str(count)], yticks=ticks, yticklabels=["1", str(count)])
-            axes.grid(False)
-            axes.set_title(title)
-            values = known[title]
-            words = f"mean {values.mean():.3g}, deviation {values.std():.3g}" if len(values) else "no finite value"
-            axes.set_xlabel(words, color=INK, labelpad=2)
-        assert drawn is not None
-        beyond = "max" if everything.max() > top else "neither"
-        _draw_bar(figure, drawn, what, extend=beyond)
-        return figure
-
-
-def map_figure(
-    points: NDArray[np.float64],
-    groups: Sequence[str | int],
-    *,
-    title: str,
-    values: NDArray[np.float64] | None = None,
-    what: str = "",
-) -> Figure:
-    """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
-
-    Distances are to scale. Groups are named in a legend where there are two to twenty; NaN is drawn gray.
-    """
-    size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
-    with draw_figure(5.0, 4.2) as figure:
-        axes = figure.add_subplot()
-        if values is None:
-            _draw_groups(axes, points, groups, size, what)
-        else:
-            known = np.isfinite(values)
-            axes.scatter(points[~known, 0], points[~known, 1], s=size, color=MISSING, linewidths=0)
-            style: Any = {"s": size, "cmap": "viridis", "linewidths": 0.4, "edgecolors": "white"}
-            drawn = axes.scatter(points[known, 0], points[known, 1], c=values[known], **style)
-            _draw_bar(figure, drawn, what)
-        axes.set_title(title)
-        axes.set_aspect("equal", adjustable="datalim")
-        axes.margins(0.06)
-        return figure
-
-
-def _between(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The finite values of pairs of different networks."""
-    values: NDArray[np.float64] = matrix[~np.eye(len(matrix), dtype=bool)]
-    return values[np.isfinite(values)]
-
-
-def _draw_groups(axes: Axes, points: NDArray[np.float64], groups: Sequence[str | int], size: float, what: str) -> None:
-    names = sorted(dict.fromkeys(groups), key=lambda name: (len(str(name)), str(name)))
-    member = np.array([names.index(group) for group in groups])
-    colors = COLORS if len(names) <= len(COLORS) else [to_hex(colormaps["tab20"](k)) for k in range(20)]
-    for k, name in enumerate(names):
-        style: Any = {"s": size, "color": colors[k % len(colors)], "linewidths": 0.4, "edgecolors": "white"}
-        axes.scatter(points[member == k, 0], points[member == k, 1], label=str(name), **style)
-    if 2 <= len(names) <= len(colors):
-        beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        axes.legend(title=what, frameon=False, fontsize=9, title_fontsize=9, **beside)
-
-
-def _draw_bar(figure: Figure, drawn: Any, what: str, extend: str = "neither") -> None:
-    """The bar that says which color is which value."""
-    bar = figure.colorbar(drawn, ax=figure.axes, extend=extend, fraction=0.05, pad=0.02)
-    bar.set_label(what)
-    bar.outline.set_visible(False)

@@ -1,28 +1,34 @@
 """Figures of drawn networks: their losses beside others, where they lie among trained ones, and how sure they are."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from regauge.report.figures import COLORS, INK, MUTED, draw_figure
+from regauge.report.population_figures import name_plane
 
 
 def losses_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
     """The losses of every kind of networks: each network a point, and the median a line; on a logarithmic axis."""
     chance = np.random.default_rng(0)
-    with draw_figure(8.4, 0.42 * len(losses) + 1.1) as figure:
+    with draw_figure(5.6, 0.36 * len(losses) + 1.0) as figure:
         axes = figure.add_subplot()
         for k, (name, values) in enumerate(losses.items()):
             found = np.array(values)
             found = found[np.isfinite(found)]
             color = COLORS[0] if name == "generated" else COLORS[1] if name == "held-out" else MUTED
             heights = k + 0.28 * chance.uniform(-1, 1, len(found))
-            axes.scatter(found, heights, s=6, color=color, alpha=0.35, linewidths=0)
+            axes.scatter(found, heights, s=12, color=color, alpha=0.5, linewidths=0)
             axes.plot([np.median(found)] * 2, [k - 0.38, k + 0.38], color=INK, linewidth=1.6)
         if min(min(values) for values in losses.values()) > 0:
             axes.set_xscale("log")
-        axes.set_yticks(range(len(losses)), list(losses))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+            axes.xaxis.set_minor_formatter(lambda value, _: f"{value:.3g}")
+            axes.xaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
+        axes.set_yticks(range(len(losses)), [textwrap.fill(name, 18) for name in losses])
         axes.invert_yaxis()
         axes.set_xlabel("loss of a network")
         return figure
@@ -30,28 +36,31 @@ def losses_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
 
 def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float) -> Figure:
     """Training, held-out and generated networks in a plane, with distances to scale."""
-    with draw_figure(6.2, 4.6) as figure:
+    with draw_figure(5.0, 4.8) as figure:
         axes = figure.add_subplot()
         for (name, points), color in zip(places.items(), (MUTED, COLORS[1], COLORS[0]), strict=True):
             x, y = np.array(points).T
             axes.scatter(x, y, s=16, color=color, alpha=0.6, linewidths=0, label=name)
-        axes.set_title(f"the plane of {100 * share:.0f}% of the variance")
+        name_plane(axes, share)
         axes.set_aspect("equal", adjustable="datalim")
-        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        figure.legend(frameon=False, fontsize=9, loc="outside upper left", ncols=len(places))
         return figure
 
 
-def reliability_figure(reliability: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+def reliability_figures(reliability: Mapping[str, Sequence[Sequence[float]]]) -> list[Figure]:
     """Accuracy against confidence, of single networks and of the average of all; the size is the share of answers."""
-    with draw_figure(8.0, 4.0) as figure:
-        for place, kind in enumerate(("single", "average")):
-            axes = figure.add_subplot(1, 2, place + 1)
-            axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1)
-            for name, color in (("held-out", COLORS[1]), ("generated", COLORS[0])):
-                sure, right, share = np.array(reliability[f"{name}, {kind}"]).T
-                axes.plot(sure, right, color=color, linewidth=1.5, label=name)
-                axes.scatter(sure, right, s=8 + 160 * share, color=color, alpha=0.7, linewidths=0)
-            axes.set(xlabel="confidence", ylabel="accuracy", aspect="equal")
-            axes.set_title("single networks" if kind == "single" else "the average of all")
-            axes.legend(frameon=False, fontsize=9, loc="upper left")
+    return [_reliability_figure(reliability, kind) for kind in ("single", "average")]
+
+
+def _reliability_figure(reliability: Mapping[str, Sequence[Sequence[float]]], kind: str) -> Figure:
+    with draw_figure(4.2, 4.2) as figure:
+        axes = figure.add_subplot()
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1)
+        for name, color in (("held-out", COLORS[1]), ("generated", COLORS[0])):
+            sure, right, share = np.array(reliability[f"{name}, {kind}"]).T
+            axes.plot(sure, right, color=color, linewidth=1.5, label=name)
+            axes.scatter(sure, right, s=8 + 160 * share, color=color, alpha=0.7, linewidths=0)
+        axes.set(xlabel="confidence", ylabel="accuracy", aspect="equal")
+        axes.set_title("single networks" if kind == "single" else "the average of all")
+        axes.legend(frameon=False, fontsize=9, loc="upper left")
         return figure

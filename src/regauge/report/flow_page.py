@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from regauge.report.figures import data_uri
-from regauge.report.flow_figures import losses_figure, places_figure, reliability_figure
+from regauge.report.figures import data_uri, data_uris
+from regauge.report.flow_figures import losses_figure, places_figure, reliability_figures
 from regauge.report.pages import page_template, read_results
-from regauge.report.predictor_figures import curves_figure
+from regauge.report.predictor_figures import curves_figures
 
 GOOD = {
     "loss": "loss",
@@ -32,14 +32,14 @@ NEW = {
 def flow_page(path: str | Path) -> str:
     """The page for a file of numbers that `regauge flow judge` wrote."""
     results = read_results(path)
-    figures = {
+    figures: dict[str, str | list[str]] = {
         "losses": data_uri(losses_figure(results["losses"]), "png"),
         "places": data_uri(places_figure(results["places"], results["share"]), "png"),
     }
     if results["reliability"]:
-        figures["reliability"] = data_uri(reliability_figure(results["reliability"]), "svg")
+        figures["reliability"] = data_uris(reliability_figures(results["reliability"]))
     if results["history"]:
-        figures["curves"] = data_uri(curves_figure(results["history"], results["best"]), "svg")
+        figures["curves"] = data_uris(curves_figures(results["history"], results["best"]))
     tables = [
         {name: label for name, label in names.items() if results["scores"][0][name] is not None}
         for names in (GOOD, NEW)

@@ -13,36 +13,36 @@ PANELS = 4
 """Layers whose channels are drawn: those whose ranges changed most."""
 
 
-def ranges_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
-    """The largest weight that each input channel of a layer is multiplied by, before and after."""
-    shown = sorted(layers, key=_evened, reverse=True)[:PANELS]
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
-    with draw_figure(4.8 * columns, 2.6 * rows) as figure:
-        for k, layer in enumerate(shown):
-            axes = figure.add_subplot(rows, columns, k + 1)
-            for color, label in zip(COLORS, ("before", "after"), strict=False):
-                axes.plot(layer["ranges"][label], color=color, linewidth=1, label=label)
-            axes.set(xlabel="input channel", ylabel="largest weight", title=layer["layer"], ylim=(0, None))
-            if not k:
-                axes.legend(frameon=False, fontsize=9)
+def ranges_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """The largest weight that each input channel of a layer is multiplied by, before and after, layer by layer."""
+    return [_ranges_figure(layer) for layer in sorted(layers, key=_evened, reverse=True)[:PANELS]]
+
+
+def _ranges_figure(layer: Mapping[str, Any]) -> Figure:
+    with draw_figure(4.6, 2.7) as figure:
+        axes = figure.add_subplot()
+        for color, label in zip(COLORS, ("before", "after"), strict=False):
+            axes.plot(layer["ranges"][label], color=color, linewidth=1, label=label)
+        axes.set(xlabel="input channel", ylabel="largest weight", title=layer["layer"], ylim=(0, None))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=9)
         return figure
 
 
-def errors_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
-    """The relative squared rounding error of each layer, in the order of the network, at several numbers of bits."""
-    schemes = [row["rounding"] for row in layers[0]["errors"]]
-    with draw_figure(4.0 * len(schemes), 3.2) as figure:
-        for k, scheme in enumerate(schemes):
-            axes = figure.add_subplot(1, len(schemes), k + 1)
-            for color, label in zip(COLORS, ("before", "after"), strict=False):
-                values = [max(layer["errors"][k][label], 1e-12) for layer in layers]
-                axes.semilogy(values, "o", color=color, markersize=3.5, label=label)
-            axes.set(title=scheme, xlabel="layer, in order")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if not k:
-                axes.set_ylabel("relative squared error")
-                axes.legend(frameon=False, fontsize=9)
+def errors_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """The relative squared rounding error of each layer, in the order of the network, one figure by number of bits."""
+    return [_errors_figure(layers, k) for k in range(len(layers[0]["errors"]))]
+
+
+def _errors_figure(layers: Sequence[Mapping[str, Any]], k: int) -> Figure:
+    with draw_figure(4.6, 3.0) as figure:
+        axes = figure.add_subplot()
+        for color, label in zip(COLORS, ("before", "after"), strict=False):
+            values = [max(layer["errors"][k][label], 1e-12) for layer in layers]
+            axes.semilogy(range(1, len(values) + 1), values, "o", color=color, markersize=3.5, label=label)
+        axes.set(title=layers[0]["errors"][k]["rounding"], xlabel="layer, in order", ylabel="relative squared error")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=9)
         return figure
 
 

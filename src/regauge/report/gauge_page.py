@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from regauge.report.figures import data_uri
-from regauge.report.gauge_figures import errors_figure, ranges_figure
+from regauge.report.figures import data_uris
+from regauge.report.gauge_figures import errors_figures, ranges_figures
 from regauge.report.pages import page_template, read_results
 
 ABOUT = {
@@ -19,9 +19,10 @@ ABOUT = {
 def gauge_page(path: str | Path) -> str:
     """The page for a file of numbers that `regauge gauge` wrote."""
     results = read_results(path)
-    layers, figures = results["layers"], {}
+    layers = results["layers"]
+    figures: dict[str, list[str]] = {}
     if layers:
-        figures = {"ranges": data_uri(ranges_figure(layers), "svg"), "errors": data_uri(errors_figure(layers), "svg")}
+        figures = {"ranges": data_uris(ranges_figures(layers)), "errors": data_uris(errors_figures(layers))}
     reasons: dict[str, list[str]] = {}
     for row in results["fixed"]:
         reasons.setdefault(row["reason"], []).append(row["name"])

@@ -16,31 +16,28 @@ WORDS = {"validation_accuracy": "accuracy on validation networks", "validation_R
 """What is drawn beside the loss, where the history has it."""
 
 
-def curves_figure(history: Sequence[Mapping[str, Any]], best: int) -> Figure:
-    """The losses of training and validation by epoch, and the score beside them; the epoch that was kept is marked."""
+def curves_figures(history: Sequence[Mapping[str, Any]], best: int) -> list[Figure]:
+    """The losses of training and validation by epoch, and then the score; a dot marks the epoch that was kept."""
+    panels = [("loss", {"training": "loss", "validation": "validation_loss"})]
+    panels += [(label, {"validation": name}) for name, label in WORDS.items() if name in history[0]]
+    return [_curves_figure(history, best, title, names) for title, names in panels]
+
+
+def _curves_figure(history: Sequence[Mapping[str, Any]], best: int, title: str, names: Mapping[str, str]) -> Figure:
     epochs = [row["epoch"] + 1 for row in history]
-    names = [name for name in WORDS if name in history[0]]
-    with draw_figure(4.4 * (1 + len(names)), 3.3) as figure:
-        axes = figure.add_subplot(1, 1 + len(names), 1)
-        for k, (name, label) in enumerate((("loss", "training"), ("validation_loss", "validation"))):
+    with draw_figure(4.4, 3.3) as figure:
+        axes = figure.add_subplot()
+        for label, name in names.items():
             values = [row[name] for row in history]
-            axes.plot(
-                epochs, values, color=COLORS[1 - k], linewidth=2, label=label, marker="o" if len(epochs) < 3 else ""
-            )
-        if min(min(row["loss"], row["validation_loss"]) for row in history) > 0:
+            color = COLORS[label == "training"]
+            axes.plot(epochs, values, color=color, linewidth=2, label=label, marker="o" if len(epochs) < 3 else "")
+        if title == "loss" and min(min(row[name] for name in names.values()) for row in history) > 0:
             axes.set_yscale("log")
-        axes.set_title("loss")
-        axes.legend(frameon=False, labelcolor=MUTED)
-        panels = [(axes, "validation_loss")]
-        for k, name in enumerate(names):
-            beside = figure.add_subplot(1, 1 + len(names), 2 + k)
-            beside.plot(epochs, [row[name] for row in history], color=COLORS[0], linewidth=2)
-            beside.set_title(WORDS[name])
-            panels.append((beside, name))
-        for one, name in panels:
-            one.plot(epochs[best], history[best][name], "o", color=INK, markersize=6, zorder=5)
-            one.set_xlabel("epoch")
-            one.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.plot(epochs[best], history[best][names["validation"]], "o", color=INK, markersize=6, zorder=5)
+        axes.set(title=title, xlabel="epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(names) > 1:
+            axes.legend(frameon=False, labelcolor=MUTED)
         return figure
 
 

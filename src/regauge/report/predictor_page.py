@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from regauge.report.figures import data_uri
+from regauge.report.figures import data_uri, data_uris
 from regauge.report.pages import page_template, read_results
-from regauge.report.predictor_figures import confusion_figure, curves_figure, scatter_figure
+from regauge.report.predictor_figures import confusion_figure, curves_figures, scatter_figure
 
 PERCENT = ("accuracy",)
 """Scores that are shares."""
@@ -34,7 +34,7 @@ def _score(value: float, name: str) -> str:
     return f"{value:.1%}" if name in PERCENT else f"{value:.4g}"
 
 
-def _figures(results: Mapping[str, Any]) -> dict[str, str]:
+def _figures(results: Mapping[str, Any]) -> dict[str, str | list[str]]:
     target, tested = results["target"], results["tested"]
     if target["kind"] == "classes":
         names = [str(one) for one in target["classes"]]
@@ -45,6 +45,6 @@ def _figures(results: Mapping[str, Any]) -> dict[str, str]:
         picture = confusion_figure(counts, names, target["name"])
     else:
         picture = scatter_figure(np.array(tested["measured"]), np.array(tested["predicted"]), target["name"])
-    curves = curves_figure(results["history"], results["best"]) if results["history"] else None
+    found = curves_figures(results["history"], results["best"]) if results["history"] else []
     kind: Any = "png" if target["kind"] == "numbers" and len(tested["measured"]) > 3000 else "svg"
-    return {"tested": data_uri(picture, kind), **({} if curves is None else {"curves": data_uri(curves, "svg")})}
+    return {"tested": data_uri(picture, kind), **({"curves": data_uris(found)} if found else {})}

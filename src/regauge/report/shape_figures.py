@@ -148,7 +148,10 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
             raise ValueError(f"the strips {strips[0].label!r} and {strip.label!r} have different values of t")
     below = HISTOGRAM if any(strip.counts is not None for strip in strips) else 0.0
     row = SIDE + WORDS + below + GAP
-    width, height = MARGIN + SIDE * len(ts) + 0.1, HEAD + row * len(strips) + (FOOT if below else 0.0)
+    width = MARGIN + SIDE * len(ts) + 0.1
+    marks = textwrap.fill(_explain(strips), int(14 * width))
+    note = 0.16 * (marks.count("\n") + 1) + 0.14 if marks else 0.0
+    height = HEAD + row * len(strips) + (FOOT if below else 0.0) + note
     top = max((float(_heights(strip).max()) for strip in strips if strip.counts is not None), default=1.0)
     with draw_figure(width, height, "none") as figure:
         for k, t in enumerate(ts):
@@ -170,7 +173,23 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
                     _histogram(axes, _heights(strip)[k], top, color)
                     if r == len(strips) - 1:
                         _ends(axes, LABELS[strip.signal])
+        if marks:
+            _write(figure, 0.1, note - 0.08, marks, ha="left", va="top", color=MUTED, fontsize=8.5)
         return figure
+
+
+def _explain(strips: Sequence[Strip]) -> str:
+    """What the marks in these strips mean: crosses, counts of points, histograms."""
+    pictures = [picture for strip in strips for picture in strip.pictures]
+    clouds = [one for one in pictures if isinstance(one, PointCloud)]
+    marks = []
+    if any(one is None for one in pictures) or any(not len(one.points) for one in clouds):
+        marks.append("A cross: no surface was found.")
+    if any(len(one.points) and not one.is_complete for one in clouds):
+        marks.append("A number such as 5 of 9: only 5 points of the surface were found, and 9 wanted.")
+    if any(strip.counts is not None for strip in strips):
+        marks.append("Predictions: how often the network puts out each label; heights are square roots of shares.")
+    return " ".join(marks)
 
 
 def _draw(axes: Axes, picture: Picture, color: str) -> None:

@@ -34,6 +34,8 @@ QUANTITIES = (
     Quantity("loss halfway", of=halfway("loss")),
     Quantity("accuracy halfway", of=halfway("accuracy")),
 )
+CORNERS = ("q0", "q1", "P#q1")
+ABOUT = "q0 and q1: two posteriors, trained independently; P#q1: q1 aligned to q0"
 SIGN = "loss: negative log predictive likelihood per example, in nats; the paper draws the positive log likelihood"
 
 
@@ -150,7 +152,7 @@ def planes(config: Between, run: Run) -> Table:
     ):
         points = [(x, y) for x, y in found["points"]]
         pictures[name] = tuple(
-            Surface(f"-log {part} per example, {name}", found["xs"], found["ys"], values, points, ("q0", "q1", "P#q1"))
+            Surface(f"-log {part} per example, {name}", found["xs"], found["ys"], values, points, CORNERS, ABOUT)
             for part, values in found["parts"].items()
         )
         rows += [Row(f"{name}: {label}", {"loss": [[value]]}) for label, value in found["losses"].items()]

@@ -1,0 +1,161 @@
+"""Pictures of the loss along lines between two networks."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from regauge.report.figures import COLORS, MUTED, draw_figure
+
+Row = Mapping[str, float]
+Curves = Mapping[str, Sequence[Row]]
+
+WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
+FEW = 4
+"""Most curves in one panel; further ones have panels of their own."""
+FLOOR = 0.4
+"""An axis begins at zero if the least value is smaller than this part of the largest one."""
+LONG = 12
+"""Most letters of a network's name that stands in the middle below its end of the line."""
+CHORD = "mean of the ends' losses"
+"""What the dotted line is, from which a barrier is measured: at t it is (1 - t) loss(A) + t loss(B)."""
+
+
+def line_figure(
+    curves: Curves, metric: str = "loss", title: str | None = None, ends: tuple[str, str] = ("A", "B")
+) -> Figure:
+    """A metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier marked."""
+    with draw_figure(4.6, 3.2) as figure:
+        axes = figure.add_subplot()
+        _draw(axes, curves, metric, title or WORDS.get(metric, metric), ends)
+        _write_legend(figure)
+        return figure
+
+
+def path_figure(rows: Sequence[Row], title: str, ends: tuple[str, str]) -> Figure:
+    """The loss along one path with its barrier, and the accuracy, where it is known, below it."""
+    metrics = ["loss", *(["accuracy"] if "accuracy" in rows[0] else [])]
+    with draw_figure(5.2, 1.2 + 2.4 * len(metrics)) as figure:
+        for k, metric in enumerate(metrics):
+            axes = figure.add_subplot(len(metrics), 1, k + 1)
+            heading = WORDS["accuracy"] if metric == "accuracy" else f"{title}: barrier {_barrier(rows)[1]:.3g}"
+            _draw(axes, {"": rows}, metric, heading, ends)
+        _write_legend(figure)
+        return figure
+
+
+def methods_figure(curves: Curves, title: str) -> Figure:
+    """The losses of several methods along their lines: a few in each panel, each with its name at its curve's height.
+
+    The highest curves come first, so that those in a panel are of similar height; every panel has an axis of its own.
+    """
+    names = sorted(curves, key=lambda name: -max(row["loss"] for row in curves[name]))
+    count = -(-len(names) // FEW)
+    share = -(-len(names) // count)
+    parts = [names[k : k + share] for k in range(0, len(names), share)]
+    columns = min(2, len(parts))
+    rows = -(-len(parts) // columns)
+    with draw_figure(5.6 * columns, 2.7 * rows + 0.3) as figure:
+        for k, part in enumerate(parts):
+            axes = figure.add_subplot(rows, columns, k + 1)
+            _draw(
+                axes,
+                {name: curves[name] for name in part},
+                "loss",
+                title or "loss" if k == 0 else "",
+                ("A", "B"),
+                has_barrier=False,
+            )
+            _name_curves(axes, {name: curves[name] for name in part})
+        return figure
+
+
+def _write_legend(figure: Figure) -> None:
+    """Say below the axes what the lines of the first panel are."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), frameon=False, fontsize=9)
+
+
+def _draw(
+    axes: Axes, curves: Curves, metric: str, title: str, ends: tuple[str, str], *, has_barrier: bool = True
+) -> None:
+    """Curves with their ends marked, in an axis that holds them; the first one with its barrier if `has_barrier`."""
+    for (label, rows), color in zip(curves.items(), COLORS, strict=False):
+        t, values = [row["t"] for row in rows], [row[metric] for row in rows]
+        axes.plot(t, values, color=color, linewidth=2.2, label=label or None, solid_capstyle="round")
+        axes.plot([t[0], t[-1]], [values[0], values[-1]], "o", color=color, markersize=5)
+    is_long = max(map(len, ends)) > LONG
+    first, last = (textwrap.fill(name, 26) for name in ends)
+    axes.set_xticks([0, 0.5, 1], [first, "" if is_long else "midpoint", last])
+    if is_long:
+        axes.get_xticklabels()[0].set_horizontalalignment("left")
+        axes.get_xticklabels()[-1].set_horizontalalignment("right")
+    axes.margins(x=0.03)
+    everything = [row[metric] for rows in curves.values() for row in rows]
+    is_whole = _fit_axis(axes, everything)
+    if metric == "accuracy":
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        axes.locator_params(axis="y", nbins=6, min_n_ticks=3, steps=[1, 2, 5, 10])
+    if metric == "loss" and has_barrier:
+        _mark_barrier(axes, next(iter(curves.values())))
+    axes.set_title(f"{title}{'' if is_whole else '; axis not from 0'}".removeprefix("; "))
+
+
+def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
+    """Show what values there are, from zero unless they are far from it; returns whether zero is shown."""
+    found = np.array([value for value in values if np.isfinite(value)] or [0.0])
+    low, high = float(found.min()), float(found.max())
+    margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
+    is_whole = 0 <= low <= FLOOR * high
+    axes.set_ylim(0 if is_whole else low - margin, high + margin)
+    return is_whole
+
+
+def _barrier(rows: Sequence[Row]) -> tuple[Row, float]:
+    """The highest point above the straight line between the losses of the ends, and how high above it."""
+    first, last = rows[0]["loss"], rows[-1]["loss"]
+    heights = [row["loss"] - (1 - row["t"]) * first - row["t"] * last for row in rows]
+    place = int(np.argmax(heights))
+    return rows[place], heights[place]
+
+
+def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
+    """The line that the barrier is measured from, and the barrier, where it is high enough to be seen."""
+    axes.plot([0, 1], [rows[0]["loss"], rows[-1]["loss"]], ":", color=MUTED, linewidth=1.3, label=CHORD, zorder=2.5)
+    top, height = _barrier(rows)
+    low, high = axes.get_ylim()
+    if height < 0.1 * (high - low):
+        return
+    chord = top["loss"] - height
+    arrow = {"arrowstyle": "<->", "color": MUTED, "linewidth": 1, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (top["t"], top["loss"]), (top["t"], chord), arrowprops=arrow)
+    is_left = top["t"] > 0.6
+    where = (top["t"] + (-0.02 if is_left else 0.02), chord + 0.4 * height)
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    side = "right" if is_left else "left"
+    axes.text(*where, f"barrier {height:.2f}", color=MUTED, fontsize=9, va="center", ha=side, bbox=behind, zorder=1.5)
+
+
+def _name_curves(axes: Axes, curves: Curves) -> None:
+    """Write each curve's name to the right of the panel, as high as its middle; a thin line leads there."""
+    low, high = axes.get_ylim()
+    heights = {name: float(np.clip(rows[len(rows) // 2]["loss"], low, high)) for name, rows in curves.items()}
+    order = sorted(heights, key=lambda name: heights[name])
+    gap = 0.16 * (high - low)
+    places = [heights[name] for name in order]
+    for k in range(1, len(places)):
+        places[k] = max(places[k], places[k - 1] + gap)
+    over = max(0.0, places[-1] - high)
+    for k in reversed(range(len(places))):
+        places[k] = min(places[k], high - gap * (len(places) - 1 - k)) if over else places[k]
+    for name, place in zip(order, places, strict=True):
+        color = COLORS[list(curves).index(name)]
+        axes.plot([0.5, 1.06], [heights[name], place], color=color, linewidth=0.6, alpha=0.7, clip_on=False)
+        words = textwrap.fill(name, 24)
+        axes.annotate(
+            words, (1.07, place), color=color, linespacing=0.9, fontsize=9, va="center", annotation_clip=False
+        )
+    axes.set_xlim(-0.03, 1.03)

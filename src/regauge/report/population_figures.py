@@ -1,0 +1,114 @@
+"""Pictures of populations: matrices over pairs of networks, and maps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_hex
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from regauge.report.figures import COLORS, INK, MISSING, draw_figure
+
+
+def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
+    """Matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and deviation.
+
+    The mean is over pairs of different networks. NaN is drawn gray, and left out; not all values may be so. A network
+    and itself are no pair: the diagonal is white.
+    """
+    known = {title: _between(matrix) for title, matrix in matrices.items()}
+    everything = np.concatenate(list(known.values()))
+    if not len(everything):
+        raise ValueError("no value between two different networks is finite, so there is nothing to draw")
+    top = float(np.quantile(everything, 0.995)) or 1.0
+    with draw_figure(3.3 * len(matrices) + 0.9, 3.7) as figure:
+        shades = matplotlib.colormaps["viridis"].with_extremes(bad=MISSING)
+        drawn = None
+        for k, (title, matrix) in enumerate(matrices.items()):
+            axes = figure.add_subplot(1, len(matrices), k + 1)
+            own = np.eye(len(matrix), dtype=bool)
+            axes.imshow(np.where(own, 1.0, np.nan), cmap=ListedColormap(["white"]), interpolation="nearest", zorder=2)
+            drawn = axes.imshow(np.ma.masked_invalid(matrix), cmap=shades, vmin=0, vmax=top, interpolation="nearest")
+            count = len(matrix)
+            ticks = [0, count - 1]
+            axes.set(xticks=ticks, xticklabels=["1", str(count)], yticks=ticks, yticklabels=["1", str(count)])
+            axes.grid(False)
+            axes.set_title(title)
+            values = known[title]
+            words = f"mean {values.mean():.3g}, deviation {values.std():.3g}" if len(values) else "no finite value"
+            axes.set_xlabel(f"network\n{words}", color=INK, labelpad=2)
+            axes.set_ylabel("network" if k == 0 else "", color=INK, labelpad=2)
+        assert drawn is not None
+        beyond = "max" if everything.max() > top else "neither"
+        _draw_bar(figure, drawn, what, extend=beyond)
+        return figure
+
+
+def map_figure(
+    points: NDArray[np.float64],
+    groups: Sequence[str | int],
+    *,
+    title: str,
+    share: float,
+    values: NDArray[np.float64] | None = None,
+    what: str = "",
+) -> Figure:
+    """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
+
+    Distances are to scale. Groups are named in a legend where there are two to twenty; NaN is drawn gray. Below it
+    stands which share of the squared distances the plane shows.
+    """
+    size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
+    with draw_figure(5.0, 4.6) as figure:
+        axes = figure.add_subplot()
+        name_plane(axes, share)
+        if values is None:
+            _draw_groups(axes, points, groups, size, what)
+        else:
+            known = np.isfinite(values)
+            axes.scatter(points[~known, 0], points[~known, 1], s=size, color=MISSING, linewidths=0)
+            style: Any = {"s": size, "cmap": "viridis", "linewidths": 0.4, "edgecolors": "white"}
+            drawn = axes.scatter(points[known, 0], points[known, 1], c=values[known], **style)
+            _draw_bar(figure, drawn, what)
+        axes.set_title(title)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.margins(0.06)
+        return figure
+
+
+def name_plane(axes: Axes, share: float) -> None:
+    """Name the axes of a plane through points in more dimensions, and say how much of their distances it shows."""
+    shown, hidden = round(100 * share), 100 - round(100 * share)
+    left_out = f"The plane shows {shown}% of the squared distances"
+    left_out += f";\n{hidden}% lie in directions that it leaves out." if hidden else "."
+    axes.set_xlabel(f"direction of the largest spread\n{left_out}")
+    axes.set_ylabel("direction of the second largest")
+
+
+def _between(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The finite values of pairs of different networks."""
+    values: NDArray[np.float64] = matrix[~np.eye(len(matrix), dtype=bool)]
+    return values[np.isfinite(values)]
+
+
+def _draw_groups(axes: Axes, points: NDArray[np.float64], groups: Sequence[str | int], size: float, what: str) -> None:
+    names = sorted(dict.fromkeys(groups), key=lambda name: (len(str(name)), str(name)))
+    member = np.array([names.index(group) for group in groups])
+    colors = COLORS if len(names) <= len(COLORS) else [to_hex(colormaps["tab20"](k)) for k in range(20)]
+    for k, name in enumerate(names):
+        style: Any = {"s": size, "color": colors[k % len(colors)], "linewidths": 0.4, "edgecolors": "white"}
+        axes.scatter(points[member == k, 0], points[member == k, 1], label=str(name), **style)
+    if 2 <= len(names) <= len(colors):
+        beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axes.legend(title=what, frameon=False, fontsize=9, title_fontsize=9, **beside)
+
+
+def _draw_bar(figure: Figure, drawn: Any, what: str, extend: str = "neither") -> None:
+    """The bar that says which color is which value."""
+    bar = figure.colorbar(drawn, ax=figure.axes, extend=extend, fraction=0.05, pad=0.02)
+    bar.set_label(what)
+    bar.outline.set_visible(False)
