@@ -28,6 +28,7 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (rg.connect.variance_collapse, "params module endpoints batches *"),
     (rg.connect.train_path, "params_a params_b task path * generator"),
     (rg.gauge, "params symmetry * method task generator"),
+    (rg.prune, "params symmetry * share criterion task generator"),
     (rg.merge, "params symmetry * method weights"),
     (rg.canonicalize, "params symmetry *"),
 ]

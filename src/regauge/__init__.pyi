@@ -9,6 +9,7 @@ from . import gauging as gauging
 from . import inr as inr
 from . import learn as learn
 from . import merging as merging
+from . import pruning as pruning
 from . import storage as storage
 from . import training as training
 from . import weightspace as weightspace
@@ -21,7 +22,6 @@ from .alignment import GaussianMatching as GaussianMatching
 from .alignment import JointMatching as JointMatching
 from .alignment import MergeMany as MergeMany
 from .alignment import MixedMatching as MixedMatching
-from .alignment import Result as Result
 from .alignment import Sinkhorn as Sinkhorn
 from .alignment import StraightThrough as StraightThrough
 from .alignment import WeightMatching as WeightMatching
@@ -53,6 +53,7 @@ from .gauging import RandomRotation as RandomRotation
 from .gauging import Smooth as Smooth
 from .gauging import gauge as gauge
 from .merging import merge as merge
+from .pruning import prune as prune
 from .storage import load_alignment as load_alignment
 from .storage import save_alignment as save_alignment
 

@@ -37,7 +37,7 @@ def run(options: Align) -> None:
     is_made = tokens is not None and not tokens.is_complete
     with show_work("aligning", is_streamed=job.is_streamed) as progress:
         if streamed is not None:
-            result: rg.Result[rg.Params] = align_job(streamed, progress, make=make if is_made else None)
+            result: rg.alignment.Result[rg.Params] = align_job(streamed, progress, make=make if is_made else None)
         else:
             generator = torch.Generator().manual_seed(options.seed)
             result = rg.align(a.params, b.params, found.symmetry, method=method, task=task, generator=generator)

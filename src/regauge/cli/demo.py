@@ -119,7 +119,7 @@ def study(
     return numbers, draw(case, a, b, result)
 
 
-def draw(case: Case, a: Params, b: Params, result: rg.Result[Params]) -> dict[str, Tensor]:
+def draw(case: Case, a: Params, b: Params, result: rg.alignment.Result[Params]) -> dict[str, Tensor]:
     """Tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest norm."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]

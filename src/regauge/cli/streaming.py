@@ -129,12 +129,12 @@ def tell_merged(record: MergeRecord, out: Path) -> None:
     tell_written(out, card_path(out))
 
 
-def notes_of(told: rg.Result[Any] | MergeRecord) -> dict[str, list[str]]:
+def notes_of(told: rg.alignment.Result[Any] | MergeRecord) -> dict[str, list[str]]:
     """What could not be taken over, for a report, if there is anything."""
     return {"notes": list(told.notes)} if told.notes else {}
 
 
-def facts_of(result: rg.Result[Any]) -> dict[str, Any]:
+def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
     """How an alignment went."""
     return {
         "initial": result.initial,

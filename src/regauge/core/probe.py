@@ -209,6 +209,16 @@ class _Precision(TorchFunctionMode):
         return result
 
 
+class InDouble(TorchFunctionMode):
+    """A context in which what a model of float64 converts to float32 on the way, as many norms do, stays in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        wider = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return func(*(torch.float64 if value is torch.float32 else value for value in args), **wider)
+
+
 @dataclass(frozen=True)
 class Check:
     """The outcome of a verification: the largest relative change of an output, in total and by each group alone.

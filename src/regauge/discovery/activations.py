@@ -97,6 +97,21 @@ class IntermediateValues:
                     found.append(f"%{node.name}")
         return tuple(found)
 
+    def source(self, parameter: str, among: Collection[str]) -> str | None:
+        """The nearest of some values that a layer with this parameter reads; None where there is none, or several."""
+        nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
+        found: set[str] = set()
+        waiting = [nodes[name] for name in self.products({parameter})]
+        seen = set(waiting)
+        for node in waiting:
+            for source in node.all_input_nodes:
+                if f"%{source.name}" in among:
+                    found.add(f"%{source.name}")
+                elif source.op == "call_function" and source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+        return found.pop() if len(found) == 1 else None
+
     def _graph(self, names: tuple[str, ...], changes: tuple[tuple[str, Change], ...] = ()) -> GraphModule:
         if (names, changes) not in self._graphs:
             graph = Graph()

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
-from regauge.core.probe import Probe, exact_probe, relative_change
+from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
 from regauge.core.scales import directions
 from regauge.core.symmetry import Symmetry
-from regauge.gauging.certificate import in_double
 from regauge.gauging.mappings import ScalePair, resolve_pair
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 
@@ -70,7 +69,7 @@ def audit(
         outputs: Which outputs are compared.
         convert: From `params` to the parameters under the names of the model.
     """
-    with in_double():
+    with InDouble():
         probe, tolerance = exact_probe(module, inputs, dict(kwargs or {}), outputs)
         return _Audit(table, params, symmetry, module, probe, tolerance, generator, convert).run()
 

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
-from regauge.core.probe import Probe, exact_probe, relative_change
+from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
 from regauge.gauging.moves import Move, apply_moves
 
 
@@ -69,28 +68,13 @@ def certify(
     """
     kwargs = dict(kwargs or {})
     try:
-        with _InDouble():
+        with InDouble():
             exact = _exact_changes(params, moves, module, inputs, kwargs, outputs, each_group=each_group)
     except (RuntimeError, TypeError):  # Some models need the precision that they ask for.
         exact = _exact_changes(params, moves, module, inputs, kwargs, outputs, each_group=each_group)
     dtype = next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
     stored = _stored_change(params, moves, module, inputs, kwargs, outputs, dtype)
     return Certificate(exact.total, exact.tolerance, stored, str(dtype).removeprefix("torch."), exact.per_group)
-
-
-def in_double() -> TorchFunctionMode:
-    """A context in which models of float64 stay in float64 where they would convert to float32 on the way."""
-    return _InDouble()
-
-
-class _InDouble(TorchFunctionMode):
-    """What a model of float64 converts to float32 on the way, as many norms do, stays in float64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.float:
-            return args[0].double()
-        wider = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
-        return func(*(torch.float64 if value is torch.float32 else value for value in args), **wider)
 
 
 class _Changes(NamedTuple):

@@ -1,0 +1,194 @@
+"""Least squares: the weights that read a group fitted such that units that stay take the place of removed ones."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.core.families import unit_values
+from regauge.core.given import as_pair
+from regauge.pruning.exact import bias_of
+from regauge.pruning.network import Network
+
+RIDGE = 1e-8
+"""Added to the mean squares, as a share of them: units may be linearly dependent."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One value of a group and the places that read it.
+
+    Attributes:
+        places: Parameters and where the group acts in them.
+        sizes: The root of the mean square of each unit, and of a constant last; one where a unit is never but zero.
+        moments: Mean products of all pairs of values divided by their sizes. Those of the constant are zero where some
+            place has no bias.
+        weights: Inner products of the weights that all pairs of units are multiplied by, times their sizes.
+    """
+
+    places: tuple[tuple[str, Site], ...]
+    sizes: Float[Tensor, "copies units_and_one"]
+    moments: Float[Tensor, "copies units_and_one units_and_one"]
+    weights: Float[Tensor, "copies units units"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What is known of the values of a group and of the layers that read them."""
+
+    group: str
+    readings: tuple[Reading, ...]
+    shape: tuple[int, int]
+
+    @classmethod
+    def collect(cls, network: Network, group: str) -> "Moments":
+        """Run the network over the batches of its task."""
+        assert network.task is not None
+        placed = {p.parameter for p in network.found.symmetry[group].placements}
+        by_value: dict[str, list[tuple[str, Site]]] = {}
+        for name, site in network.sites(group, reading=True):
+            value = network.found.intermediate.source(name, placed)
+            if value is not None:
+                by_value.setdefault(value, []).append((name, site))
+        shape = network.symmetry.count_copies(group), network.symmetry[group].size
+        sums = {value: torch.zeros(shape[0], shape[1] + 1, shape[1] + 1, dtype=torch.float64) for value in by_value}
+        count = dict.fromkeys(by_value, 0)
+        for inputs, _ in map(as_pair, network.task.batches):
+            found, values = network.read(inputs, list(by_value))
+            for value, tensor in values.items():
+                site = next(one for one in found.symmetry.sites[value] if one.group.name == group)
+                samples = unit_values(found.symmetry, value, site, tensor).reshape(*shape, -1).double()
+                joined = torch.cat([samples, torch.ones(shape[0], 1, samples.shape[-1], dtype=torch.float64)], 1)
+                sums[value] += joined @ joined.mT
+                count[value] += samples.shape[-1]
+        readings = []
+        for value, places in by_value.items():
+            moments = sums[value] / max(count[value], 1)
+            if any(bias_of(network, name, site) is None or site.bases for name, site in places):
+                moments[:, -1] = moments[:, :, -1] = 0.0
+            weights = torch.zeros(*shape, shape[1], dtype=torch.float64)
+            for name, site in places:
+                rows = network.unit_entries(name, site, network.params).reshape(*shape, -1)
+                weights += rows @ rows.mT
+            squares = moments.diagonal(dim1=1, dim2=2)
+            there, factors = squares.clamp_min(0.0).sqrt(), torch.where(squares > 0, squares, 1.0).sqrt()
+            moments = moments / (factors.unsqueeze(2) * factors.unsqueeze(1))
+            weights = weights * there[:, :-1].unsqueeze(2) * there[:, :-1].unsqueeze(1)
+            readings.append(Reading(tuple(places), factors, moments, weights))
+        return cls(group, tuple(readings), shape)
+
+    def alone(self, *, is_compensated: bool) -> Float[Tensor, "copies units"]:
+        """The error of removing each unit alone."""
+        total = torch.zeros(self.shape, dtype=torch.float64)
+        for reading in self.readings:
+            own = reading.weights.diagonal(dim1=1, dim2=2)
+            if is_compensated:
+                total += own / _inverse(reading.moments).diagonal(dim1=1, dim2=2)[:, :-1]
+            else:
+                total += own * reading.moments.diagonal(dim1=1, dim2=2)[:, :-1]
+        return total
+
+    def error(self, reading: Reading, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
+        """The mean squared change of what the places make when they read `mixing` times the values instead."""
+        rest = torch.eye(self.shape[1] + 1, dtype=torch.float64) - mixing
+        noise = (rest @ reading.moments @ rest.mT)[:, :-1, :-1]
+        return float((noise * reading.weights).sum())
+
+
+def remove_compensated(
+    network: Network, moments: Moments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
+) -> Bool[Tensor, "copies units"]:
+    """Remove the cheapest units of each copy until so many are gone, fit what reads the others, and say which are gone.
+
+    The objective is the mean squared change of what layers make of the group. Where fitting is not better on it than
+    leaving out, as rounding can make it, weights are left as they are.
+    """
+    copies, size = moments.shape
+    removed = gone.clone()
+    states = [_State.of(reading) for reading in moments.readings]
+    for copy in range(copies):
+        for unit in gone[copy].nonzero().flatten().tolist():
+            for state in states:
+                state.remove(copy, unit)
+        for _ in range(count - int(removed[copy].sum())):
+            if is_compensated:
+                costs = sum((state.costs(copy) for state in states), torch.zeros(size, dtype=torch.float64))
+            else:
+                costs = sum((state.plain(copy, removed[copy]) for state in states), torch.zeros(size).double())
+            unit = int(costs.masked_fill(removed[copy], torch.inf).argmin())
+            removed[copy, unit] = True
+            for state in states:
+                state.remove(copy, unit)
+    for reading, state in zip(moments.readings, states, strict=True):
+        plain = torch.diag_embed(torch.cat([(~removed).double(), torch.ones(copies, 1).double()], 1))
+        if is_compensated and moments.error(reading, state.mixing) < moments.error(reading, plain):
+            _mix(network, reading, state.mixing, removed)
+    return removed
+
+
+@dataclass
+class _State:
+    """The inverse of the moments of the units that are left, and what stands for each unit so far."""
+
+    reading: Reading
+    inverse: Tensor
+    mixing: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, reading: Reading) -> "_State":
+        """The state before anything is removed."""
+        length = reading.moments.shape[-1]
+        mixing = torch.eye(length, dtype=torch.float64).expand_as(reading.moments).clone()
+        return cls(reading, _inverse(reading.moments), mixing, reading.weights.clone())
+
+    def costs(self, copy: int) -> Float[Tensor, " units"]:
+        """The further error of removing each unit."""
+        return self.weights[copy].diagonal() / self.inverse[copy].diagonal()[:-1].clamp_min(1e-300)
+
+    def plain(self, copy: int, removed: Bool[Tensor, " units"]) -> Float[Tensor, " units"]:
+        """The further error where nothing is fitted."""
+        joint = self.reading.moments[copy][:-1, :-1] * self.reading.weights[copy]
+        return joint.diagonal() + 2 * joint[:, removed].sum(1)
+
+    def remove(self, copy: int, unit: int) -> None:
+        """Express a unit by those that are left: `x_unit = -sum_j inverse[unit, j] / inverse[unit, unit] x_j`."""
+        row = self.inverse[copy, unit] / self.inverse[copy, unit, unit]
+        self.inverse[copy] -= torch.outer(self.inverse[copy, :, unit], row)
+        self.mixing[copy] -= torch.outer(self.mixing[copy, :, unit].clone(), row)
+        own = self.weights[copy]
+        column = own[:, unit].clone()
+        part = row[:-1]
+        own -= torch.outer(column, part) + torch.outer(part, column) - column[unit] * torch.outer(part, part)
+        # What is left of the removed unit is rounding.
+        self.inverse[copy, unit], self.inverse[copy, :, unit] = 0.0, 0.0
+        self.mixing[copy, :, unit] = 0.0
+        own[unit], own[:, unit] = 0.0, 0.0
+
+
+def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"]:
+    """The inverse of moments of values of size one, with a small ridge; what is always zero is kept apart."""
+    lifted = torch.where(moments.diagonal(dim1=1, dim2=2) > 0, RIDGE, 1.0)
+    inverse: Tensor = torch.linalg.inv(moments + torch.diag_embed(lifted))
+    return inverse
+
+
+def _mix(network: Network, reading: Reading, mixing: Tensor, removed: Tensor) -> None:
+    """Let layers read `mixing` times the values of the units, both divided by their sizes."""
+    mixing = reading.sizes.unsqueeze(2) * mixing / reading.sizes.unsqueeze(1)
+    for name, site in reading.places:
+        tensor, entries = network.params[name], network.entries(name, site)
+        flat = tensor.flatten().clone()
+        rows = flat[entries].reshape(*removed.shape, -1)
+        flat[entries.flatten()] = (mixing[:, :-1, :-1].mT @ rows).flatten()
+        constant = mixing[:, :-1, -1]
+        found = bias_of(network, name, site)
+        if found is not None and bool(constant.any()):
+            bias, axis = found
+            part = torch.zeros_like(flat)
+            part[entries.flatten()] = (constant.unsqueeze(-1) * rows).flatten()
+            others = [k for k in range(tensor.ndim) if k != axis]
+            network.put({bias: network.params[bias] + part.reshape(tensor.shape).sum(others)})
+        network.put({name: flat.reshape(tensor.shape)})

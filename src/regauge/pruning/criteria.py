@@ -1,0 +1,173 @@
+"""Criteria: which units of a group are removed first, and what becomes of the weights that read the others."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.core.families import unit_values
+from regauge.core.params import Params
+from regauge.core.task import Task, evaluating
+from regauge.pruning.compensation import Moments, remove_compensated
+from regauge.pruning.network import Network
+
+Scores = Mapping[str, Float[Tensor, "copies units"]]
+"""For each group how much each unit of each copy matters."""
+
+
+class Criterion(ABC):
+    """A way to choose the units that are removed: a small frozen dataclass. Subclasses define `scores`.
+
+    The network that a criterion sees is balanced: it has the smallest norm that scales and invertible matrices can
+    reach without a change of the function, so that the choice is the same for all networks of an orbit.
+    """
+
+    needs_task = False
+    """Whether it runs the model on the data of a task."""
+    needs_generator = False
+    """Whether it draws at random."""
+
+    @abstractmethod
+    def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
+        """How much units matter; those with the smallest scores are removed first."""
+
+    def remove(
+        self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
+    ) -> Tensor:
+        """Remove the units of each copy with the smallest scores until so many are gone, and say which are."""
+        order = scores.masked_fill(gone, -torch.inf).argsort(dim=1, stable=True)
+        removed = torch.zeros_like(gone).scatter(1, order[:, :count], value=True)
+        network.remove(group, removed.flatten())
+        return removed
+
+
+@dataclass(frozen=True)
+class Magnitude(Criterion):
+    """The sum of squares of all that a unit has, in every tensor of a balanced network.
+
+    References:
+        Li et al. (2017), Pruning filters for efficient ConvNets, section 3.1, for the incoming weights alone.
+    """
+
+    def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
+        """Sums of squares."""
+        squares = {name: tensor.square() for name, tensor in network.params.items()}
+        return {name: _summed(network, name, squares) for name in groups}
+
+
+@dataclass(frozen=True)
+class RandomUnits(Criterion):
+    """Units at random: what any other criterion must be better than."""
+
+    needs_generator = True
+
+    def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
+        """Uniform numbers."""
+        symmetry = network.symmetry
+        return {
+            name: torch.rand(symmetry.count_copies(name), symmetry[name].size, generator=generator, dtype=torch.float64)
+            for name in groups
+        }
+
+
+@dataclass(frozen=True)
+class Taylor(Criterion):
+    """The change of the loss to first order when a unit is removed: gradient times weight, over what reads the unit.
+
+    It is squared and summed over the batches of the task.
+
+    References:
+        Molchanov et al. (2019), Importance estimation for neural network pruning, equations 6 to 8.
+    """
+
+    needs_task = True
+
+    def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
+        """Sums of squares over batches."""
+        assert network.task is not None
+        total = dict[str, Tensor]()
+        for batch in network.task.batches:
+            products = _products(network, network.task, batch)
+            for name in groups:
+                one = _summed(network, name, products, is_reading=True).square()
+                total[name] = total[name] + one if name in total else one
+        return total
+
+
+@dataclass(frozen=True)
+class OutputError(Criterion):
+    """The change of what layers make of a group when a unit is removed and the rest is fitted to take its place.
+
+    What the removed unit sends on is replaced by its best linear approximation from the units that stay (and a constant
+    where layers have biases), by the second moments of the values over the batches of the task. Units are removed one
+    by one, the cheapest first; groups one after the other, each with the values that it has by then.
+
+    Attributes:
+        is_compensated: Whether weights are fitted; otherwise what the removed units send is only left out.
+
+    References:
+        Hassibi and Stork (1993), Optimal brain surgeon, equations 4 and 5; He et al. (2017), Channel pruning for
+        accelerating very deep neural networks, section 3.
+    """
+
+    is_compensated: bool = True
+
+    needs_task = True
+
+    def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
+        """The error of removing each unit alone; magnitudes of groups of which it is not known what reads them."""
+        found = {name: Moments.collect(network, name) for name in groups}
+        others = Magnitude().scores(network, tuple(n for n in groups if not found[n].readings), generator)
+        errors = {n: m.alone(is_compensated=self.is_compensated) for n, m in found.items() if m.readings}
+        return {**errors, **others}
+
+    def remove(
+        self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
+    ) -> Tensor:
+        """Remove unit by unit, with the moments that the network has now."""
+        moments = Moments.collect(network, group)
+        if not moments.readings:
+            return super().remove(network, group, scores, gone, count)
+        removed = remove_compensated(network, moments, gone, count, is_compensated=self.is_compensated)
+        network.remove(group, removed.flatten())
+        return removed
+
+
+def _summed(
+    network: Network, group: str, tensors: Mapping[str, Tensor], *, is_reading: bool = False
+) -> Float[Tensor, "copies units"]:
+    """The sum of what each unit has, over all places or those that read it."""
+    symmetry = network.symmetry
+    places = network.sites(group, reading=True)
+    places += [] if is_reading and places else network.sites(group, reading=False)
+    total = torch.zeros(symmetry.count_copies(group), symmetry[group].size, dtype=torch.float64)
+    for name, site in places:
+        if name not in symmetry.buffers and tensors[name].is_floating_point():
+            values = unit_values(symmetry, name, site, tensors[name]).sum(-1).double()
+            total += values.reshape(total.shape)
+    return total
+
+
+def _products(network: Network, task: Task, batch: tuple[object, object]) -> Params:
+    """Gradient times value of each tensor for one batch."""
+    dtype = next((p.dtype for p in task.module.parameters() if p.is_floating_point()), torch.float32)
+    leaves: Params = {}
+    known: dict[int, Tensor] = {}
+    for name, tensor in network.params.items():
+        if id(tensor) not in known:
+            is_float = tensor.is_floating_point()
+            leaf = (tensor.to(dtype) if is_float else tensor).detach().clone()
+            known[id(tensor)] = leaf.requires_grad_(is_float and name not in network.symmetry.buffers)
+        leaves[name] = known[id(tensor)]
+    with torch.enable_grad(), evaluating(task.module):
+        loss = task.loss(leaves, batch)
+        wanted = {id(leaf): leaf for leaf in leaves.values() if leaf.requires_grad}
+        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    gradients = dict(zip(wanted, found, strict=True))
+    return {
+        name: torch.zeros_like(leaf) if gradients.get(id(leaf)) is None else (gradients[id(leaf)] * leaf).detach()
+        for name, leaf in leaves.items()
+    }

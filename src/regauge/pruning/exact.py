@@ -1,0 +1,205 @@
+"""Units that a network does not need, unread, dead, constant and duplicate ones: the outputs stay without them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.core.families import unit_values
+from regauge.core.groups import Group
+from regauge.core.params import Params
+from regauge.core.probe import perturb
+from regauge.discovery.activations import Activations
+from regauge.pruning.duplicates import find_duplicates
+from regauge.pruning.network import Network
+
+CONSTANT = 1e-9
+"""Largest variation of a constant unit, relative to the values of the layer."""
+DRAWS = 8
+"""Random values of the rest of the network for which a constant unit must be constant."""
+Why = Literal["unread", "dead", "constant", "duplicate"]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A unit that was removed without a change of the function.
+
+    Attributes:
+        group: Its group.
+        unit: Its number among all copies of the group, copy by copy.
+        why: Nothing reads it; or it is zero, or another constant, whatever the input; or it is another unit's double.
+        of: That other unit.
+        factors: For each place that reads a double what its weights are multiplied by when they are added up.
+        values: What each place that reads a constant reads.
+    """
+
+    group: str
+    unit: int
+    why: Why
+    of: int | None = None
+    factors: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.group}[{self.unit}]: {self.why}" + ("" if self.of is None else f" of {self.of}")
+
+
+def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, Tensor]) -> list[Removal]:
+    """Units that can be removed from a network, those that are not gone yet; each is proved only when it is tried.
+
+    A unit is dead or constant if something that makes it has only zeros, and what layers read of it is then the same
+    for all inputs and for all values of what lies before it.
+    """
+    found: list[Removal] = []
+    silent: dict[str, Tensor] = {}
+    for group in groups:
+        readers = network.sites(group.name, reading=True)
+        unread = ~gone[group.name] & bool(readers)
+        for name, site in readers:
+            unread &= (network.unit_entries(name, site, network.params) == 0).all(1)
+        found += [Removal(group.name, int(unit), "unread") for unit in unread.nonzero()]
+        some = torch.stack([torch.zeros_like(unread), *_zeros(network, group)]).any(0)
+        silent[group.name] = some & ~gone[group.name] & ~unread
+    constants = _constants(network, {name: units for name, units in silent.items() if bool(units.any())})
+    found += constants
+    taken = {(one.group, one.unit) for one in found}
+    for group in groups:
+        left = [int(unit) for unit in (~gone[group.name]).nonzero() if (group.name, int(unit)) not in taken]
+        for unit, other, factors in find_duplicates(network, group, left):
+            found.append(Removal(group.name, unit, "duplicate", other, factors))
+    return found
+
+
+def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
+    """Edit a network such that nothing reads these units; a reason where it cannot be done."""
+    for one in removals:
+        if one.why == "constant":
+            reason = _fold(network, one)
+            if reason:
+                return reason
+        elif one.why == "duplicate":
+            assert one.of is not None
+            for (name, site), factor in zip(network.sites(one.group, reading=True), one.factors, strict=True):
+                flat, entries = network.params[name].flatten().clone(), network.entries(name, site)
+                flat[entries[one.of]] += factor * flat[entries[one.unit]]
+                flat[entries[one.unit]] = 0.0
+                network.put({name: flat.reshape(network.params[name].shape)})
+    by_group: dict[str, list[int]] = {}
+    for one in removals:
+        by_group.setdefault(one.group, []).append(one.unit)
+    for group, units in by_group.items():
+        mask = torch.zeros(network.symmetry.count_copies(group) * network.symmetry[group].size, dtype=torch.bool)
+        mask[units] = True
+        network.remove(group, mask)
+    return ""
+
+
+def bias_of(network: Network, name: str, site: Site) -> tuple[str, int] | None:
+    """The bias that is added to what a weight makes, and the axis of the weight along which it lies."""
+    stem, _, leaf = name.rpartition(".")
+    bias = f"{stem}.{leaf.replace('weight', 'bias')}" if stem else leaf.replace("weight", "bias")
+    held = network.params.get(bias)
+    if bias == name or held is None or held.ndim != 1:
+        return None
+    shape = network.params[name].shape
+    axes = [axis for axis in (0, 1) if axis != site.placement.axis and axis < len(shape)]
+    axis = next((axis for axis in axes if shape[axis] == len(held)), None)
+    return None if axis is None else (bias, axis)
+
+
+def _fold(network: Network, one: Removal) -> str:
+    """Add what a constant unit contributes to the biases of what reads it."""
+    for (name, site), value in zip(network.sites(one.group, reading=True), one.values, strict=True):
+        if not value:
+            continue
+        found = bias_of(network, name, site)
+        if found is None:
+            return f"it is constant, but {name!r}, which reads it, has no bias that could take it up"
+        bias, axis = found
+        tensor, entries = network.params[name], network.entries(name, site)[one.unit]
+        part = torch.zeros(tensor.numel(), dtype=tensor.dtype)
+        part[entries] = tensor.flatten()[entries]
+        others = [k for k in range(tensor.ndim) if k != axis]
+        network.put({bias: network.params[bias] + value * part.reshape(tensor.shape).sum(others)})
+    return ""
+
+
+def _zeros(network: Network, group: Group) -> list[Tensor]:
+    """For each tensor that makes the units of a group those of which it has only zeros."""
+    return [
+        (network.unit_entries(name, site, network.params) == 0).all(1)
+        for name, site in network.sites(group.name, reading=False)
+    ]
+
+
+def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
+    """Those of the silent units that are the same whatever comes in, with what each place reads of them."""
+    if not silent:
+        return []
+    names = _read_by_place(network, silent)
+    wanted = {one for own in names.values() for one in own if one is not None}
+    if not wanted:
+        return []
+    points = [network.params, *(_disturbed(network, silent, seed) for seed in range(DRAWS))]
+    runs = [[network.values(point, wanted, which) for which in (0, 1)] for point in points]
+    found = []
+    for group, units in silent.items():
+        places = [name for name in names[group] if name is not None]
+        if len(places) < len(names[group]) or not places:
+            continue
+        read = [[_ranges(network.found, group, name, both) for both in runs] for name in places]
+        is_constant = units.clone()
+        for one in (one for every in read for one in every):
+            is_constant &= one.high - one.low <= CONSTANT * one.size
+        for unit in is_constant.nonzero().flatten().tolist():
+            means = [(float(now.low[unit] + now.high[unit]) / 2, now.size) for now, *_ in read]
+            values = tuple(0.0 if abs(mean) <= CONSTANT * size else mean for mean, size in means)
+            found.append(Removal(group, unit, "constant" if any(values) else "dead", values=values))
+    return found
+
+
+def _read_by_place(network: Network, groups: Mapping[str, Tensor]) -> dict[str, list[str | None]]:
+    """For each place that reads a group the value that it reads."""
+    result: dict[str, list[str | None]] = {}
+    for group in groups:
+        placed = {p.parameter for p in network.found.symmetry[group].placements}
+        result[group] = [
+            network.found.intermediate.source(name, placed) for name, _ in network.sites(group, reading=True)
+        ]
+    return result
+
+
+class _Ranges(NamedTuple):
+    """The smallest and the largest value of each unit, and the size of the values of the layer."""
+
+    low: Float[Tensor, " units"]
+    high: Float[Tensor, " units"]
+    size: float
+
+
+def _ranges(found: Activations, group: str, name: str, runs: Sequence[Mapping[str, Tensor]]) -> _Ranges:
+    """The range of each unit over some runs."""
+    site = next(site for site in found.symmetry.sites[name] if site.group.name == group)
+    every = torch.cat([unit_values(found.symmetry, name, site, run[name]).flatten(0, -2).double() for run in runs], 1)
+    return _Ranges(every.amin(1), every.amax(1), max(float(every.abs().max()), 1.0))
+
+
+def _disturbed(network: Network, silent: Mapping[str, Tensor], seed: int) -> Params:
+    """Random values of everything but for the zeros of silent units."""
+    generator = torch.Generator().manual_seed(seed)
+    params = perturb(network.params, {*network.symmetry.buffers}, generator)
+    for name, tensor in params.items():
+        if tensor.is_floating_point() and name not in network.symmetry.buffers and tensor.numel():
+            noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            params[name] = noise * tensor.square().mean().sqrt()
+    for group, units in silent.items():
+        places = network.sites(group, reading=False)
+        for (name, site), zeros in zip(places, _zeros(network, network.symmetry[group]), strict=True):
+            flat = params[name].flatten().clone()
+            flat[network.entries(name, site)[units & zeros]] = 0.0
+            params[name] = flat.reshape(params[name].shape)
+    return params

@@ -1,0 +1,340 @@
+"""`prune`: a network without units that it does not need, and without some that it needs least."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.balance import balance, has_balance
+from regauge.core.groups import Group
+from regauge.core.params import Params, require_finite
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.pruning.criteria import Criterion, Magnitude
+from regauge.pruning.exact import Removal, apply_removals, find_removals
+from regauge.pruning.network import Network
+from regauge.pruning.resizing import Accept, resize, shared_sizes
+from regauge.pruning.result import PruneCertificate, Pruned
+from regauge.pruning.slices import cut_params, cut_symmetry
+
+ROUNDS = 8
+"""Searches for units that are not needed: without some, others are not needed either."""
+MIXED = "a matrix mixes its units, so that none of them can be removed alone"
+NORMED = "a norm over its units, or a size that the model keeps: the rest would compute something else without some"
+
+Build = Callable[[Params, Symmetry, Accept], nn.Module]
+"""Makes a module of smaller tensors with their symmetry, which must be accepted; a ValueError where it cannot."""
+
+
+def prune(
+    params: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    share: float | Mapping[str, float] = 0.0,
+    criterion: Criterion | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+    alike: Sequence[Sequence[str]] = (),
+    build: Build | None = None,
+) -> Pruned:
+    """Remove units of groups, in every tensor where they have a placement: hidden units, channels, heads, experts.
+
+    What a network does not need is removed first, and its function stays: units that nothing reads, units that are the
+    same for all inputs (folded into the biases of what reads them), and doubles of other units (added to these). It is
+    proved on outputs in float64, and whatever cannot be proved is not done. Then the criterion removes units until the
+    share of each group is gone.
+
+    Args:
+        params: One network, unchanged itself.
+        symmetry: That of its architecture.
+        share: Of the units of each group that are removed in all, from 0 to below 1; or a share for each group by name.
+            With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
+        criterion: `Magnitude()` unless given; see `regauge.pruning`.
+        task: The model and data: removals are proved on the inputs of the first batch. Without one, nothing is run,
+            nothing is proved, and no exact removals are made.
+        generator: The source of chance, for criteria that need it.
+        alike: Sets of groups that keep equal numbers of units, because one number of a configuration says it for all.
+        build: Makes a module of the smaller sizes, for models whose numbers are decided elsewhere; a copy of the task's
+            module is resized unless given.
+
+    Returns:
+        The smaller network, its symmetry, a module that runs it, what was removed, and the proof.
+
+    Raises:
+        KeyError: There is no group of a name, or a parameter is missing.
+        ValueError: A share is not from 0 to below 1, a group cannot be cut, the parameters do not fit or are not
+            finite, the criterion needs a task or a generator, or no module of the new sizes runs.
+
+    References:
+        Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.
+    """
+    criterion = Magnitude() if criterion is None else criterion
+    bound = symmetry.bind(params)
+    for name in bound.sites:
+        if name in params and params[name].ndim != len(bound.shapes[name]):
+            raise ValueError(f"{name!r} has a leading model axis; prune the networks of a population one by one")
+    if task is None and criterion.needs_task:
+        raise ValueError(f"{type(criterion).__name__} runs the network: give a task with a module and batches")
+    if generator is None and criterion.needs_generator:
+        raise ValueError(f"{type(criterion).__name__} draws units: give a generator")
+    require_finite(params, "the network")
+    shares = _shares(share, bound)
+    network = Network(params, bound, task)
+    sets = [tuple(names) for names in alike] or ([] if task is None else shared_sizes(task.module, bound))
+    for names in sets:
+        if len({bound[name].size for name in names}) > 1:
+            raise ValueError(f"groups {list(names)[:3]} are to keep equal numbers of units, but have different sizes")
+    sets += [(group.name,) for group in bound.groups if not any(group.name in names for names in sets)]
+    work = _Work(network, params, sets, build, named=frozenset(share) if isinstance(share, Mapping) else frozenset())
+    work.choose_groups()
+    reference = network.run(network.params) if task is not None else []
+    exact: tuple[Removal, ...] = ()
+    if task is not None:
+        exact = work.remove_exactly(reference)
+    change = network.change(reference, network.run(network.params)) if task is not None else 0.0
+    first_losses = _losses(task, params, network) if task is not None else {}
+    work.remove_by(criterion, shares, generator)
+    return work.finish(exact, change, first_losses)
+
+
+def _shares(share: float | Mapping[str, float], symmetry: Symmetry) -> dict[str, float]:
+    named = dict(share) if isinstance(share, Mapping) else {group.name: share for group in symmetry.groups}
+    for name, value in named.items():
+        symmetry[name]
+        if not 0 <= value < 1:
+            raise ValueError(f"the share of {name!r} is {value}; it is from 0 to below 1: some unit must stay")
+    return {name: float(value) for name, value in named.items()}
+
+
+def _losses(task: Task, params: Mapping[str, Tensor], network: Network) -> dict[str, dict[str, float]]:
+    """What the task says of the network as it was, and without what it does not need."""
+    now = {name: network.params[name].to(tensor.dtype) for name, tensor in params.items()}
+    return {"as it was": task.evaluate(params), "exact removals": task.evaluate(now)}
+
+
+@dataclass
+class _Work:
+    """A network that is pruned: which groups take part, and which of their units are gone."""
+
+    network: Network
+    given: Mapping[str, Tensor]
+    sets: Sequence[tuple[str, ...]]
+    build: Build | None
+    named: frozenset[str]
+    fixed: list[tuple[str, str]] = field(default_factory=list)
+    free: list[tuple[str, ...]] = field(default_factory=list)
+    normed: list[tuple[str, ...]] = field(default_factory=list)
+    gone: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """That of the given network."""
+        return self.network.symmetry
+
+    def choose_groups(self) -> None:
+        """Find the groups that can be cut: without units that nothing reads the rest computes the same."""
+        trials: list[tuple[str, ...]] = []
+        for names in self.sets:
+            reason = next((found for name in names if (found := self._obstacle(self.symmetry[name]))), "")
+            if reason:
+                self.fixed += [(name, reason) for name in names]
+            else:
+                trials.append(names)
+        reasons: dict[tuple[str, ...], str] = {}
+        self.free = trials if self.network.task is None else self._pass(trials, reasons)
+        for names, reason in reasons.items():
+            if self.named & {*names}:
+                self.normed.append(names)
+            else:
+                self.fixed += [(name, reason) for name in names]
+        for names in self.free + self.normed:
+            for name in names:
+                count = self.symmetry.count_copies(name)
+                self.gone[name] = torch.zeros(count, self.symmetry[name].size, dtype=torch.bool)
+        refused = [name for name, _ in self.fixed if name in self.named]
+        if refused:
+            raise ValueError(f"group {refused[0]!r} cannot be cut: {dict(self.fixed)[refused[0]]}; leave it out")
+
+    def _obstacle(self, group: Group) -> str:
+        if group.matrix != "none":
+            return MIXED
+        if not group.is_permuted:
+            return "its units have an order of their own"
+        return "" if group.size > 1 else "it has a single unit"
+
+    def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
+        """Those of some sets of groups that can be cut, tried together and then by halves."""
+        if not sets:
+            return []
+        trial = self.network.fork()
+        gone = {}
+        for name in (name for names in sets for name in names):
+            count, size = self.symmetry.count_copies(name), self.symmetry[name].size
+            last = torch.zeros(count, size, dtype=torch.bool)
+            last[:, -1] = True
+            trial.remove(name, last.flatten())
+            gone[name] = last
+        try:
+            self._smaller(trial, gone, is_compared=True)
+        except ValueError as error:
+            if len(sets) == 1:
+                reasons[sets[0]] = str(error)
+                return []
+            half = len(sets) // 2
+            return [*self._pass(sets[:half], reasons), *self._pass(sets[half:], reasons)]
+        return sets
+
+    def _smaller(
+        self, network: Network, gone: Mapping[str, Tensor], *, is_compared: bool
+    ) -> tuple[Params, Symmetry, dict[str, Tensor], nn.Module]:
+        """The network without units, and a module for it; compared with the network in which nothing reads them."""
+        assert network.task is not None
+        kept = self._kept(gone)
+        after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
+        small = cut_params(network.params, self.symmetry, kept)
+        reference = network.run(network.params)
+
+        def accept(module: nn.Module) -> bool:
+            change = network.change(reference, network.run_smaller(module))
+            return change <= network.tolerance if is_compared else change < float("inf")
+
+        if self.build is not None:
+            return small, after, kept, self.build(small, after, accept)
+        try:
+            return small, after, kept, resize(network.task.module, small, self.symmetry, after, accept)
+        except ValueError as error:
+            raise ValueError(f"{NORMED} ({error})" if is_compared else str(error)) from error
+
+    def _kept(self, gone: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        kept = {}
+        for name, mask in gone.items():
+            left = mask.shape[1] - int(mask[0].sum())
+            if left < mask.shape[1]:
+                bases = [self.symmetry[base].size for base in self.symmetry[name].within]
+                order = mask.to(torch.int64).argsort(dim=1, stable=True)[:, :left]
+                kept[name] = order.reshape(*bases, left)
+        return kept
+
+    def remove_exactly(self, reference: list[Tensor]) -> tuple[Removal, ...]:
+        """Remove what the network does not need, round by round, as far as it is proved."""
+        done: list[Removal] = []
+        refused: set[tuple[str, int]] = set()
+        groups = [self.symmetry[name] for names in self.free for name in names]
+        for _ in range(ROUNDS):
+            flat = {name: mask.flatten() for name, mask in self.gone.items()}
+            found = [one for one in find_removals(self.network, groups, flat) if (one.group, one.unit) not in refused]
+            found = self._even(found)
+            accepted = self._prove(found, reference, refused)
+            if not accepted:
+                break
+            for one in accepted:
+                self.gone[one.group].view(-1)[one.unit] = True
+            done += accepted
+        return tuple(done)
+
+    def _even(self, found: Sequence[Removal]) -> list[Removal]:
+        """As many of each copy of each group of a set, and not all; what is too much stays."""
+        chosen: list[Removal] = []
+        for names in self.free:
+            lists: list[list[Removal]] = []
+            for name in names:
+                copies, size = self.gone[name].shape
+                own = [[r for r in found if r.group == name and r.unit // size == copy] for copy in range(copies)]
+                lists += own
+            left = self.gone[names[0]].shape[1] - int(self.gone[names[0]][0].sum())
+            number = min(min(map(len, lists)), left - 1)
+            chosen += [one for own in lists for one in own[:number]]
+        return chosen
+
+    def _prove(self, found: Sequence[Removal], reference: list[Tensor], refused: set[tuple[str, int]]) -> list[Removal]:
+        """Those removals that leave the outputs as they are: all, or those of single sets of groups; they are made."""
+        if not found:
+            return []
+        trial = self.network.fork()
+        reason = apply_removals(trial, found)
+        if not reason and self._is_same(trial, reference):
+            self.network.params = trial.params
+            return list(found)
+        accepted: list[Removal] = []
+        kinds = dict.fromkeys((next(k for k, names in enumerate(self.free) if r.group in names), r.why) for r in found)
+        for number, why in kinds:
+            own = [r for r in found if r.group in self.free[number] and r.why == why]
+            trial = self.network.fork()
+            reason = apply_removals(trial, own)
+            if not reason and self._is_same(trial, reference):
+                self.network.params = trial.params
+                accepted += own
+                continue
+            refused |= {(r.group, r.unit) for r in own}
+            self.fixed += [
+                (f"{r.group}[{r.unit}]", reason or f"{r.why}, but outputs would change without it") for r in own
+            ]
+        return accepted
+
+    def _is_same(self, trial: Network, reference: list[Tensor]) -> bool:
+        return self.network.change(reference, trial.run(trial.params)) <= self.network.tolerance
+
+    def remove_by(self, criterion: Criterion, shares: Mapping[str, float], generator: torch.Generator | None) -> None:
+        """Let the criterion remove units until the share of each group is gone."""
+        counts: dict[str, int] = {}
+        for names in self.free + self.normed:
+            for name in names:
+                size = self.symmetry[name].size
+                share = max(shares.get(other, 0.0) for other in names)
+                count = max(round(share * size), int(self.gone[name][0].sum()))
+                counts[name] = min(count, size - 1)
+        chosen = tuple(name for name, count in counts.items() if count > int(self.gone[name][0].sum()))
+        if not chosen:
+            return
+        params, symmetry = self.network.params, self.symmetry
+        element = balance(params, symmetry, buffers="keep") if has_balance(symmetry) else None
+        self.network.take(params if element is None else symmetry.act(element, params))
+        scores = criterion.scores(self.network, chosen, generator)
+        before = dict(self.network.params)
+        for name in chosen:
+            self.gone[name] = criterion.remove(self.network, name, scores[name], self.gone[name], counts[name])
+        if element is not None:
+            after = symmetry.act(symmetry.inverse(element), self.network.params)
+            changed = {name for name, tensor in self.network.params.items() if tensor is not before[name]}
+            self.network.take({name: after[name] if name in changed else params[name] for name in params})
+
+    def finish(self, exact: tuple[Removal, ...], change: float, losses: Mapping[str, Mapping[str, float]]) -> Pruned:
+        """Cut the tensors and build the module, and compare it with the network in which nothing reads what is gone."""
+        task = self.network.task
+        sizes = {name: (mask.shape[1], mask.shape[1] - int(mask[0].sum())) for name, mask in self.gone.items()}
+        is_compared = not any(sizes[name][0] > sizes[name][1] for names in self.normed for name in names)
+        if task is None:
+            kept = self._kept(self.gone)
+            after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
+            small = cut_params(self.network.params, self.symmetry, kept)
+            notes = ("nothing was run: without a task no removal is proved, and none is exact",)
+            return Pruned(self._as_given(small), after, kept, sizes, (), tuple(self.fixed), notes=notes)
+        small, after, kept, module = self._smaller(self.network, self.gone, is_compared=is_compared)
+        cut = None
+        if is_compared:
+            cut = self.network.change(self.network.run(self.network.params), self.network.run_smaller(module))
+        params = self._as_given(small)
+        module = module.to(next((t.dtype for t in self.given.values() if t.is_floating_point()), torch.float32))
+        last = replace(task, module=module).evaluate(params)
+        certificate = PruneCertificate(change, cut, self.network.tolerance)
+        return Pruned(
+            params,
+            after,
+            kept,
+            sizes,
+            exact,
+            tuple(self.fixed),
+            module.train(task.module.training),
+            certificate,
+            {**losses, "at the end": last},
+        )
+
+    def _as_given(self, params: Params) -> Params:
+        """The tensors that were given, in their dtypes and on their devices."""
+        same: dict[int, Tensor] = {}
+        result: Params = {}
+        for name, old in self.given.items():
+            tensor = params[name]
+            result[name] = same.setdefault(id(tensor), tensor.to(dtype=old.dtype, device=old.device))
+        return result

@@ -1,0 +1,174 @@
+"""A module with other sizes: other tensors, and other numbers where its layers keep those of their shapes."""
+
+import copy
+from collections.abc import Callable, Mapping
+from itertools import islice, product
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from regauge.core.symmetry import Symmetry
+
+TRIALS = 64
+"""Combinations of new numbers that are tried."""
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+"""What modules raise whose numbers do not fit their tensors."""
+Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Accept: TypeAlias = Callable[[nn.Module], bool]
+Key: TypeAlias = tuple[str, str, int]
+"""A class of modules, one of its attributes, and the number that it has."""
+
+
+def resize(
+    module: nn.Module, params: Mapping[str, Tensor], before: Symmetry, after: Symmetry, accept: Accept
+) -> nn.Module:
+    """Make a copy of a module that holds the tensors of a smaller network and runs.
+
+    Torch's own layers get their numbers (`out_features`, `groups`, ...) from the shapes of their tensors. Integers that
+    other modules keep, such as a number of heads, are found by trying: those that equal a size that changed get the new
+    one, alike in all modules of a class, until the copy is accepted.
+
+    Args:
+        module: The architecture, left as it is.
+        params: The tensors of the smaller network.
+        before: The symmetry of the module.
+        after: That of the smaller network.
+        accept: Whether a copy computes what it should; what it raises counts as no.
+
+    Raises:
+        ValueError: No copy is accepted.
+    """
+    result = copy.deepcopy(module)
+    _replace_tensors(result, params)
+    for name, layer in result.named_modules():
+        _set_numbers(layer, f"{name}." if name else "", before, after)
+    places, options = _guesses(result, before, after)
+    first: Exception | None = None
+    for chosen in islice(product(*options.values()), TRIALS):
+        for key, number in zip(options, chosen, strict=True):
+            for layer in places[key]:
+                setattr(layer, key[1], number)
+        try:
+            if accept(result):
+                return result
+        except FAILURES as error:
+            first = first or error
+    reason = f" ({type(first).__name__}: {' '.join(str(first).split())[:160]})" if first is not None else ""
+    raise ValueError(f"{type(module).__name__} does not run with these sizes, or computes something else{reason}")
+
+
+def shared_sizes(module: nn.Module, symmetry: Symmetry) -> list[tuple[str, ...]]:
+    """Sets of groups whose size is one number of a layer: the layers and directions of a recurrent network."""
+    found = []
+    for path, layer in module.named_modules():
+        if isinstance(layer, nn.RNNBase):
+            own = {f"{path}.{name}" if path else name for name in layer._flat_weights_names if "weight_hh" in name}
+            places = [group.name for group in symmetry.groups if own & {p.parameter for p in group.placements}]
+            found.append(tuple(places))
+    return [names for names in found if len(names) > 1]
+
+
+def _replace_tensors(module: nn.Module, params: Mapping[str, Tensor]) -> None:
+    """Put tensors into a module; parameters that were tied stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    owners = dict(module.named_modules(remove_duplicate=False))
+    for name, old in list(module.named_parameters(remove_duplicate=False)):
+        owner, _, leaf = name.rpartition(".")
+        if name in params and id(old) not in made:
+            made[id(old)] = nn.Parameter(params[name].detach().clone(), requires_grad=old.requires_grad)
+    for name, old in list(module.named_parameters(remove_duplicate=False)):
+        owner, _, leaf = name.rpartition(".")
+        if id(old) in made:
+            setattr(owners[owner], leaf, made[id(old)])
+    for name, _ in list(module.named_buffers(remove_duplicate=False)):
+        owner, _, leaf = name.rpartition(".")
+        if name in params:
+            setattr(owners[owner], leaf, params[name].detach().clone())
+
+
+def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetry) -> None:
+    """The numbers of a layer of torch, from the shapes of its tensors and the sizes of the groups on them."""
+
+    def blocks(count: int) -> int:
+        name = f"{prefix}weight"
+        for group in before.groups if count > 1 else ():
+            for place in group.placements:
+                length = before.shapes[name][0] if place.parameter == name else 0
+                if place.axis == 0 and group.size == count and place.stride * count == length:
+                    return after[group.name].size
+        return count
+
+    weight: Any = getattr(layer, "weight", None)
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = weight.shape
+    elif isinstance(layer, nn.Bilinear):
+        layer.out_features, layer.in1_features, layer.in2_features = weight.shape
+    elif isinstance(layer, Convolution):
+        layer.groups = blocks(layer.groups)
+        layer.out_channels, layer.in_channels = weight.shape[0], weight.shape[1] * layer.groups
+    elif isinstance(layer, Transposed):
+        layer.groups = blocks(layer.groups)
+        layer.in_channels, layer.out_channels = weight.shape[0], weight.shape[1] * layer.groups
+    elif isinstance(layer, nn.modules.batchnorm._NormBase):
+        held = weight if weight is not None else layer.running_mean
+        layer.num_features = layer.num_features if held is None else len(held)
+    elif isinstance(layer, nn.LayerNorm | nn.RMSNorm) and weight is not None:
+        layer.normalized_shape = tuple(weight.shape)
+    elif isinstance(layer, nn.GroupNorm) and weight is not None:
+        layer.num_groups, layer.num_channels = blocks(layer.num_groups), len(weight)
+    elif isinstance(layer, nn.Embedding):
+        layer.num_embeddings, layer.embedding_dim = weight.shape
+    elif isinstance(layer, nn.PReLU):
+        layer.num_parameters = len(weight)
+    elif isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+        end = "_l0" if isinstance(layer, nn.RNNBase) else ""
+        gates = {"LSTM": 4, "GRU": 3}.get(type(layer).__name__.removesuffix("Cell"), 1)
+        layer.input_size = getattr(layer, f"weight_ih{end}").shape[1]
+        layer.hidden_size = getattr(layer, f"weight_hh{end}").shape[0] // gates
+
+
+def _guesses(
+    module: nn.Module, before: Symmetry, after: Symmetry
+) -> tuple[dict[Key, list[nn.Module]], dict[Key, list[int]]]:
+    """Integers of modules that are not torch's which may be a size that changed, and what each may be now.
+
+    What it was comes last where a layer of the module itself has the size, and first otherwise.
+    """
+    changed = [name for name, shape in before.shapes.items() if after.shapes[name] != shape]
+    places: dict[Key, list[nn.Module]] = {}
+    options: dict[Key, list[int]] = {}
+    for path, layer in module.named_modules():
+        if type(layer).__module__.startswith("torch.nn."):
+            continue
+        prefix = f"{path}." if path else ""
+        within = [name for name in changed if name.startswith(prefix)]
+        sizes = _new_sizes(within, before, after) if within else {}
+        for attribute, number in vars(layer).items():
+            if type(number) is int and number in sizes:
+                key = (type(layer).__qualname__, attribute, number)
+                places.setdefault(key, []).append(layer)
+                known = options.setdefault(key, [])
+                known += [size for size in sizes[number] if size not in known]
+    for (_, _, number), known in options.items():
+        if number not in known:
+            known.append(number)
+    return places, options
+
+
+def _new_sizes(names: list[str], before: Symmetry, after: Symmetry) -> dict[int, list[int]]:
+    """What became of lengths of axes, of sizes of groups, and of the units of all their copies."""
+    found: dict[int, list[int]] = {}
+
+    def add(old: int, new: int) -> None:
+        if old > 1 and old != new and new not in found.setdefault(old, []):
+            found[old].append(new)
+
+    for name in names:
+        for old, new in zip(before.shapes[name], after.shapes[name], strict=True):
+            add(old, new)
+        for site in before.sites.get(name, ()):
+            group = site.group.name
+            add(site.group.size, after[group].size)
+            add(before.count_copies(group) * site.group.size, after.count_copies(group) * after[group].size)
+    return found

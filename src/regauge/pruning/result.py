@@ -1,0 +1,112 @@
+"""The outcome of pruning."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.counted import count
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.pruning.exact import Removal
+
+SHOWN = 12
+"""Groups that a report names."""
+
+
+@dataclass(frozen=True)
+class PruneCertificate:
+    """How much outputs changed, relative to the largest entry of each, with all networks in float64.
+
+    Attributes:
+        exact: By the removals that leave the function as it is.
+        cut: The smaller network against the given one in which nothing reads the removed units; None where a norm over
+            the units of a group makes these differ.
+        tolerance: What rounding allows in both.
+    """
+
+    exact: float
+    cut: float | None
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether both changes are within the tolerance."""
+        return self.exact <= self.tolerance and (self.cut is None or self.cut <= self.tolerance)
+
+    def __str__(self) -> str:
+        cut = (
+            "a norm over cut units: the smaller network is not the given one without them"
+            if self.cut is None
+            else f"the smaller network is the given one without what was removed to {self.cut:.1e}"
+        )
+        verdict = "" if self.ok else "NOT proved: "
+        exact = f"exact removals change outputs by {self.exact:.1e} in float64 (tolerance {self.tolerance:.0e})"
+        return f"{verdict}{exact}; {cut}"
+
+
+@dataclass(frozen=True, repr=False)
+class Pruned:
+    """A network without some of its units.
+
+    Attributes:
+        params: Its tensors, smaller than those of the given network, of the same names and dtypes.
+        symmetry: Its symmetry: the same groups with the new sizes.
+        kept: For each group that was cut the units of the given network that stayed: `[*bases, kept]`.
+        sizes: Units of each group before and after, of all groups that could be cut.
+        exact: Units that were removed without a change of the function, each with the reason.
+        fixed: Groups that were left as they are, each with the reason.
+        module: A copy of the task's module that has the new sizes and values and runs; None without a task.
+        certificate: The proof; None without a task, because nothing was run then.
+        losses: What the task says of the network as it was, without the exact removals, and at the end; empty without.
+        notes: Sentences about what was done.
+    """
+
+    params: Params
+    symmetry: Symmetry
+    kept: Mapping[str, Tensor]
+    sizes: Mapping[str, tuple[int, int]]
+    exact: tuple[Removal, ...] = ()
+    fixed: tuple[tuple[str, str], ...] = ()
+    module: nn.Module | None = None
+    certificate: PruneCertificate | None = None
+    losses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> int:
+        """The number of values that are left."""
+        tensors = {id(tensor): tensor for tensor in self.params.values()}
+        return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+
+    def removed(self, group: str) -> Tensor:
+        """The units of a group that were removed, of each copy: `[*bases, removed]`."""
+        kept, (size, left) = self.kept[group], self.sizes[group]
+        mask = torch.ones(*kept.shape[:-1], size, dtype=torch.int64).scatter(-1, kept, 0)
+        return mask.argsort(dim=-1, descending=True, stable=True)[..., : size - left]
+
+    def __repr__(self) -> str:
+        cut = [f"{name} {old} -> {new}" for name, (old, new) in self.sizes.items() if new < old]
+        more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
+        return f"Pruned({', '.join(cut[:3]) or 'nothing removed'}{more}; {self.values:,} values)"
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {old} -> {new}" for name, (old, new) in self.sizes.items() if new < old]
+        lines = [f"{count(rows, 'group')} cut, {self.values:,} values left", *rows[:SHOWN]]
+        lines += [f"and {len(rows) - SHOWN} more groups"] if len(rows) > SHOWN else []
+        by_reason: dict[str, int] = {}
+        for one in self.exact:
+            by_reason[one.why] = by_reason.get(one.why, 0) + 1
+        listed = ", ".join(f"{number} {why}" for why, number in by_reason.items())
+        lines += [f"without a change of the function: {listed}"] if listed else []
+        lines += [str(self.certificate)] if self.certificate is not None else []
+        for when, metrics in self.losses.items():
+            lines.append(f"{when}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.fixed:
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            lines.append(f"left as they are: {', '.join(names[:3])}{others}: {reason}")
+        return "\n".join([*lines, *self.notes])

@@ -1,0 +1,128 @@
+"""Slices of groups: tensors and symmetries without some units of some groups."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regauge.core.act import take
+from regauge.core.groups import Placement
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+
+Kept = Mapping[str, Int[Tensor, "*bases kept"]]
+"""For each group that is cut the units that stay, ascending; for a nested group in each of its copies."""
+
+
+def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
+    """The tensors of a network without the units that are not kept.
+
+    The units that stay are brought to the front of each group by the symmetry itself, from nested groups outwards, and
+    what lies behind them is cut off.
+
+    Args:
+        params: One network, unchanged itself.
+        symmetry: With every size known.
+        kept: The units that stay, in their order; `[*bases, kept]` for a group that is repeated within others.
+    """
+    needed = {*kept, *(base for name in kept for base in symmetry[name].within)}
+    small = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.name in needed))
+    moved = dict(params)
+    for depth in sorted({len(symmetry[name].within) for name in kept}, reverse=True):
+        element = small.identity()
+        for name, units in kept.items():
+            if len(symmetry[name].within) == depth:
+                value = replace(element[name], perm=_to_front(units, symmetry[name].size))
+                element = element.replace(name, value)
+        moved = small.act(element, moved)
+    for name, masks in _kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()}).items():
+        for axis, mask in masks.items():
+            moved[name] = take(moved[name].contiguous(), axis, mask.nonzero().flatten().to(moved[name].device))
+    return moved
+
+
+def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
+    """The symmetry of a network some of whose groups have been cut to smaller sizes."""
+    masks = _kept_entries(symmetry, sizes)
+    shapes = dict(symmetry.shapes)
+    for name, by_axis in masks.items():
+        lengths = [int(by_axis[axis].sum()) if axis in by_axis else n for axis, n in enumerate(shapes[name])]
+        shapes[name] = tuple(lengths)
+    groups = []
+    for group in symmetry.groups:
+        size = sizes.get(group.name, group.size)
+        placements = []
+        for site in (s for name in dict.fromkeys(p.parameter for p in group.placements) for s in symmetry.sites[name]):
+            if site.group.name == group.name:
+                mask = masks.get(site.placement.parameter, {}).get(site.placement.axis)
+                rows = site.positions.reshape(group.size, -1)[:size]
+                placements.append(site.placement if mask is None else _placed(site.placement, rows, mask))
+        groups.append(replace(group, size=size, placements=tuple(placements)))
+    frozen = tuple(
+        replace(one, size=shapes[one.parameter][one.axis]) if one.parameter in shapes else one
+        for one in symmetry.frozen
+    )
+    return replace(symmetry, groups=tuple(groups), shapes=shapes, frozen=frozen)
+
+
+def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bases size"]:
+    """The order of all units in which these come first."""
+    behind = torch.ones(*units.shape[:-1], size, dtype=torch.int64).scatter(-1, units, 0)
+    return behind.argsort(dim=-1, stable=True)
+
+
+def _kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict[int, Bool[Tensor, " length"]]]:
+    """For each axis that is cut the indices that stay, when the units that stay come first in each group."""
+    result: dict[str, dict[int, Tensor]] = {}
+    for name, local in symmetry.sites.items():
+        for site in local:
+            size = sizes.get(site.group.name, site.group.size)
+            if size < site.group.size:
+                axis = site.placement.axis
+                whole = torch.ones(symmetry.shapes[name][axis], dtype=torch.bool)
+                mask = result.setdefault(name, {}).setdefault(axis, whole)
+                mask[site.positions[site.units >= size]] = False
+    return result
+
+
+def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool[Tensor, " length"]) -> Placement:
+    """A placement on an axis of which only the masked indices are left."""
+    columns = mask[rows].all(0)
+    places = (mask.cumsum(0) - 1)[rows[:, columns]].sort(1).values
+    start, stride = int(places[0, 0]), int(places[1, 0] - places[0, 0]) if len(places) > 1 else 1
+    offsets = (places[0] - start).tolist()
+    repeats = _repeats(offsets)
+    new = replace(placement, start=start, stride=stride, repeats=repeats)
+    again = torch.tensor(offsets) + start + stride * torch.arange(len(places)).unsqueeze(1)
+    if (
+        not torch.equal(again, places)
+        or _written_out(repeats) != offsets
+        or not torch.equal(mask[rows].any(0), columns)
+    ):
+        raise ValueError(
+            f"what is left of axis {placement.axis} of {placement.parameter!r} is in no regular order; cut other groups"
+        )
+    return new
+
+
+def _repeats(offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Sizes and strides whose sums are ascending offsets, which begin with zero."""
+    result: list[tuple[int, int]] = []
+    block = 1
+    while block < len(offsets):
+        step, count = offsets[block], 1
+        while block * count < len(offsets) and offsets[block * count] == count * step:
+            count += 1
+        result.insert(0, (count, step))
+        block *= count
+    return tuple(result)
+
+
+def _written_out(repeats: Sequence[tuple[int, int]]) -> list[int]:
+    total = torch.zeros(1, dtype=torch.int64)
+    for size, stride in repeats:
+        total = (total.unsqueeze(-1) + torch.arange(size) * stride).flatten()
+    found: list[int] = total.sort().values.tolist()
+    return found
