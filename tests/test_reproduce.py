@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import regauge as rg
 from regauge.cli.main import main
@@ -21,6 +22,7 @@ from regauge.papers.experiment import Name, Run
 from regauge.papers.experiments import EXPERIMENTS
 from regauge.papers.settings import describe
 from regauge.papers.table import Quantity, Row, Table, mean_curve, summarize
+from regauge.papers.tempered import TemperedJudge, fit_temperature
 from regauge.papers.ways import permutations_only, without_shifts
 from regauge.storage.checkpoints.writing import save_text
 
@@ -222,8 +224,28 @@ def test_summaries() -> None:
     assert (several.mean, several.count) == (4.0, 4)
     assert several.standard_error == pytest.approx((20 / 3) ** 0.5 / 2)
     assert several.deviation == pytest.approx(8**0.5)
+    assert several.span == (4 - several.standard_error, 4 + several.standard_error)
     one = summarize([[2.0]])
     assert (one.mean, one.standard_error, one.deviation) == (2.0, None, None)
+    two = summarize([[3.0, 2.0]])
+    assert (two.standard_error, two.span, two.print_mean(1)) == (None, (2.0, 3.0), "3.0 and 2.0")
+
+
+def test_errors_are_those_of_independent_units_and_of_differences_in_pairs() -> None:
+    rows = (
+        Row("ours", {"barrier": [[1.0, 3.0], [2.0, 4.0], [4.0, 6.0]]}),
+        Row("theirs", {"barrier": [[2.0, 4.0], [3.0, 5.0], [6.0, 8.0]]}),
+        Row("others", {"barrier": [[2.0], [3.0], [7.0]]}),
+    )
+    quantities = (Quantity("barrier", 3),)
+    by_pair = Table("t", (), quantities, rows, paired="ours").cells()
+    assert by_pair[0] == ["", "n", "barrier", "over seeds", "less ours, paired"]
+    assert [line[-1] for line in by_pair[1:]] == ["", "1.333 ± 0.211", ""]
+    by_shape = Table("t", (), quantities, rows, unit="shape", paired="ours").cells()
+    assert by_shape[0] == ["", "n shapes", "barrier", "less ours, paired"]
+    # Means of the shapes are 2, 3, 5, whose deviation is 1.528, divided by the root of three shapes.
+    assert by_shape[1] == ["ours", "3", "3.333 ± 0.882", ""]
+    assert by_shape[2] == ["theirs", "3", "4.667 ± 1.202", "1.333 ± 0.333"]
 
 
 def test_a_table_as_markdown() -> None:
@@ -235,14 +257,29 @@ def test_a_table_as_markdown() -> None:
     assert table.markdown().splitlines() == [
         "## Title",
         "",
-        "|  | barrier | over seeds | paper | s | over seeds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        "| Naive | 2.50 ± 0.65 | 1.41 | 2.007 |  |  |",
-        "| other | 0.50 ± 0.00 | 0.00 |  | 1.0 ± 0.0 | 0.0 |",
+        "|  | n | barrier | over seeds | paper | s | over seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| Naive | 4 | 2.50 ± 0.65 | 1.41 | 2.007 |  |  |",
+        "| other | 4 | 0.50 ± 0.00 | 0.00 |  | 1.0 ± 0.0 | 0.0 |",
         "",
         "- a note",
     ]
     assert json.loads(json.dumps(table.to_json(), allow_nan=False))["rows"][0]["summary"]["barrier"]["mean"] == 2.5
+
+
+def test_a_fitted_temperature_undoes_any_scale_of_the_outputs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    module, x = nn.Linear(4, 3).double(), torch.randn(400, 4, generator=generator).double()
+    params = {"weight": torch.randn(3, 4, generator=generator).double(), "bias": torch.zeros(3).double()}
+    logits = x @ params["weight"].T
+    y = torch.multinomial(torch.softmax(logits / 2, dim=1), 1, generator=generator)[:, 0]
+    temperature = fit_temperature(logits, y)
+    assert temperature == pytest.approx(2, rel=0.2)
+    assert fit_temperature(100 * logits, y) == pytest.approx(100 * temperature, rel=1e-3)
+    judge = TemperedJudge(rg.Task(module, [(x, y)]), rg.Task(module, [(x, y)]))
+    scaled = {name: tensor / 5 for name, tensor in params.items()}
+    assert judge(scaled)["loss"] == pytest.approx(judge(params)["loss"], rel=1e-6)
+    assert judge(params)["loss"] < judge.judge.evaluate(params)["loss"]
 
 
 def test_mean_curves() -> None:
@@ -301,6 +338,31 @@ def test_what_cannot_run_is_one_sentence(
     args: list[str], sentence: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     assert sentence in refused("reproduce", *args, "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]",
+        "{}",
+        "3",
+        "not JSON",
+        '{"title": "t", "notes": [], "quantities": [], "rows": 3, "pictures": {}, "loss": ""}',
+        '{"title": "t", "notes": [], "loss": "", "pictures": {}, "quantities": [{"name": "a", "digits": "x"}],'
+        ' "rows": [{"label": "b", "values": {"a": [["?"]]}, "paper": {}, "curve": []}]}',
+        '{"title": "t", "notes": [], "loss": "", "pictures": {}, "quantities": [{"name": "a", "digits": 1}],'
+        ' "rows": [{"label": "b", "values": {"a": [[]]}, "paper": {}, "curve": []}]}',
+        '{"title": "t", "notes": [], "loss": "", "pictures": {}, "quantities": [{"name": "a", "digits": 1}],'
+        ' "rows": [{"label": "b", "values": {"a": [[1]]}, "paper": {}, "curve": [{"t": 0}]}]}',
+        '{"title": "t", "notes": [], "loss": "", "pictures": {"p": [{"title": "x"}]}, "quantities": [], "rows": []}',
+    ],
+)
+def test_a_file_that_is_no_record_is_not_drawn(text: str, tmp_path: Path, refused: Callable[..., str]) -> None:
+    record, out = tmp_path / "x.json", tmp_path / "out"
+    record.write_text(text)
+    told = refused("reproduce", "--draw", str(record), "--out", str(out))
+    assert f"{str(record)!r} cannot be drawn: " in told
+    assert not out.exists() or not list(out.iterdir())
 
 
 # --- names of steps ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from regauge.nets.vgg import VGG
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.populations import SECONDS, ClassifierWay, Comparison, DataName, Population, compare, small_images
 from regauge.papers.table import AREA, BARRIER, Table
-from regauge.papers.ways import PUBLISHED_ACTIVATIONS, PUBLISHED_WEIGHTS
+from regauge.papers.ways import PUBLISHED_ACTIVATIONS, PUBLISHED_WEIGHTS, TEMPERED, TEMPERED_NOTE
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import Constant
 
@@ -134,6 +134,7 @@ def measure(config: Comparison, run: Run) -> Table:
         f"{SINKHORN_LR:g}. Mixed Matching and its refinement, on {REFINING:,} images, are not in the paper",
         "Weight Matching begins at the identity, Activation Matching takes products that are not centered, and both "
         "keep scales, as published; balanced scales, the start at the barycenter and correlations are ours",
+        TEMPERED_NOTE,
     )
     return compare(config, data, run, (BARRIER, AREA, SECONDS), notes)
 
@@ -152,6 +153,7 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
     refined = rg.Sinkhorn(loss="midpoint", init=mixed, steps=min(iterations, rg.Sinkhorn.steps))
     return (
         way("Naive", None),
+        ClassifierWay(TEMPERED, is_tempered=True),
         way("Weight Matching", PUBLISHED_WEIGHTS),
         way("Activation Matching", PUBLISHED_ACTIVATIONS),
         way("Sinkhorn", sinkhorn(None), SINKHORN_BATCH),

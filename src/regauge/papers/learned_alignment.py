@@ -25,7 +25,7 @@ from regauge.learn import MatchingConfig
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.populations import SECONDS
 from regauge.papers.table import AREA, BARRIER, Record, Row, Table
-from regauge.papers.ways import Way
+from regauge.papers.ways import TEMPERED, TEMPERED_NOTE, Way
 from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.store import Store
 from regauge.zoo.presets import cifar10_cnns, cifar10_mlps, mlp_architecture, mnist_mlps, sine_inrs
@@ -57,7 +57,7 @@ def measure(study: Study, run: Run) -> Table:
     examples = load_examples(study.population[1].data)
     split = _split(store, examples, study.pairs)
     matcher = _matcher(study, run, store, examples, split)
-    ways = ways_of(matcher)
+    ways = ways_of(matcher, has_classes=not examples.is_signals)
     networks, symmetry = store.read(split["test"]), store.symmetry
     assert symmetry is not None
 
@@ -66,7 +66,7 @@ def measure(study: Study, run: Run) -> Table:
         signal = _signal(store, split["test"][2 * pair]) if examples.is_signals else None
         task, judge = (_task(store, examples, study.examples, signal, is_kept=kept) for kept in (False, True))
         moved, seconds = way.align(a, b, symmetry, task, run.generator("alignment", way.label, pair))
-        curve = rg.line(a, moved, judge, points=POINTS)
+        curve = rg.line(a, moved, way.judge(judge, task), points=POINTS)
         return {"line": list(curve.table), SECONDS.name: seconds if way.method else None}
 
     settings = (study.population, repr(study.matching), study.examples, study.pairs)
@@ -81,13 +81,15 @@ def measure(study: Study, run: Run) -> Table:
         f"{study.pairs} pairs of networks that it has not seen; losses on examples kept from training, at {POINTS} "
         "points of each line",
         "CPU s: of one pair alone; in batches of `rg.align_pairs` matchers take a fraction of it",
+        *([] if examples.is_signals else [TEMPERED_NOTE]),
         *study.notes,
     )
-    return Table(f"Learned alignment of {study.what}", notes, (BARRIER, AREA, SECONDS), tuple(rows))
+    title = f"Learned alignment of {study.what}"
+    return Table(title, notes, (BARRIER, AREA, SECONDS), tuple(rows), paired="Weight Matching")
 
 
-def ways_of(matcher: learn.LearnedMatching) -> tuple[Way, ...]:
-    """The rows of the paper, and the mixed matching of this library."""
+def ways_of(matcher: learn.LearnedMatching, *, has_classes: bool) -> tuple[Way, ...]:
+    """The rows of the paper, the mixed matching of this library, and for classifiers a fitted temperature."""
 
     def refined(init: Method) -> Method:
         return rg.Sinkhorn(loss="midpoint", init=init)
@@ -95,6 +97,7 @@ def ways_of(matcher: learn.LearnedMatching) -> tuple[Way, ...]:
     alone = _Alone(matcher)
     return (
         Way("Naive"),
+        *([Way(TEMPERED, is_tempered=True)] if has_classes else []),
         Way("Weight Matching", rg.WeightMatching()),
         Way("Mixed Matching", rg.MixedMatching()),
         Way("Mixed + Sinkhorn, midpoint", refined(rg.MixedMatching())),

@@ -155,6 +155,10 @@ class Comparison:
     notes: tuple[str, ...] = ()  # departures of the scale
 
 
+COMPARED = "Weight Matching"
+"""The row that others are compared with, pair by pair."""
+
+
 def compare(
     comparison: Comparison, data: Examples, run: Run, quantities: tuple[Quantity, ...], notes: tuple[str, ...]
 ) -> Table:
@@ -164,7 +168,9 @@ def compare(
         for way, records in zip(comparison.ways, measure_lines(comparison, data, run), strict=True)
     ]
     title = f"{comparison.population.architecture} on {data.name}"
-    return Table(title, (*notes, *comparison.notes), quantities, tuple(rows), "test cross entropy (nats)")
+    paired = next((way.label for way in comparison.ways if way.label == COMPARED), "")
+    notes = (*notes, *comparison.notes)
+    return Table(title, notes, quantities, tuple(rows), "test cross entropy (nats)", paired=paired)
 
 
 def measure_lines(comparison: Comparison, data: Examples, run: Run) -> Sequence[Sequence[Sequence[Record]]]:
@@ -181,7 +187,8 @@ def measure_lines(comparison: Comparison, data: Examples, run: Run) -> Sequence[
         moved, seconds = way.align(a, b, symmetry, task, generator)
         judge = data.judge(module, test, comparison.batch)
         path = way.path(module, torch.split(data.inputs[: comparison.read], comparison.batch))
-        curve = rg.line(a, moved, judge, points=comparison.points, path=path)
+        few = rg.Task(module, data.batches(comparison.read, comparison.batch))
+        curve = rg.line(a, moved, way.judge(judge, few), points=comparison.points, path=path)
         return {
             "line": list(curve.table),
             DISTANCE.name: distance(a, moved, symmetry.buffers),

@@ -26,7 +26,7 @@ from regauge.papers.populations import (
     small_images,
 )
 from regauge.papers.table import AREA, BARRIER, Quantity, Record, Row, Table
-from regauge.papers.ways import PUBLISHED_ACTIVATIONS, permutations_only
+from regauge.papers.ways import PUBLISHED_ACTIVATIONS, TEMPERED, TEMPERED_NOTE, permutations_only
 from regauge.training.optimizers import Adam
 
 REFINING, REFINING_BATCH = 10_000, 256
@@ -115,6 +115,7 @@ def measure_trained(config: Comparison, run: Run) -> Table:
         f"{population.architecture} on {data.name}, {population.description}",
         f"{config.pairs} independent pairs; losses on {min(config.test, len(data.test_targets)):,} test images at "
         f"{config.points} points of each line",
+        TEMPERED_NOTE,
     )
     return compare(config, data, run, (BARRIER, AREA, DISTANCE, SECONDS), notes)
 
@@ -132,6 +133,7 @@ def _ways(*, steps: int) -> tuple[ClassifierWay, ...]:
     refined = rg.Sinkhorn(init=mixed, steps=steps)
     return (
         ClassifierWay("Naive"),
+        ClassifierWay(TEMPERED, is_tempered=True),
         ClassifierWay("Naive, repaired", is_repaired=True),
         ClassifierWay("WM from the identity", rg.WeightMatching(start="identity")),
         ClassifierWay("WM from the barycenter", rg.WeightMatching()),

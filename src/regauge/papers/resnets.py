@@ -15,6 +15,7 @@ from regauge.nets.resnet import resnet20
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.populations import ClassifierWay, Comparison, DataName, Population, measure_lines, small_images
 from regauge.papers.table import AREA, BARRIER, Quantity, Row, Table, halfway
+from regauge.papers.ways import TEMPERED, TEMPERED_NOTE
 from regauge.training.optimizers import AdamW
 
 BATCH = 250
@@ -64,6 +65,7 @@ def measure(config: Resnets, run: Run) -> Table:
         f"{min(comparison.test, len(data.test_targets)):,} test images; methods and statistics read the first "
         f"{comparison.read:,} training images",
         "batch normalization follows every convolution, so that repair means new statistics and nothing else",
+        TEMPERED_NOTE,
     )
     title = f"{population.architecture.removesuffix(f', width x{last}')} on {data.name}"
     return Table(title, notes, QUANTITIES, tuple(rows), f"test cross entropy (nats), width x{last}")
@@ -81,6 +83,7 @@ def _pairs(
         for label, method in METHODS.items()
         for suffix in ("", ", new statistics")
     )
+    ways = (*ways, ClassifierWay(TEMPERED, is_tempered=True, batch=BATCH, examples=read))
     return Comparison(population, ways, seeds=1, batch=BATCH, read=read, **sizes)
 
 

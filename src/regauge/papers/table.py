@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ Line = Sequence[Mapping[str, float]]
 """Metrics along a line, "t" among them."""
 Values = Sequence[Sequence[float]]
 """For each seed, one number per pair of networks."""
+FEWEST = 3
+"""Fewest numbers of which a standard error is given; of fewer ones all are printed."""
 
 
 @dataclass(frozen=True)
@@ -127,23 +129,44 @@ class Table:
     loss: str = ""  # what the curves of the rows show, in words
     pictures: Mapping[str, Picture] = field(default_factory=dict)  # further pictures, by the names of their files
     strips: Mapping[str, Path] = field(default_factory=dict)  # files that `save_strips` wrote, by name
+    unit: str = ""  # what each list of values is, such as a shape, if only these are independent; else each value is
+    paired: str = ""  # the row that others are compared with pair by pair: all have the same pairs
 
     def cells(self) -> list[list[str]]:
         """The printed table, its header first.
 
-        For each row its label and then, for each quantity: the mean with its standard error over pairs, the standard
-        deviation of the means of the seeds if there are several, and the paper's number if it has one.
+        For each row its label, the number n of independent values if there are several, and then, for each quantity:
+        the mean with its standard error over these, or the values themselves where there are fewer than three, the
+        standard deviation of the means of the seeds if there are several, and the paper's number if it has one. For the
+        first quantity the mean difference from the row `paired` follows.
         """
         columns = [["", *(row.label for row in self.rows)]]
+        counts = [max((self._summary(values).count for values in row.values.values()), default=0) for row in self.rows]
+        if max(counts, default=0) > 1:
+            columns.append([f"n {self.unit}s" if self.unit else "n", *map(str, counts)])
         for q in self.quantities:
-            found = [summarize(row.values[q.name]) if q.name in row.values else None for row in self.rows]
+            found = [self._summary(row.values[q.name]) if q.name in row.values else None for row in self.rows]
             columns.append([q.name, *("" if one is None else one.print_mean(q.digits) for one in found)])
             deviations = [None if one is None else one.deviation for one in found]
             if any(one is not None for one in deviations):
                 columns.append(["over seeds", *("" if one is None else f"{one:.{q.digits}f}" for one in deviations)])
             if any(q.name in row.paper for row in self.rows):
                 columns.append(["paper", *(row.paper.get(q.name, "") for row in self.rows)])
+            if self.paired and q == self.quantities[0]:
+                columns.append([f"less {self.paired}, paired", *(self._difference(row, q) for row in self.rows)])
         return [list(line) for line in zip(*columns, strict=True)]
+
+    def _summary(self, values: Values) -> "Summary":
+        return summarize([[statistics.fmean(one) for one in values]] if self.unit else values)
+
+    def _difference(self, row: Row, quantity: Quantity) -> str:
+        """The mean over pairs of this row's value less that of the row `paired`, with its standard error."""
+        own = row.values.get(quantity.name, ())
+        other = next(one for one in self.rows if one.label == self.paired).values.get(quantity.name, ())
+        if row.label == self.paired or [*map(len, own)] != [*map(len, other)]:
+            return ""
+        gaps = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(own, other, strict=True)]
+        return self._summary(gaps).print_mean(quantity.digits)
 
     def markdown(self) -> str:
         """Title, table and notes."""
@@ -157,10 +180,12 @@ class Table:
             "title": self.title,
             "notes": list(self.notes),
             "loss": self.loss,
+            "unit": self.unit,
+            "paired": self.paired,
             "quantities": [{"name": q.name, "digits": q.digits} for q in self.quantities],
             "pictures": {name: [asdict(panel) for panel in picture] for name, picture in self.pictures.items()},
             "rows": [
-                asdict(row) | {"summary": {name: asdict(summarize(values)) for name, values in row.values.items()}}
+                asdict(row) | {"summary": {name: asdict(self._summary(values)) for name, values in row.values.items()}}
                 for row in self.rows
             ],
         }
@@ -176,9 +201,16 @@ class Table:
             rows = [Row(row["label"], row["values"], row["paper"], row["curve"]) for row in known["rows"]]
             quantities = [Quantity(q["name"], q["digits"]) for q in known["quantities"]]
             pictures = {name: tuple(map(_panel, panels)) for name, panels in known["pictures"].items()}
-            return cls(known["title"], tuple(known["notes"]), tuple(quantities), tuple(rows), known["loss"], pictures)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"these are not the numbers of an experiment ({error!r})") from error
+            table = cls(known["title"], tuple(known["notes"]), tuple(quantities), tuple(rows), known["loss"], pictures)
+            table = replace(table, unit=known.get("unit", ""), paired=known.get("paired", ""))
+            # What is used later, but for pictures: means of the values, and the curves.
+            table.cells(), [(float(one["t"]), float(one["loss"])) for row in rows for one in row.curve]
+            return table
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+            raise ValueError(
+                "this is no record of an experiment; give a file PAPER-EXPERIMENT-SCALE.json that `regauge reproduce` "
+                "wrote, such as those in docs/records"
+            ) from error
 
 
 def _panel(known: Mapping[str, Any]) -> Panel:
@@ -192,15 +224,22 @@ class Summary:
     """Mean over all pairs of all seeds, and its uncertainty."""
 
     mean: float
-    standard_error: float | None  # of the mean; None for a single pair
+    standard_error: float | None  # of the mean; None for fewer than three values
     deviation: float | None  # standard deviation of the means of the seeds; None for a single seed
     count: int  # pairs of all seeds
+    few: tuple[float, ...] = ()  # the values themselves, if there are fewer than three
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The mean less and plus its standard error; from the least to the largest of fewer than three values."""
+        error = self.standard_error
+        return (min(self.few), max(self.few)) if error is None else (self.mean - error, self.mean + error)
 
     def print_mean(self, digits: int) -> str:
-        """The mean with its standard error."""
-        return f"{self.mean:.{digits}f}" + (
-            "" if self.standard_error is None else f" ± {self.standard_error:.{digits}f}"
-        )
+        """The mean with its standard error, or the few values."""
+        if self.standard_error is None:
+            return " and ".join(f"{value:.{digits}f}" for value in self.few)
+        return f"{self.mean:.{digits}f} ± {self.standard_error:.{digits}f}"
 
 
 def summarize(values: Values) -> Summary:
@@ -209,9 +248,10 @@ def summarize(values: Values) -> Summary:
     means = [statistics.fmean(seed) for seed in values]
     return Summary(
         statistics.fmean(flat),
-        statistics.stdev(flat) / math.sqrt(len(flat)) if len(flat) > 1 else None,
+        statistics.stdev(flat) / math.sqrt(len(flat)) if len(flat) >= FEWEST else None,
         statistics.stdev(means) if len(means) > 1 else None,
         len(flat),
+        tuple(flat) if len(flat) < FEWEST else (),
     )
 
 

@@ -20,7 +20,7 @@ from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.populations import DataName, Examples, Population, images, networks
 from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table, halfway
-from regauge.papers.ways import Restrict, Way, permutations_only, whole, without_matrices
+from regauge.papers.ways import TEMPERED, TEMPERED_NOTE, Restrict, Way, permutations_only, whole, without_matrices
 from regauge.training.optimizers import AdamW
 
 Family = Literal["vit", "gpt", "llama"]
@@ -117,6 +117,7 @@ def _ways(steps: int) -> tuple[TransformerWay, ...]:
     )
     return (
         TransformerWay("as trained"),
+        TransformerWay(TEMPERED, is_tempered=True),
         TransformerWay("permutations, weight matching", rg.WeightMatching(), permutations_only),
         TransformerWay("permutations, mixed matching", rg.MixedMatching(), permutations_only),
         TransformerWay("all discrete kinds, mixed matching", rg.MixedMatching(), without_matrices),
@@ -146,6 +147,7 @@ def measure(config: Transformers, run: Run) -> Table:
         f"{config.pairs} independent pairs; the loss is that of {min(config.test, len(data.test_targets)):,} test "
         f"examples at {config.points} points of each line; methods and repair read "
         f"{min(config.read, len(data.targets)):,} training examples; CPU seconds include those of earlier rows",
+        TEMPERED_NOTE,
     )
     title = f"{population.architecture}, on {population.data}"
     return Table(title, notes, QUANTITIES, tuple(rows), "test cross entropy (nats)")
@@ -170,10 +172,11 @@ class TransformerPair:
             (a, _), (b, seconds) = self._ends(way.is_folded), self._align(way)
             judge = self._data.judge(self._module, config.test, BATCH)
             path = way.path(self._module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
-            curve = rg.line(a, b, judge, points=config.points, path=path)
+            task = way.judge(judge, rg.Task(self._module, self._read))
+            curve = rg.line(a, b, task, points=config.points, path=path)
             return {"CPU s": seconds if way.method else None, "line": list(curve.table)}
 
-        evaluation = (config.points, config.test, way.is_repaired)
+        evaluation = (config.points, config.test, way.is_repaired, *(["tempered"] if way.is_tempered else []))
         return self._run.record((*self._settings(way), evaluation), str(self._index), make)
 
     def _align(self, way: TransformerWay) -> tuple[Params, float]:

@@ -13,6 +13,7 @@ from regauge.connect import Path, Repaired, Straight
 from regauge.core.groups import Group
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.papers.tempered import TemperedJudge
 
 Restrict = Callable[[Symmetry], Symmetry]
 """From a symmetry to a part of it."""
@@ -47,6 +48,13 @@ PUBLISHED_ACTIVATIONS = rg.ActivationMatching(statistic="product", scales="keep"
 """Activation matching as in Git Re-Basin, section 3.1: products that are not centered."""
 
 
+TEMPERED = "Naive, temperature fitted"
+TEMPERED_NOTE = (
+    f"{TEMPERED}: not aligned, but the outputs of each network of the line, its ends too, are divided by the number "
+    "that makes the loss on training examples least"
+)
+
+
 @dataclass(frozen=True)
 class Way:
     """A row of a table: how the second network of a pair is aligned. Results are kept by label and method."""
@@ -55,6 +63,7 @@ class Way:
     method: Method | None = None  # None leaves the network as it is
     restrict: Restrict = field(default=whole, repr=False)  # to the part that is used
     is_repaired: bool = False  # whether the networks between the ends are repaired
+    is_tempered: bool = False  # whether each network of the line has a softmax temperature fitted to training examples
 
     def align(
         self, a: Params, b: Params, symmetry: Symmetry, task: rg.Task, generator: torch.Generator
@@ -65,6 +74,10 @@ class Way:
             symmetry = self.restrict(symmetry)
             b = rg.align(a, b, symmetry, method=self.method, task=task, generator=generator).params
         return b, time.thread_time() - began
+
+    def judge(self, judge: rg.Task, fitting: rg.Task) -> rg.Task | TemperedJudge:
+        """What evaluates the networks of the line; temperatures, if the way says so, are fitted to the other task."""
+        return TemperedJudge(judge, fitting) if self.is_tempered else judge
 
     def path(self, module: nn.Module, batches: Sequence[Tensor]) -> Path:
         """The line to the second network, repaired with statistics of these inputs if the way says so."""

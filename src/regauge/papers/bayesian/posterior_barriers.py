@@ -202,9 +202,9 @@ def _pictures(config: Barriers, curves: Mapping[tuple[str, str], Line], rows: Se
                 of = [(k, case) for k, case in enumerate(config.cases) if case.series == name]
                 found = [rows[count * k + j].values[f"barrier, {split}"] for k, _ in of]
                 x = [case.position for _, case in of if case.position is not None]
-                spans = [(one.mean, one.standard_error or 0.0) for one in map(summarize, found)]
+                summaries = [summarize(values) for values in found]
                 label = f"{name}{', ' if name else ''}{way.label}"
-                low, high = [m - e for m, e in spans], [m + e for m, e in spans]
-                lines.append(Series(label, x, [m for m, _ in spans], low, high, style(way)))
+                low, high = ([one.span[side] for one in summaries] for side in (0, 1))
+                lines.append(Series(label, x, [one.mean for one in summaries], low, high, style(way)))
         charts.append(Chart(f"Barrier, {split} images", config.axis, "nats per example", tuple(lines), True))
     return {"barriers": tuple(charts)}

@@ -132,6 +132,8 @@ PICTURED = (
 """Drawn as curves, shown as strips, and compared by their codes; all variants are drawn too."""
 
 
+COMPARED = "weights, permutations"
+"""The row that others are compared with, shape by shape: the paper's method."""
 CLAIMS = {
     WAYS: "the paper: flat from the same start; two peaks (4th and 4th to last point) from different starts; one bell, "
     "sometimes higher, after weight matching by permutations; activation matching looks like different starts. It "
@@ -172,8 +174,8 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
     constant = fmean(entropy_floor(torch.cat([y for _, y in one.judge.batches]).mean()) for one in shapes.values())
     notes = (
         CLAIMS[ways],
-        f"{study.description}; ± is the standard error over shapes and pairs, 'over seeds' the standard deviation of "
-        "the means of the shapes",
+        f"{study.description}; ± is the standard error over shapes, each the mean of its pairs, since pairs of a shape "
+        "share a network",
         f"loss: cross entropy in nats on 10,000 samples of both samplings; the best constant prediction has "
         f"{constant:.3f}. Methods and repair read {READ:,} samples of the second sampling",
         "as published: weights from the identity, activations by products that are not centered; otherwise weights "
@@ -188,6 +190,8 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
         QUANTITIES,
         tuple(rows),
         "cross entropy on 10,000 samples (nats)",
+        unit="shape",
+        paired=COMPARED,
     )
 
 

@@ -1,0 +1,55 @@
+"""Lines whose networks are judged with a fitted softmax temperature: what a barrier owes to confidence alone.
+
+The mean of two networks has smaller outputs than both, so that its probabilities are too even. A temperature for each
+network of the line mends that without any alignment.
+
+References:
+    arXiv 2510.08023, which finds that wide networks need no permutation then; Guo et al. (2017), On calibration of
+    modern neural networks, for the temperature.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+import regauge as rg
+from regauge.core.given import as_pair
+from regauge.core.task import cross_entropy
+
+LIMIT = 6.0
+"""Largest absolute logarithm of a temperature."""
+
+
+@dataclass(frozen=True)
+class TemperedJudge:
+    """Evaluates a classifier after dividing its outputs by the temperature that suits other examples best."""
+
+    judge: rg.Task  # evaluates: the mean cross entropy of its batches
+    fitting: rg.Task  # examples that the temperature is fitted to
+
+    def __call__(self, params: Mapping[str, Tensor]) -> dict[str, float]:
+        """The loss in nats, and the accuracy, which no temperature changes."""
+        with torch.no_grad():
+            pairs = [as_pair(batch) for batch in self.fitting.batches]
+            outputs = torch.cat([self.fitting.run(params, inputs) for inputs, _ in pairs])
+            temperature = fit_temperature(outputs, torch.cat([targets for _, targets in pairs]))
+        tempered = replace(self.judge, criterion=lambda outputs, targets: cross_entropy(outputs / temperature, targets))
+        return tempered.evaluate(params)
+
+
+def fit_temperature(outputs: Tensor, targets: Tensor) -> float:
+    """The number by which to divide logits `[..., classes]` so that their mean cross entropy is least.
+
+    The loss is convex in its inverse; it is sought between exp(-6) and exp(6).
+    """
+    logits = outputs.double()
+
+    def loss(log: float) -> float:
+        return float(cross_entropy(logits * math.exp(-log), targets))
+
+    found = minimize_scalar(loss, bounds=(-LIMIT, LIMIT), method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(found.x))
