@@ -93,15 +93,34 @@ def test_rotations_of_what_does_not_fit_in_memory(
     assert not Path("learned").exists()
 
 
-def test_a_folder_is_smoothed_on_data(made: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_smoothed_and_rotated_on_data(made: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
     folder, model = made
     tokens = torch.randint(3, 24, (4, 6), generator=torch.Generator().manual_seed(1))
     save({"inputs": tokens, "targets": tokens}, "data.safetensors")
     main(["gauge", str(folder), "-o", "smooth", "--method", "smooth", "--data", "data.safetensors", "--bits", "3"])
-    facts = facts_of("smooth")
-    assert facts["objective"]["after"] > facts["objective"]["before"]
+    data = ["--data", "data.safetensors", "--batch", "2", "--bits", "3"]
+    main(
+        [
+            "gauge",
+            str(folder),
+            "-o",
+            "learned",
+            "--method",
+            "learned",
+            "--untie",
+            "--by",
+            "outputs",
+            "--steps",
+            "20",
+            *data,
+        ]
+    )
+    assert "nats" in capsys.readouterr().out
     before = logits(model)
-    assert torch.allclose(logits(open_clean("smooth")), before, rtol=0, atol=1e-5 * float(before.abs().max()))
+    for out in ("smooth", "learned"):
+        facts = facts_of(out)
+        assert facts["objective"]["after"] > facts["objective"]["before"]
+        assert torch.allclose(logits(open_clean(out)), before, rtol=0, atol=1e-5 * float(before.abs().max()))
 
 
 def relu(scale: float = 1.0) -> Params:
@@ -129,6 +148,7 @@ def test_a_file_is_equalized() -> None:
         (["--method", "learned", "--bits", "1"], "bits is 1, but values are rounded to 2 to 16 bits"),
         (["--group", "-1"], "--group is -1"),
         (["--method", "smooth"], "the method 'smooth' looks at what layers read: give --data"),
+        (["--method", "learned", "--by", "outputs"], "--by outputs is for --method learned with --data"),
     ],
 )
 def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ METHODS: dict[str, GaugeMethod] = {
     "every Hadamard": rg.Hadamard(is_kept_always=True),
     "random rotation": rg.RandomRotation(is_kept_always=True),
     "learned rotation": rg.LearnedRotation(steps=4),
+    "learned on outputs": rg.LearnedRotation(steps=20, lr=0.05, by="outputs"),
     "AWQ": rg.Smooth(grid=4),
     "SmoothQuant": rg.Smooth(
         alpha=0.5, statistic="max", is_against_weights=True, activations=RoundToNearest(8), scheme=RoundToNearest(8)
@@ -282,3 +283,22 @@ def test_layers_read_rounded_activations_within_the_context() -> None:
         found = layer(x)
     assert torch.equal(found, layer(scheme(x)))
     assert not torch.equal(found, layer(x))
+
+
+def test_rotations_learned_on_outputs_bring_the_rounded_outputs_nearer() -> None:
+    case, module, params, symmetry, _ = prepared("Llama")
+    tokens = torch.randint(0, 8, (4, 2, 6), generator=generator(3))
+    batches = [({"input_ids": one, **dict(case.kwargs)} if case.kwargs else (one,), torch.zeros(1)) for one in tokens]
+    task, scheme = rg.Task(module, batches[:3], outputs=case.outputs), RoundToNearest(3)
+    method = rg.LearnedRotation(scheme, steps=40, lr=0.05, by="outputs")
+    with pytest.raises(ValueError, match="draws noise: give a generator"):
+        rg.gauge(params, symmetry, method=method, task=task)
+    result = rg.gauge(params, symmetry, method=method, task=task, generator=generator(0))
+    assert result.unit == "nats"
+    assert result.objective > 0.8 * result.initial
+    exact, *rounded = (
+        task.run(one, batches[3][0]).double()
+        for one in (params, *(round_network(p, result.symmetry, scheme) for p in (params, result.params)))
+    )
+    errors = [float((one - exact).square().sum()) for one in rounded]
+    assert errors[1] < errors[0]

@@ -67,6 +67,7 @@ BEFORE_PARSING = (
     "cli/early.py",
     "cli/inr_options.py",
     "cli/flow_options.py",
+    "cli/gauge_options.py",
     "cli/learn_options.py",
 )
 """What `regauge --help` imports."""
@@ -188,6 +189,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.compare_options",
                 "regauge.cli.early",
                 "regauge.cli.flow_options",
+                "regauge.cli.gauge_options",
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
                 "regauge.storage.plain_files",

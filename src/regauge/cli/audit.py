@@ -9,8 +9,9 @@ import torch
 import yaml
 
 import regauge as rg
+from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.models import find_traced, load_model, name_model, read_networks
-from regauge.cli.options import Audit, Gauge, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tracing import Traced
 from regauge.core.params import Params

@@ -11,8 +11,9 @@ import regauge as rg
 from regauge.alignment.streamed.job import FileJob, open_job
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.cli.audit import write_mappings
+from regauge.cli.gauge_options import Gauge
 from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
-from regauge.cli.options import Gauge, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import form_of, show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.tasks import convert, load_batches
@@ -20,7 +21,7 @@ from regauge.cli.tracing import Traced
 from regauge.cli.transformers_models import Values
 from regauge.cli.untied import untied
 from regauge.cli.vocabulary import bring_together
-from regauge.core.task import arguments
+from regauge.core.task import Batch, arguments
 from regauge.gauging import Certificate, GaugeMethod, LayerMeasures, Move, RoundToNearest, certify, move_tensor
 from regauge.gauging.method import GaugeProblem, fixed_reasons, to_work
 from regauge.gauging.methods.rotations import Rotation
@@ -72,7 +73,7 @@ def run(options: Gauge) -> None:
             name, job = stack.enter_context(untied(name, job))
         found, kwargs, uncovered, can_run = _read(options, method, name, job)
         job = replace(job, checkpoints=found.checkpoints)
-        chosen = _choose(method, found, uncovered, kwargs, options.inputs.outputs or None, options.seed)
+        chosen = _choose(method, found, uncovered, kwargs, options)
         measures = LayerMeasures(found.symmetry, [RoundToNearest(bits) for bits in BITS])
         certificate, reason = None, "the model has no values here: it is larger than what is run, or is not known"
         if can_run and found.model is not None and _fits(job):
@@ -105,12 +106,14 @@ def method_of(options: Gauge) -> GaugeMethod:
     scheme = RoundToNearest(options.bits, options.group or None)
     if options.method == "smooth" and options.data is None:
         raise UsageError("the method 'smooth' looks at what layers read: give --data, or choose another one")
+    if options.by == "outputs" and (options.method != "learned" or options.data is None):
+        raise UsageError("--by outputs is for --method learned with --data, whose batches the model is run on")
     methods: dict[str, GaugeMethod] = {
         "equalize": rg.Equalize(),
         "smooth": rg.Smooth(scheme),
         "hadamard": rg.Hadamard(scheme, is_kept_always=True),
         "random": rg.RandomRotation(scheme, is_kept_always=True),
-        "learned": rg.LearnedRotation(scheme, steps=options.steps),
+        "learned": rg.LearnedRotation(scheme, steps=options.steps, by=options.by),
     }
     return methods[options.method]
 
@@ -125,8 +128,7 @@ def _read(
         values: Values = "never" if not _fits(job) else "if small" if options.data is None else "always"
         model = load_model(name, options.inputs, values=values)
         if options.data is not None:
-            inputs = convert(load_batches(options.data, options.batch)[0][0], torch.float32)
-            args, named = arguments(inputs)
+            args, named = arguments(_batches(options)[0][0])
             model = replace(model, inputs=args, kwargs=named, further=())
         with show_status("tracing the model"):
             if options.symmetry is None:
@@ -153,6 +155,13 @@ def _read(
     return found, kwargs, uncovered, can_run
 
 
+def _batches(options: Gauge) -> list[Batch]:
+    """The batches of --data, in float32."""
+    assert options.data is not None
+    loaded = load_batches(options.data, options.batch)
+    return [(convert(inputs, torch.float32), targets) for inputs, targets in loaded]
+
+
 def _reader(found: Networks) -> Any:
     """Reads a parameter by any name that it has."""
     (checkpoint,) = found.checkpoints
@@ -166,10 +175,10 @@ def _reader(found: Networks) -> Any:
 
 
 def _choose(
-    method: GaugeMethod, found: Networks, uncovered: Uncovered, kwargs: dict[str, Any], outputs: Any, seed: int
+    method: GaugeMethod, found: Networks, uncovered: Uncovered, kwargs: dict[str, Any], options: Gauge
 ) -> Chosen:
     """What takes the checkpoint to its gauge; rotations without a look at the weights need none of them in memory."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(options.seed)
     if isinstance(method, Rotation):
         element = method.rotate(uncovered.symmetry, generator)
         before = () if uncovered.before is None else (uncovered.before,)
@@ -179,7 +188,9 @@ def _choose(
     if found.model is not None and method.needs_task:
         if found.model.inputs and kwargs:
             raise UsageError("the model needs masks beside its data: give batches whose inputs are named")
-        task = rg.Task(found.model.module, [(found.model.inputs or kwargs, torch.zeros(1))], outputs=outputs)
+        first = [(found.model.inputs or kwargs, torch.zeros(1))]
+        batches = _batches(options) if options.by == "outputs" else first
+        task = rg.Task(found.model.module, batches, outputs=options.inputs.outputs or None)
     problem = GaugeProblem(to_work(found.checkpoints[0].params), found.symmetry, task, generator)
     problem.__dict__["uncovered"] = uncovered
     with show_status("choosing a gauge"):

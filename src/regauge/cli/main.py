@@ -19,6 +19,7 @@ from regauge.cli.commands import hide_empty_defaults, require_command
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
 from regauge.cli.flow_options import Flow
+from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.inr_options import Inr
 from regauge.cli.learn_options import Learn
 from regauge.cli.options import Options, UsageError
@@ -27,7 +28,7 @@ from regauge.names import VERSION
 from regauge.storage.plain_files import require_plain
 
 DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."
-Command: TypeAlias = Options | Compare | Zoo | Inr | Learn | Flow
+Command: TypeAlias = Options | Gauge | Audit | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
 hide_empty_defaults(Command)
 DEBUG = "REGAUGE_DEBUG"

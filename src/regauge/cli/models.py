@@ -20,7 +20,8 @@ import regauge as rg
 from regauge.cli.compare_options import Compare
 from regauge.cli.every_expert import visit_every_expert
 from regauge.cli.example_inputs import with_masks
-from regauge.cli.options import Audit, Canonicalize, ExampleInputs, Gauge, Matching, UsageError
+from regauge.cli.gauge_options import Audit, Gauge
+from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.cli.tracing import Traced, name_once, trace_once
 from regauge.cli.transformers_models import Values, build_folder, unreached_parts

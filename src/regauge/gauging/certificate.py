@@ -66,15 +66,24 @@ def certify(
         outputs: Which outputs are compared.
         each_group: Whether every group is tried alone, too.
     """
-    kwargs = dict(kwargs or {})
+    model = _Model(module, inputs, dict(kwargs or {}), outputs)
     try:
         with InDouble():
-            exact = _exact_changes(params, moves, module, inputs, kwargs, outputs, each_group=each_group)
+            exact = _exact_changes(params, moves, model, each_group=each_group)
     except (RuntimeError, TypeError):  # Some models need the precision that they ask for.
-        exact = _exact_changes(params, moves, module, inputs, kwargs, outputs, each_group=each_group)
+        exact = _exact_changes(params, moves, model, each_group=each_group)
     dtype = next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
-    stored = _stored_change(params, moves, module, inputs, kwargs, outputs, dtype)
+    stored = _stored_change(params, moves, model, dtype)
     return Certificate(exact.total, exact.tolerance, stored, str(dtype).removeprefix("torch."), exact.per_group)
+
+
+class _Model(NamedTuple):
+    """A module and what it is run on."""
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: Outputs
 
 
 class _Changes(NamedTuple):
@@ -85,17 +94,8 @@ class _Changes(NamedTuple):
     per_group: dict[str, float]
 
 
-def _exact_changes(
-    params: Mapping[str, Tensor],
-    moves: Sequence[Move],
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    outputs: Outputs,
-    *,
-    each_group: bool,
-) -> _Changes:
-    probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
+def _exact_changes(params: Mapping[str, Tensor], moves: Sequence[Move], model: _Model, *, each_group: bool) -> _Changes:
+    probe, tolerance = exact_probe(*model)
     wide = next(iter(probe.params.values())).dtype if probe.params else torch.float64
     start = _complete(params, probe, wide)
     reference = probe(start)
@@ -112,16 +112,10 @@ def _exact_changes(
 
 
 def _stored_change(
-    params: Mapping[str, Tensor],
-    moves: Sequence[Move],
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    outputs: Outputs,
-    dtype: torch.dtype,
+    params: Mapping[str, Tensor], moves: Sequence[Move], model: _Model, dtype: torch.dtype
 ) -> float | None:
     try:
-        probe = Probe(module, inputs, dict(kwargs), outputs, dtype=dtype)
+        probe = Probe(*model, dtype=dtype)
         start = {**probe.params, **{name: t for name, t in params.items() if name in probe.params}}
         return relative_change(_double(probe(start)), _double(probe(apply_moves(moves, start))))
     except RuntimeError:  # Operators that have no kernel in half precision on this device.

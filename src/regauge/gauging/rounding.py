@@ -1,7 +1,7 @@
 """Round-to-nearest quantization: what gauges are chosen for, and how they are judged."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +61,16 @@ class RoundToNearest:
         step = values.abs().amax(-1, keepdim=True) / self.levels
         step = torch.where(step == 0, 1.0, step)
         return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
+
+    def noisy(self, tensor: Tensor, rows: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """The tensor with uniform noise as wide as the steps between levels, as if it had been rounded by chance.
+
+        Differentiable, through the ranges that the noise is proportional to, too.
+        """
+        values = self._blocks(tensor, rows)
+        step = values.abs().amax(-1, keepdim=True) / self.levels
+        drawn = torch.rand(values.shape, generator=generator, device=generator.device, dtype=values.dtype).cpu()
+        return tensor + self._unblock((drawn - 0.5) * step, tensor, rows)
 
     def range_squares(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Float[Tensor, ""]:
         """The sum over all values of the squared range that each shares: what the error is proportional to.
@@ -130,8 +140,13 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def round_network(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> Params:
-    """A network whose layers have rounded weights; what is no weight of a layer is shared with `params`."""
+def round_network(
+    params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Callable[[Tensor, tuple[int, ...]], Tensor]
+) -> Params:
+    """A network whose layers have rounded weights; what is no weight of a layer is shared with `params`.
+
+    `scheme` is a `RoundToNearest`, or another function of a tensor and the axes that count its rows.
+    """
     rounded = {name: scheme(params[name], rows) for name, rows in layer_rows(symmetry).items() if name in params}
     for names in symmetry.tied:
         rounded |= {name: rounded[one] for one in names if one in rounded for name in names if name in params}

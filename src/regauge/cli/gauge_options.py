@@ -1,0 +1,82 @@
+"""Options of `regauge gauge` and `regauge audit`. Nothing here imports torch, so that `--help` answers at once."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from regauge.cli.options import (
+    BATCHES_HELP,
+    Batch,
+    Checkpoint,
+    ExampleInputs,
+    Json,
+    Model,
+    Output,
+    Seed,
+    SymmetryFile,
+    Written,
+)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """Move a checkpoint to where it rounds better: other weights, the same function, ready for any quantizer.
+
+    The output loads as the checkpoint did. What was moved, the proof that the function stayed, and the rounding errors
+    of all layers are beside it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json and .html.
+    """
+
+    checkpoint: Checkpoint
+    output: Output
+    """Where the moved checkpoint goes, a .safetensors file or a folder."""
+    model: Model = None
+    symmetry: SymmetryFile = None
+    method: Literal["equalize", "smooth", "hadamard", "random", "learned"] = "hadamard"
+    """equalize: scales until ranges agree; smooth: scales between activations and weights, as AWQ searches them, which
+    needs data; hadamard and random: rotations of the residual stream and of attention's values, queries and keys;
+    learned: the same by descent on the rounding error. docs/quantization.md tells more."""
+    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "scales look at the first.")] = None
+    batch: Batch = 16
+    bits: int = 4
+    """Of the rounding that scales and learned rotations are chosen by."""
+    group: int = 0
+    """Values that share a scale there; a whole row where left out."""
+    steps: int = 100
+    """Steps of learned rotations."""
+    by: Literal["weights", "outputs"] = "weights"
+    """What learned rotations make small: the rounding error of weights, or, with --data, what rounding does to the
+    outputs (the divergence of their softmax)."""
+    mappings: Literal["llm-compressor", "autoawq"] | None = None
+    """Move nothing: write the scale pairs that hold for the model to OUT, .json or .yaml, as this tool takes them."""
+    untie: bool = False
+    """Give a tied head of a folder a tensor of its own, so that the gain before it is no obstacle to rotations; the
+    output is larger by that tensor, and config.json says so."""
+    overwrite: bool = False
+    """Replace the output and what is beside it if they exist."""
+    seed: Seed = 0
+    memory: Annotated[str, arg(metavar="SIZE")] = ""
+    """How much may be held at once, for example 4GB; half of the machine's memory where left out. hadamard and random
+    go tensor by tensor; the values of the checkpoint must fit for the others, and for the proof on outputs."""
+    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
+    written: Annotated[Written, arg(name="")] = field(default_factory=Written)
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Try a table of scale pairs of a quantization tool on a model: which rows change the function, and what they miss.
+
+    Each pair is scaled alone by random factors, and the model is run before and after, in float64.
+    """
+
+    checkpoint: Checkpoint
+    mappings: Annotated[Path, arg(metavar="FILE")]
+    """JSON or YAML: rows of smooth_layer and balance_layers (AWQ), or [balance layers, smooth layer] (SmoothQuant), or
+    a recipe with these under mappings. Names are the ends of names of modules, or re: and a regular expression."""
+    model: Model = None
+    symmetry: SymmetryFile = None
+    seed: Seed = 0
+    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
+    json: Json = False
