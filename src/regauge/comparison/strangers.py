@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.streamed.source import move_tensor
+from regauge.comparison.common import restrict
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:
@@ -21,23 +21,11 @@ def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> 
     Whatever held its tensors together is gone, so that what a network explains of it after alignment is due to the
     choice among elements alone.
     """
-    return {name: _scramble(symmetry, name, tensor, seed) for name, tensor in params.items()}
+    return {name: scramble(symmetry, name, tensor, seed) for name, tensor in params.items()}
 
 
-class Stranger(Checkpoint):
-    """The same of a checkpoint, tensor by tensor when it is read."""
-
-    def __init__(self, source: Checkpoint, symmetry: Symmetry, seed: int) -> None:
-        super().__init__(source.label, source.path, source.stored, source.metadata)
-        self.source, self.form, self.read_so_far = source, source.form, source.read_so_far
-        self._symmetry, self._seed = symmetry, seed
-
-    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis where nothing acts on that, scrambled."""
-        return _scramble(self._symmetry, name, self.source.read(name, rows=rows, dtype=dtype), self._seed)
-
-
-def _scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor:
+def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor:
+    """One tensor with its units in another order, with other signs and rotations."""
     if name not in symmetry.sites:
         return tensor
     generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
@@ -48,9 +36,7 @@ def _scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tenso
 @remembered
 def _acting_on(symmetry: Symmetry, name: str) -> Symmetry:
     """The symmetry with the groups alone that act on a tensor, and those in which they are repeated."""
-    names = {site.group.name for site in symmetry.sites[name]}
-    names |= {base for group in symmetry.groups if group.name in names for base in group.within}
-    return replace(symmetry, groups=tuple(group for group in symmetry.groups if group.name in names))
+    return restrict(symmetry, {name: symmetry.shapes[name]})
 
 
 def _without_stretching(symmetry: Symmetry, element: Element) -> Element:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -14,7 +15,7 @@ from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed
 from regauge.alignment.streamed.climb import StreamedAscent
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.plan import Plan
-from regauge.alignment.streamed.source import Moved, Source, measure_squares
+from regauge.alignment.streamed.source import Moved, Source, measure_squares, move_tensor
 from regauge.alignment.streamed.state import ClimbState, State
 from regauge.core.balance import has_balance
 from regauge.core.element import Element
@@ -135,7 +136,7 @@ class _Matching:
             state.found = self._choose()
             self.keep(state)
         while state.fits < FITS:
-            element, is_closer = self._fit(Moved(self.b, self._symmetry, state.found))
+            element, is_closer = self._fit(Moved(self.b, partial(move_tensor, self._symmetry, state.found)))
             if is_closer:
                 state.found = self._symmetry.compose(element, state.found)
                 state.notes = []  # They are about matrices that balancing leaves and fitting does not.

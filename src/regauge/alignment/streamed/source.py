@@ -174,16 +174,16 @@ class Source:
 
 
 class Moved(Checkpoint):
-    """A checkpoint moved by an element, tensor by tensor when it is read."""
+    """A checkpoint of which each tensor, or range of its first axis where nothing acts on that, is moved when read."""
 
-    def __init__(self, source: Checkpoint, symmetry: Symmetry, element: Element) -> None:
+    def __init__(self, source: Checkpoint, move: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__(source.label, source.path, source.stored, source.metadata)
         self.source, self.form, self.read_so_far = source, source.form, source.read_so_far
-        self._symmetry, self._element = symmetry, element
+        self._move = move
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of one tensor, or of a range of its first axis where nothing acts on that, moved."""
-        return move_tensor(self._symmetry, self._element, name, self.source.read(name, rows=rows, dtype=dtype))
+        return self._move(name, self.source.read(name, rows=rows, dtype=dtype))
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
