@@ -16,6 +16,7 @@ import regauge as rg
 from regauge.comparison.independence import choose_groups, measure_independence
 from regauge.comparison.verdicts import CERTAIN, RELATED, STRANGE, Evidence, judge
 from regauge.core.params import Params
+from regauge.nets.transformer import Llama
 from regauge.storage.checkpoints.writing import save
 
 WIDE = mlp_symmetry(20, 40, 30, 10, kind="scaled")
@@ -186,6 +187,8 @@ NOTHING = Evidence(False, 1e-7, 1.4, 1.2, 1000, 0.2, 0.1, 0.5, 0.0)
     ("change", "verdict"),
     [
         ({"is_equal": True}, "identical"),
+        ({"is_equal": True, "is_whole": False}, "descended"),
+        ({"modulo": 1e-6, "is_whole": False}, "descended"),
         ({"stored": 1e-7}, "identical"),
         ({"modulo": 1e-6}, "same network in another gauge"),
         ({"modulo": 1e-3, "precision": 2**-8}, "same network in another gauge"),
@@ -240,7 +243,7 @@ def test_bad_networks_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'0.bias' of the second network holds \d+ values that are NaN or Inf"):
         rg.compare(params, broken, WIDE)
     with pytest.raises(ValueError, match="both must come from the same architecture"):
-        rg.compare(params, drawn(mlp_symmetry(20, 41, 30, 10), 0), WIDE)
+        rg.compare(params, drawn(mlp_symmetry(21, 41, 31, 11), 0), WIDE)
     with pytest.raises(ValueError, match="only the first has"):
         rg.compare(params, {name: params[name] for name in params if name != "1.bias"}, WIDE)
     population = {name: tensor[None] for name, tensor in params.items()}
@@ -251,3 +254,65 @@ def test_bad_networks_are_refused() -> None:
     codes = {**params, "0.weight": (10 * params["0.weight"]).to(torch.int8)}
     with pytest.raises(ValueError, match="quantized weights must be dequantized first"):
         rg.compare(codes, codes, WIDE)
+
+
+# --- other widths, vocabularies and numbers of layers ---------------------------------------------------------------
+
+
+def text_network(tokens: int, layers: int, seed: int) -> Params:
+    module, source = Llama(tokens, width=16, layers=layers, heads=2, kv_heads=1), generator(seed)
+    return {name: 0.3 * torch.randn(t.shape, generator=source) for name, t in module.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def text_symmetry() -> rg.Symmetry:
+    module = Llama(12, width=16, layers=2, heads=2, kv_heads=1).eval()
+    return rg.discover(module, (torch.zeros(2, 4, dtype=torch.long),), verify=False)
+
+
+def extended(params: Params) -> Params:
+    """The network with three tokens more."""
+    rows = torch.randn(3, 16, generator=generator(9))
+    return {n: torch.cat([t, rows]) if n in ("embedding.weight", "head.weight") else t for n, t in params.items()}
+
+
+def test_networks_of_other_shapes_are_compared_in_what_they_share(text_symmetry: rg.Symmetry, tmp_path: Path) -> None:
+    a, noise = text_network(12, 2, 0), text_network(12, 2, 1)
+    child = {name: tensor + 0.2 * noise[name] for name, tensor in a.items()}
+    moved = text_symmetry.act(text_symmetry.random(generator(2)), child)
+    deeper = {**text_network(12, 3, 3), **moved}
+    cases = {
+        "extended": (extended(moved), "compared are the first 12 along axis 0, where A has 12 and B 15"),
+        "deeper": (deeper, "left out, because only B has them: 'blocks.2."),
+        "shallow": ({n: t for n, t in moved.items() if "blocks.1." not in n}, "only A has them: 'blocks.1."),
+        "other MLP": ({n: t[:40] if "gate.weight" in n else t for n, t in moved.items()}, "shape differs"),
+    }
+    results = {name: rg.compare(a, b, text_symmetry) for name, (b, _) in cases.items()}
+    for name, (b, sentence) in cases.items():
+        found = results[name]
+        assert found.verdict == "descended", (name, found.reason)
+        assert "after alignment B explains" in found.reason
+        assert any(sentence in note for note in found.notes), found.notes
+        kept = sum(t.numel() for n, t in a.items() if n in b and b[n].shape >= t.shape)
+        assert found.compared == pytest.approx(kept / sum(t.numel() for t in a.values()))
+    strange = rg.compare(a, extended(text_network(12, 2, 5)), text_symmetry)
+    assert strange.verdict == "unrelated", strange.reason
+    save(a, tmp_path / "a.safetensors")
+    save(extended(moved), tmp_path / "b.safetensors")
+    read = rg.compare(tmp_path / "a.safetensors", tmp_path / "b.safetensors", text_symmetry)
+    assert str(read) == str(results["extended"])
+
+
+def test_a_part_is_compared_only_where_that_means_something(text_symmetry: rg.Symmetry) -> None:
+    a = text_network(12, 2, 0)
+    few = {**a, "head.weight": a["head.weight"][:5]}  # Other classes: not the first of these.
+    found = rg.compare(a, few, text_symmetry)
+    assert "head.weight" not in {share.name for share in found.shares}
+    assert found.notes == ("left out, because its shape differs: 'head.weight', (12, 16) in A and (5, 16) in B",)
+    with pytest.raises(ValueError, match=r"only the first has \['blocks.1.attention_norm.weight'\]"):
+        rg.compare(a, {n: t for n, t in a.items() if n != "blocks.1.attention_norm.weight"}, text_symmetry)
+    with pytest.raises(ValueError, match="both must come from the same architecture"):
+        rg.compare(a, {n: torch.cat([t, t], -1) for n, t in a.items()}, text_symmetry)
+    task = rg.Task(nn.Linear(1, 1), [(torch.zeros(1, 1), torch.zeros(1, 1))])
+    with pytest.raises(ValueError, match="a task runs both networks by one model, but they differ"):
+        rg.compare(a, extended(a), text_symmetry, task=task)

@@ -90,6 +90,24 @@ def test_every_relation_has_its_verdict(capsys: pytest.CaptureFixture[str]) -> N
         assert {row["tensor"] for row in found["tensors"]} >= {"embedding.weight", "head.weight"}
 
 
+def extended(params: Params) -> Params:
+    """A network with two tokens more."""
+    return {n: torch.cat([t, t[:2]]) if t.shape[0] == 12 else t for n, t in params.items()}
+
+
+@pytest.mark.usefixtures("streamed")
+def test_an_extended_vocabulary_is_compared_as_far_as_both_have_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(extended(load(folder / "moved.safetensors")), folder / "more.safetensors")
+    args = ["a.safetensors", "more.safetensors", "--symmetry", "symmetry.json", "--memory", "2GB"]
+    found = told(capsys, *args, "-o", "page.html")
+    assert found["verdict"] == "descended"
+    assert "where A has 12 and B 14" in found["notes"][-1]
+    assert {row["tensor"]: row["size"] for row in found["tensors"]}["head.weight"] == 12 * 16
+    assert "where A has 12 and B 14" in (folder / "page.html").read_text()
+
+
 @pytest.mark.usefixtures("folder", "streamed")
 def test_streamed_networks_get_the_same_verdict(
     capsys: pytest.CaptureFixture[str], networks: dict[str, Params]
@@ -130,6 +148,11 @@ def test_the_page_has_everything(folder: Path, capsys: pytest.CaptureFixture[str
         (None, ["a", "copy", "--model", "nets.py:model", "-o", "nets.py"], "must end in .html"),
         (None, ["a", "copy", "--model", "nets.py:model", "--draws", "0"], "at least one random element"),
         ("missing", ["a", "broken", "--model", "nets.py:model"], "lacks 'head.weight'"),
+        (
+            "extended",
+            ["a", "broken", "--model", "nets.py:model", "--data", "nets.py:batches"],
+            "their tensors or tokens differ",
+        ),
         ("nan", ["a", "broken", "--model", "nets.py:model"], "values that are NaN or Inf"),
         ("quantized", ["a", "broken", "--model", "nets.py:model"], "quantized"),
     ],
@@ -140,6 +163,8 @@ def test_mistakes_get_a_sentence(
     params = load(folder / "copy.safetensors")
     if change == "missing":
         params = {name: tensor for name, tensor in params.items() if name != "head.weight"}
+    elif change == "extended":
+        params = extended(params)
     elif change == "nan":
         params = {**params, "head.weight": params["head.weight"] / 0}
     elif change == "quantized":

@@ -103,6 +103,21 @@ def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"base.safetensors", "grandchild.safetensors"} < names
 
 
+@pytest.mark.usefixtures("folder")
+def test_networks_with_more_outputs_join_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    base = family()["base"]
+    more = {n: torch.cat([t, t[:2]]) if n.startswith("1.") else t for n, t in base.items()}
+    for name, params in (("more", more), ("more noise", {n: t + 0.05 * torch.randn_like(t) for n, t in more.items()})):
+        save({key: tensor.float() for key, tensor in params.items()}, Path("all") / f"{name}.safetensors")
+    main(["compare", "all", "--symmetry", "symmetry.json", "--draws", "99", "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert {"more.safetensors", "more noise.safetensors", "base.safetensors"} <= {*found["families"][0]}
+    assert found["left_out"] == ["wide.safetensors"]
+    pairs = {(row["a"], row["b"]): row for row in found["pairs"]}
+    assert pairs["base.safetensors", "more.safetensors"]["verdict"] == "descended"
+    assert len(found["trees"][0]) >= 6
+
+
 def test_mistakes_get_a_sentence(folder: Path, refused: Callable[..., str]) -> None:
     save(drawn(mlp_symmetry(20, 42, 10), 0), folder / "wider.safetensors")
     files = ["all/base.safetensors", "all/wide.safetensors", "wider.safetensors"]

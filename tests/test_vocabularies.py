@@ -366,3 +366,21 @@ def test_networks_are_aligned_under_a_union(is_tied: bool, is_streamed: bool, mo
     torch.testing.assert_close(logits_of("out", text)[..., there], logits_of("b", text), rtol=1e-4, atol=1e-5)
     main(["merge", "a", "out", "--tokenizer", "union", "-o", "merged"])
     assert open_clean("merged").config.vocab_size == len(known)
+
+
+def test_networks_with_other_tokens_are_compared_by_those_that_both_have(capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_model("a", 0, WORDS)
+    words = ["<unk>", "<new>", *WORDS[1:20]]  # One token more, two fewer, and all others at another row.
+    other = write_model("b", 0, words)
+    rows = [WORDS.index(word) if word in WORDS else 3 for word in words]
+    state = {n: t[rows] if t.shape[0] == len(WORDS) else t for n, t in model.state_dict().items()}
+    other.load_state_dict(state)
+    other.save_pretrained("b")
+    capsys.readouterr()
+    main(["compare", "a", "b", "--json"])
+    out, told = capsys.readouterr()
+    found = json.loads(out)
+    assert found["verdict"] == "identical", found["reason"]
+    assert {row["tensor"]: row["size"] for row in found["tensors"]}["lm_head.weight"] == 8 * (len(words) - 1)
+    assert "only tokens that all have are compared" in told
+    assert any("<new>" in note for note in found["notes"])

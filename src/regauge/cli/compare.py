@@ -31,14 +31,15 @@ def run(options: Compare) -> None:
     a, b = paths
     opened = Opened.of(options, paths)
     with show_work("comparing", is_streamed=opened.is_streamed) as progress:
-        found = opened.compare(0, 1, progress)
+        first, second = opened.networks.checkpoints
+        found = opened.compare(first, second, progress)
     facts = facts_of(found)
     tell(f"{found.verdict}: {found.reason}", verdict=found.verdict, reason=found.reason)
     numbers = {name: value for name, value in found.numbers.items() if value is not None}
     tell_table("numbers", [{"": name, "value": value} for name, value in numbers.items()], digits=6)
     tell_table("layers", found.layers, "\nshare of A that B explains, as stored and after alignment")
     tell("", **{name: facts[name] for name in ("tested_groups", "draws", "tensors")})
-    tell_notes(found.notes)
+    tell_notes((*found.notes, *filter(None, [opened.note])))
     if options.output is not None:
         from regauge.report.comparison_page import comparison_page
 

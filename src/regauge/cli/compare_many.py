@@ -1,7 +1,10 @@
 """`regauge compare` of three checkpoints or more: all pairs, families of related ones, and their trees."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from os.path import commonpath
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from regauge.cli.main import sentence
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, tell, tell_table, tell_written
 from regauge.comparison import Lineage, compare_many, tree_lines
+from regauge.comparison.common import find_common
+from regauge.core.families import connected
 from regauge.names import VERSION
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save_text
@@ -28,19 +33,12 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
     for name, path in names.items():
         with Checkpoint.open(path) as one:
             classes.setdefault(tuple(sorted((n, t.shape) for n, t in one.stored.items())), []).append(name)
-    alone = [own[0] for own in classes.values() if len(own) == 1]
-    lineages, failures = [], list[Exception]()
-    with show_progress() as progress:
-        for own in (own for own in classes.values() if len(own) > 1):
-            try:
-                opened = Opened.of(options, [names[name] for name in own])
-            except (UsageError, ValueError, KeyError) as error:  # Another model, or a damaged network among them.
-                failures.append(error)
-                alone += own
-                continue
-            lineages.append(compare_many(own, partial(_compare, opened, own), progress=progress))
-    if not lineages and failures:
+    places, failures = _open(options, names, list(classes.values()))
+    alone = [name for name in names if name not in places]
+    if not places and failures:
         raise failures[0]
+    with show_progress() as progress:
+        lineages = [compare_many(own, partial(_compare, places), progress=progress) for own in _together(places)]
     if not lineages:
         raise UsageError(f"no two of the {len(names)} checkpoints have tensors of the same names and shapes")
     facts = facts_of(lineages, alone)
@@ -66,8 +64,56 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
         tell_written(options.output)
 
 
-def _compare(opened: Opened, names: Sequence[str], a: str, b: str) -> rg.comparison.Comparison:
-    return opened.compare(names.index(a), names.index(b))
+@dataclass(frozen=True)
+class Place:
+    """Where a checkpoint was opened: among those with its shapes, or as another one."""
+
+    opened: Opened
+    checkpoint: Checkpoint
+    is_own: bool
+
+
+def _open(
+    options: Compare, names: dict[str, Path], classes: Sequence[Sequence[str]]
+) -> tuple[dict[str, Place], list[Exception]]:
+    """The places of all checkpoints that have something in common with another one, and why others were not opened."""
+    places, failures, rest = dict[str, Place](), list[Exception](), list[str]()
+    lead = next((own for own in classes if len(own) > 1), classes[0])
+    for own in classes:
+        if len(own) > 1 or own is lead:
+            try:
+                opened = Opened.of(options, [names[name] for name in own])
+            except (UsageError, ValueError, KeyError) as error:  # Another model, or a damaged network among them.
+                failures.append(error)
+                rest += own
+                continue
+            places |= {n: Place(opened, one, True) for n, one in zip(own, opened.networks.checkpoints, strict=True)}
+        else:
+            rest += own
+    for opened in {id(place.opened): place.opened for place in places.values()}.values():
+        for name in [name for name in rest if name not in places]:
+            with suppress(ValueError, KeyError):
+                places[name] = Place(opened, opened.read_other(Checkpoint.open(names[name])), False)
+    if len(places) == 1:
+        places = {}
+    return {name: places[name] for name in names if name in places}, failures
+
+
+def _together(places: dict[str, Place]) -> list[list[str]]:
+    """The names of networks of which some can be compared, in their order."""
+    pairs = [(a, b) for a, b in combinations(places, 2) if _can_compare(places[a], places[b])]
+    return [[name for name in places if name in part] for part in connected([{a, b} for a, b in pairs])]
+
+
+def _can_compare(one: Place, two: Place) -> bool:
+    if one.opened is two.opened and one.is_own and two.is_own:
+        return True
+    return find_common(one.checkpoint, two.checkpoint, one.opened.networks.symmetry) is not None
+
+
+def _compare(places: dict[str, Place], a: str, b: str) -> rg.comparison.Comparison | None:
+    one, two = places[a], places[b]
+    return one.opened.compare(one.checkpoint, two.checkpoint) if _can_compare(one, two) else None
 
 
 def facts_of(lineages: Sequence[Lineage], alone: Sequence[str]) -> dict[str, object]:
@@ -80,6 +126,7 @@ def facts_of(lineages: Sequence[Lineage], alone: Sequence[str]) -> dict[str, obj
             "distance": found.orbit_distance / found.norm if found.norm else 0.0,
             "explained": found.share_after,
             "p-value": found.p_value,
+            "compared": found.compared,
         }
         for lineage in lineages
         for (a, b), found in lineage.pairs.items()

@@ -55,7 +55,12 @@ class United:
 
 
 def bring_together(
-    checkpoints: Sequence[Checkpoint], source: int = 0, *, tokenizer: str | None = None, remedy: str = ""
+    checkpoints: Sequence[Checkpoint],
+    source: int = 0,
+    *,
+    tokenizer: str | None = None,
+    remedy: str = "",
+    is_shared: bool = False,
 ) -> United:
     """Networks under one vocabulary: the one that is asked for, or that of the first where only the order differs.
 
@@ -66,6 +71,7 @@ def bring_together(
         source: The number of the one whose files the output takes over.
         tokenizer: What `--tokenizer` says.
         remedy: What can be done about different tokens.
+        is_shared: Whether tokens that not all networks have are left out; otherwise they are an error.
 
     Raises:
         UsageError: A network has no tokenizer, or names its embeddings otherwise than its model.
@@ -74,7 +80,7 @@ def bring_together(
     first, networks = checkpoints[0].label, tuple(checkpoints)
     differences = {} if tokenizer is not None else compare_tokens(checkpoints)
     for label, one in differences.items():
-        if not one.is_order:
+        if not (one.is_order or is_shared):
             raise ValueError(
                 f"the tokens of {first} and {label} differ: {one.explain(first, label)}; "
                 f"{remedy or 'give checkpoints with one vocabulary'}"
@@ -85,13 +91,18 @@ def bring_together(
     if tokenizer is None and not differences:
         return United(networks)
     folders = [Path(one.label) for one in networks]
-    wanted = Vocabulary("base" if tokenizer is None else read_choice(tokenizer, folders))
+    is_shared = is_shared and not all(one.is_order for one in differences.values())
+    own = Vocabulary("shared" if is_shared else "base")
+    wanted = own if tokenizer is None else Vocabulary(read_choice(tokenizer, folders))
     config = Configuration(networks[source].path.parent)
     found = unite(networks, wanted, config, base=None, source=source)
     if found is None:
         print("all networks have the same vocabulary", file=sys.stderr)
         return United(networks)
-    if differences:
+    if is_shared:
+        clauses = (f"{one.explain(first, label)}" for label, one in differences.items())
+        found = replace(found, note=f"only tokens that all have are compared: {'; '.join(clauses)}")
+    elif differences:
         moved = ", ".join(f"{len(one.moved)} of {label}" for label, one in differences.items())
         found = replace(found, note=f"tokens that have other numbers than in {first} are brought to them: {moved}")
     print(found.note, file=sys.stderr)
@@ -160,6 +171,10 @@ def unite(
     vocabulary = tokenizer.get_vocab()
     if wanted.source == "base":
         vocabulary = {token: k for token, k in vocabulary.items() if k < rows[0] or token in wanted.tokens}
+    elif wanted.source == "shared":
+        in_order = sorted(known[0], key=known[0].__getitem__)
+        shared = [token for token in in_order if all(token in own for own in known)]
+        vocabulary = {token: k for k, token in enumerate(shared)}
     size = -(-(max(vocabulary.values()) + 1) // wanted.multiple) * wanted.multiple
     is_plain = wanted.multiple == 1 and not wanted.tokens
     are_alike = not any(Difference.of(known[0], other) for other in known)

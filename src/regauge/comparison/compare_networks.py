@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,12 +15,14 @@ from regauge.alignment.problem import bind_networks
 from regauge.alignment.streamed.job import Network, open_job, plan_job
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.memory import row_ranges
+from regauge.alignment.streamed.source import Moved
+from regauge.comparison.common import Common, find_common
 from regauge.comparison.comparison import Comparison, mean_share
 from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.function import measure_function
 from regauge.comparison.independence import DRAWS, Load, measure_independence
 from regauge.comparison.shares import FORMATS, Read, TensorShare, measure_shares
-from regauge.comparison.strangers import Stranger, stranger_of
+from regauge.comparison.strangers import scramble, stranger_of
 from regauge.comparison.verdicts import Evidence, by_chance, judge, needs_chance, precision_of
 from regauge.core.element import Element
 from regauge.core.movable import VALUES
@@ -67,10 +71,14 @@ def compare(
     element of its own. "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
     `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/comparison.md` reports.
 
+    Networks with other widths, vocabularies or numbers of layers are compared in what they have in common: tensors of
+    the same shape, and those that are longer along an axis that nothing moves, such as that of tokens, up to the
+    shorter length. The notes name the rest; such networks are not "identical" but "descended" if that part is.
+
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint.
         params_b: The network that is moved.
-        symmetry: The symmetry of both.
+        symmetry: The symmetry of both; of the first one where shapes differ.
         task: Data by which outputs, barriers and the loss of the merge are compared.
         references: Networks that are known to be independent of the first one, trained as the second one would be if
             it were independent, too. Then `reference_p_value` is exact wherever on their orbits the networks are: the
@@ -84,8 +92,9 @@ def compare(
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: One network is in a file and the other one is not.
-        ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
-            populations; the memory does not suffice, or streamed networks come with a task or references.
+        ValueError: The networks have nothing in common that the symmetry moves, or one lacks single tensors; they do
+            not fit the symmetry, hold NaN or Inf, or are populations; the memory does not suffice; networks that are
+            streamed come with a task or references, or networks of different shapes with a task.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if draws < 1:
@@ -93,6 +102,19 @@ def compare(
     job = open_job((params_a, params_b), 1, memory=memory)
     if job is not None:
         job = job.named_by(symmetry)
+        params_a, params_b = job.checkpoints
+    assert isinstance(params_a, Mapping)
+    assert isinstance(params_b, Mapping)
+    common = find_common(params_a, params_b, symmetry)
+    if common is not None:
+        if task is not None:
+            raise ValueError(
+                f"a task runs both networks by one model, but they differ: {common.notes[0]}; leave it out"
+            )
+        symmetry, params_a, params_b = common.symmetry, common.of(params_a), common.of(params_b)
+        references = [cast(Params, common.of(one)) for one in references]
+    if job is not None and isinstance(params_a, Checkpoint) and isinstance(params_b, Checkpoint):
+        job = replace(job, checkpoints=(params_a, params_b))
         if job.is_streamed:
             if references:
                 raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")
@@ -101,14 +123,14 @@ def compare(
             found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
 
             def estimate() -> float | None:
-                stranger = Stranger(b, found.symmetry, 0)
+                stranger = Moved(b, partial(scramble, found.symmetry, seed=0))
                 other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
                 return by_chance([_share(a, stranger, found.symmetry, other.element)])
 
-            return _weigh(a, b, found.symmetry, found.element, estimate, draws, generator, notes=found.notes)
-        params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
-    assert isinstance(params_a, Mapping)
-    assert isinstance(params_b, Mapping)
+            return _weigh(
+                a, b, found.symmetry, found.element, estimate, draws, generator, common=common, notes=found.notes
+            )
+    params_a, params_b = (one.params if isinstance(one, Checkpoint) else one for one in (params_a, params_b))
     symmetry = bind_networks([params_a, params_b], symmetry, "compare single networks, two at a time")
     result = align(params_a, params_b, symmetry, method=WeightMatching())
     numbers = [fingerprint(params, symmetry) for params in (params_a, params_b)]
@@ -126,6 +148,7 @@ def compare(
         fingerprint_distance=own,
         reference_p_value=(1 + nearer) / (1 + len(others)) if others else None,
         function=None if task is None else measure_function(dict(params_a), dict(params_b), result.params, task),
+        common=common,
         notes=result.notes,
     )
 
@@ -142,6 +165,7 @@ def _weigh(
     fingerprint_distance: float | None = None,
     reference_p_value: float | None = None,
     function: Mapping[str, float] | None = None,
+    common: Common | None = None,
     notes: tuple[str, ...] = (),
 ) -> Comparison:
     """Measure what the verdict rests on, tensor by tensor."""
@@ -155,7 +179,9 @@ def _weigh(
     is_equal, precision = _rounding(shares)
     free = sum(math.prod(shape) for shape in shapes.values()) - symmetry.dimension
     found = mean_share(shares)
-    evidence = Evidence(is_equal, precision, stored / size, modulo / size, free, found, None, p_value, z_score)
+    evidence = Evidence(
+        is_equal, precision, stored / size, modulo / size, free, found, None, p_value, z_score, common is None
+    )
     if needs_chance(evidence):
         evidence = replace(evidence, chance=estimate())
     verdict, reason = judge(evidence)
@@ -165,6 +191,7 @@ def _weigh(
         distance=stored,
         orbit_distance=min(stored, modulo),
         norm=norm,
+        compared=1.0 if common is None else common.share,
         shares=shares,
         share_by_chance=evidence.chance,
         p_value=p_value,
@@ -176,7 +203,7 @@ def _weigh(
         element=element,
         symmetry=symmetry,
         function=function,
-        notes=notes,
+        notes=(*notes, *(() if common is None else common.notes)),
     )
 
 

@@ -20,7 +20,8 @@ class Comparison:
         distance: Euclidean distance of the parameters as stored, without buffers.
         orbit_distance: The same after the second network was aligned to the first: an upper bound of the smallest
             distance along its orbit, measured where the first network is.
-        norm: That of the first network's parameters.
+        norm: That of the first network's parameters, as far as they are compared.
+        compared: The share of the first network's values that is compared: 1 unless the networks have other shapes.
         shares: What the second network explains of each tensor of the first.
         share_by_chance: What alignment alone explains at most: the largest share of a stranger, and their range above.
             None where the verdict rests on something else, as where units correspond as stored.
@@ -35,7 +36,7 @@ class Comparison:
         element: What aligns the second network to the first.
         symmetry: The symmetry that it belongs to, with every size known.
         function: With a task: agreement of outputs, losses, barriers before and after, and the loss of the merge.
-        notes: Sentences about what could not be compared.
+        notes: Sentences about what is left out, cut or could not be taken over.
     """
 
     verdict: Verdict
@@ -43,6 +44,7 @@ class Comparison:
     distance: float
     orbit_distance: float
     norm: float
+    compared: float
     shares: tuple[TensorShare, ...]
     share_by_chance: float | None
     p_value: float | None
@@ -83,6 +85,7 @@ class Comparison:
             "distance as stored": self.distance,
             "distance modulo the group": self.orbit_distance,
             "norm of A": self.norm,
+            "share of A that is compared": self.compared if self.compared < 1 else None,
             "share explained as stored": self.share_before,
             "share explained after alignment": self.share_after,
             "share explained by chance": self.share_by_chance,

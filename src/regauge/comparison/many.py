@@ -22,8 +22,9 @@ class Lineage:
 
     Attributes:
         names: Of the networks.
-        pairs: The comparison of each pair, by both names in their order.
-        distances: Modulo the group, relative to the norm of the first of the pair.
+        pairs: The comparison of each pair that can be compared, by both names in their order.
+        distances: Modulo the group, relative to the norm of the first of the pair, as far as it is compared; NaN for
+            pairs that cannot be.
         families: Names of networks that are related, directly or by way of others, in their order; strangers alone.
         trees: For each family of two or more its branches; lengths are squares of these relative distances.
     """
@@ -36,13 +37,13 @@ class Lineage:
 
 
 def compare_many(
-    names: list[str], compare: Callable[[str, str], Comparison], *, progress: Progress = no_progress
+    names: list[str], compare: Callable[[str, str], Comparison | None], *, progress: Progress = no_progress
 ) -> Lineage:
     """Compare all pairs of networks, and make a tree of each family of related ones.
 
     Args:
         names: Of the networks.
-        compare: Compares two of them, as `rg.compare` does.
+        compare: Compares two of them, as `rg.compare` does; None for a pair that cannot be compared.
         progress: Counts pairs.
 
     Raises:
@@ -53,10 +54,12 @@ def compare_many(
         raise ValueError(f"two networks or more with names of their own are compared; these are {names}")
     advance = progress("comparing pairs", count * (count - 1) // 2)
     pairs: dict[tuple[str, str], Comparison] = {}
-    distances = torch.zeros(count, count, dtype=torch.float64)
+    distances = torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0)
     for i, first in enumerate(names):
         for second in names[i + 1 :]:
-            pairs[first, second] = compare(first, second)
+            found = compare(first, second)
+            if found is not None:
+                pairs[first, second] = found
             advance()
     for (first, second), found in pairs.items():
         i, j = names.index(first), names.index(second)
@@ -69,5 +72,7 @@ def compare_many(
     trees = []
     for family in (family for family in families if len(family) > 1):
         own = torch.tensor([names.index(name) for name in family])
-        trees.append(tuple(join_neighbors(list(family), distances[own][:, own].square())))
+        squares = distances[own][:, own].square()
+        squares = squares.where(~squares.isnan(), squares.nan_to_num().max())  # Relatives by way of others.
+        trees.append(tuple(join_neighbors(list(family), squares)))
     return Lineage(tuple(names), pairs, distances, tuple(families), tuple(trees))

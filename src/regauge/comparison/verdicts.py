@@ -42,6 +42,7 @@ class Evidence:
         chance: What strangers explain at most; see `by_chance`. None if it was not measured.
         p_value: Of independence, by the order of units as stored; None where no group can be tested.
         z_score: The statistic behind it.
+        is_whole: Whether all of both networks is compared.
     """
 
     is_equal: bool
@@ -53,6 +54,7 @@ class Evidence:
     chance: float | None
     p_value: float | None
     z_score: float | None
+    is_whole: bool = True
 
 
 def needs_chance(evidence: Evidence) -> bool:
@@ -65,13 +67,14 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
     e = evidence
     if e.is_equal or e.stored <= EQUAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
-        return "identical", how
+        return _judge_same("identical", how, e)
     tolerance = max(MOVED, REGAUGED * e.precision)
     if e.modulo <= tolerance and e.modulo <= e.stored / 2:
-        return "same network in another gauge", (
+        how = (
             f"an element of the group brings B from {e.stored:.3g} of A's norm to {e.modulo:.2g}, which the rounding "
             f"of their format explains ({tolerance:.2g})"
         )
+        return _judge_same("same network in another gauge", how, e)
     if e.p_value is not None and e.z_score is not None and e.z_score >= CERTAIN:
         return "descended", (
             f"units correspond in the order in which they are stored, {e.z_score:.1f} standard deviations beyond "
@@ -101,6 +104,13 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
         )
     order = "" if e.p_value is None else f", and units do not correspond as stored (p = {e.p_value:.2g})"
     return "unrelated", explained + order
+
+
+def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verdict, str]:
+    """That networks are the same, or where they have other shapes, that one was made of the other."""
+    if evidence.is_whole:
+        return verdict, reason
+    return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:

@@ -87,12 +87,13 @@ class Vocabulary:
     """The tokens of the result.
 
     Attributes:
-        source: The union of all, those of the base (or the first model), or those of a model's folder.
+        source: The union of all, those of the base (or the first model), or those of a model's folder; "shared" are
+            those that all have, which networks are compared by.
         tokens: Tokens whose embeddings are said; new ones are added.
         multiple: The number of embeddings is rounded up to a multiple of it.
     """
 
-    source: Literal["union", "base"] | Path
+    source: Literal["union", "base", "shared"] | Path
     tokens: Mapping[str, TokenSource] = field(default_factory=dict)
     multiple: int = 1
 
