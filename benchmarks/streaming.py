@@ -1,7 +1,8 @@
-"""A pair of Llama-style checkpoints with a hidden element between them: does streaming find it in little memory?
+"""Llama-style checkpoints with a hidden element between the first two: does streaming find it in little memory?
 
-    python benchmarks/streaming.py make FOLDER             # two sharded bfloat16 checkpoints, 1.1 billion values each
-    python benchmarks/streaming.py measure FOLDER          # aligns and merges them, with peak memory and reading speed
+    python benchmarks/streaming.py make FOLDER             # sharded bfloat16 checkpoints, 1.1 billion values each: a, b
+                                                           # (a with noise, moved) and c, which is independent of both
+    python benchmarks/streaming.py measure FOLDER          # aligns, merges and compares them, with peak memory
     python benchmarks/streaming.py check FOLDER            # compares what was found with what was hidden
 
 `--layers 2 --hidden 256` and so on make smaller ones.
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +32,13 @@ from regauge.storage.checkpoints.writing import Shard, write_index, write_shard
 SHARD = 500_000_000
 """Bytes of a file, about."""
 SIZES = {"hidden": 2048, "intermediate": 5632, "layers": 22, "heads": 32, "kv_heads": 4, "vocabulary": 32000}
+COMMANDS = {
+    "align": ("align", "b", "aligned"),
+    "merge": ("merge", "b", "merged"),
+    "compare a b": ("compare", "b", None),
+    "compare a c": ("compare", "c", None),
+}
+"""What is measured: the command, the second network, and the output if there is one."""
 
 
 def main() -> None:
@@ -39,7 +48,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--noise", type=float, default=0.3, help="standard deviation, as a share of the weights'")
     parser.add_argument("--memory", default="3GB")
-    parser.add_argument("--only", choices=("align", "merge"), help="measure only that")
+    parser.add_argument("--only", choices=tuple(COMMANDS), help="measure only that")
     for name, default in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     options = parser.parse_args()
@@ -47,7 +56,7 @@ def main() -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    """Write folders a and b, and what moves b next to a."""
+    """Write folders a, b and c, and what moves b next to a."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -70,8 +79,8 @@ def make(options: argparse.Namespace) -> None:
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     shards = in_shards(shapes)
 
-    def values(name: str, is_moved: bool) -> Iterator[Tensor]:
-        seed = 2 * list(shapes).index(name)
+    def values(name: str, is_moved: bool, first_seed: int) -> Iterator[Tensor]:
+        seed = first_seed + 2 * list(shapes).index(name)
         own = torch.Generator().manual_seed(seed)
         std = 0.02 if len(shapes[name]) > 1 else 0.1
         tensor = torch.randn(shapes[name], generator=own) * std + (0.0 if len(shapes[name]) > 1 else 1.0)
@@ -82,15 +91,16 @@ def make(options: argparse.Namespace) -> None:
             tensor = _act.act(symmetry.groups, sites, back, {name: tensor}, {name: tensor.ndim})[name]
         yield tensor.to(torch.bfloat16)
 
-    for folder, is_moved in ((options.folder / "a", False), (options.folder / "b", True)):
+    for letter, is_moved, seed in (("a", False, 0), ("b", True, 0), ("c", False, 10_000)):
+        folder = options.folder / letter
         folder.mkdir(parents=True, exist_ok=True)
         for shard in shards:
-            write_shard(shard, folder, lambda name, is_moved=is_moved: values(name, is_moved))
+            write_shard(shard, folder, lambda name, one=(is_moved, seed): values(name, *one))
         write_index(shards, folder)
         config.save_pretrained(folder)
     save_alignment(Alignment(symmetry, element), options.folder / "hidden.alignment.safetensors", overwrite=True)
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
-    print(f"{count:,} values in {len(shards)} shards: {options.folder}/a and b")
+    print(f"{count:,} values in {len(shards)} shards: {options.folder}/a, b and c")
 
 
 def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
@@ -118,31 +128,51 @@ def in_shards(shapes: dict[str, tuple[int, ...]]) -> list[Shard]:
 
 def measure(options: argparse.Namespace) -> None:
     """Run the commands, each in a process of its own."""
-    a, b = options.folder / "a", options.folder / "b"
-    base = peak_of(["-c", "import torch, transformers, regauge.cli.streaming, regauge.cli.merge"])[0]
+    a = options.folder / "a"
+    base = peak_of(["-c", "import torch, transformers, regauge.cli.streaming, regauge.cli.merge"]).nbytes
     print(f"interpreter with torch, transformers and regauge imported: {base / 1e9:.3f} GB")
-    print(f"reading both checkpoints from the page cache: {plain_reading([a, b]):.2f} GB/s")
-    for command in ("align", "merge"):
-        if options.only in (None, command):
-            out = options.folder / {"align": "aligned", "merge": "merged"}[command]
-            arguments = [command, str(a), str(b), "-o", str(out), "--memory", options.memory, "--overwrite"]
-            peak, seconds = peak_of(["-m", "regauge", *arguments])
-            print(f"regauge {command}: {seconds:.0f} s, peak {(peak - base) / 1e9:.3f} GB above the interpreter")
+    print(f"reading both checkpoints from the page cache: {plain_reading([a, options.folder / 'b']):.2f} GB/s")
+    for label, (command, other, out) in COMMANDS.items():
+        if options.only in (None, label):
+            arguments = [command, str(a), str(options.folder / other), "--memory", options.memory]
+            if out is not None:
+                arguments += ["-o", str(options.folder / out), "--overwrite"]
+            else:
+                arguments.append("--json")
+            cost = peak_of(["-m", "regauge", *arguments])
+            print(
+                f"regauge {label}: {cost.seconds:.0f} s, processor {cost.processor_seconds:.0f} s, "
+                f"peak {(cost.nbytes - base) / 1e9:.3f} GB above the interpreter"
+            )
+            if out is None:
+                found = json.loads(cost.told)
+                print(f"  {found['verdict']}: {found['reason']}")
 
 
-def peak_of(arguments: list[str]) -> tuple[int, float]:
-    """Peak resident memory of a Python process in bytes, and its wall-clock seconds."""
+class Cost(NamedTuple):
+    """Peak resident memory of a process in bytes, wall-clock seconds, seconds of processors, and what it printed."""
+
+    nbytes: int
+    seconds: float
+    processor_seconds: float
+    told: str
+
+
+def peak_of(arguments: list[str]) -> Cost:
+    """What a Python process needs."""
     code = (
         "import resource, subprocess, sys; code = subprocess.call([sys.executable, *sys.argv[1:]]);"
-        "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
+        "print(code, used.ru_maxrss, used.ru_utime + used.ru_stime, file=sys.stderr)"
     )
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     *told, last = done.stderr.strip().splitlines()
-    status, peak = map(int, last.split())
-    if status:
+    status, peak, seconds = last.split()
+    if status != "0":
         sys.exit("\n".join(told))
-    return peak * (1 if sys.platform == "darwin" else 1024), time.perf_counter() - start
+    nbytes = int(peak) * (1 if sys.platform == "darwin" else 1024)
+    return Cost(nbytes, time.perf_counter() - start, float(seconds), done.stdout)
 
 
 def plain_reading(folders: list[Path]) -> float:
