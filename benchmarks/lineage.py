@@ -8,12 +8,14 @@ start; most of them as stored and moved. Unrelated ones are from other starts, o
 were distilled from a start of their own are counted apart: their weights descend from nothing.
 
 Thresholds of verdicts were fixed on the pairs of `--part calibration`, which have no network in common with the others.
-Each pair is written as it is done, so that an interrupted run goes on.
+Each pair is written as it is done, so that an interrupted run continues with the next one.
 
-`--part uniform` trains 60 MLPs for 60 steps from different starts on the same data, and tests whether the p-values of
-all their pairs are uniform.
+`--part uniform` tests whether p-values are uniform, on pairs of which no two share a network: each of its networks has
+a start of its own and is trained for 60 steps. Every second pair learned from the same half of the data.
 
     python benchmarks/lineage.py FOLDER [--part calibration|test|uniform] [--family MLP]
+
+docs/records has what the test part and the uniform part wrote; the table in docs/comparison.md is made of it.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from lineage_networks import Family, Params, Shelf, families, mean, move, prune
@@ -35,7 +38,18 @@ from regauge.comparison.independence import measure_independence
 
 SEEDS = {"calibration": ((100,), (100, 101, 102, 103)), "test": ((0, 1), (0, 1, 2, 3, 4, 5))}
 """Seeds of the networks that have descendants, and of all."""
-SCORES = ("share", "z_score", "fingerprint", "cosine", "cka", "spectra")
+SCORES = {
+    "share": "share explained",
+    "z_score": "z-score",
+    "fingerprint": "fingerprint",
+    "cosine": "cosine as stored",
+    "cka": "linear CKA",
+    "spectra": "spectra of matrices",
+}
+"""What pairs are told apart by, and what the table calls it."""
+UNRELATED = ("other start, same data", "other start, other data")
+UNIFORM = {"MLP": 100, "CNN": 40, "ViT": 30, "GPT": 30, "Llama": 30}
+"""How many pairs that share no network the p-values are judged on."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ def pairs(shelf: Shelf, part: str) -> Iterator[Pair]:
         yield Pair("other start, same data", False, (one, other), False, shelf("base", one), shelf("base", other))
 
 
-def examine(family: Family, pair: Pair) -> dict[str, object]:
+def examine(family: Family, pair: Pair) -> dict[str, Any]:
     """All scores of a pair; larger is more alike."""
     a, b = ({n: t.float() if t.is_floating_point() else t for n, t in p.items()} for p in (pair.a, pair.b))
     began = time.process_time()
@@ -152,73 +166,121 @@ def area(related: list[float], unrelated: list[float]) -> float:
     return float((gaps > 0).double().mean() + (gaps == 0).double().mean() / 2)
 
 
-def report(rows: list[dict[str, object]]) -> None:
-    """Print the areas under the curve by kind, verdicts, and whether p-values are uniform."""
+def weighted_area(rows: list[dict[str, Any]], unrelated: list[dict[str, Any]], score: str) -> float:
+    """The area under the curve within each architecture, weighted by its related pairs."""
+    total = 0.0
+    for family, count in Counter(row["family"] for row in rows).items():
+        own, strangers = ([row[score] for row in some if row["family"] == family] for some in (rows, unrelated))
+        total += count * area(own, strangers)
+    return total / len(rows)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table: areas under the curve by kind, and verdicts."""
     unrelated = [row for row in rows if row["is_related"] is False]
-    labels = sorted({(str(row["kind"]), bool(row["is_moved"])) for row in rows if row["is_related"] is not False})
-    print("| pairs | n |", " | ".join(SCORES), "| verdicts |")
-    print("| --- | --- |", " | ".join("---" for _ in SCORES), "| --- |")
+    labels = dict.fromkeys((row["kind"], row["is_moved"]) for row in rows if row["is_related"] is not False)
+    lines = [f"| pairs | n | {' | '.join(SCORES.values())} | verdicts |", "| --- " * (3 + len(SCORES)) + "|"]
     for kind, is_moved in labels:
         own = [row for row in rows if row["kind"] == kind and row["is_moved"] == is_moved]
-        areas = [area([row[s] for row in own], [row[s] for row in unrelated]) for s in SCORES]  # type: ignore[misc]
-        name = f"{kind}, moved" if is_moved else kind
-        print("|", name, "|", len(own), "|", " | ".join(f"{x:.3f}" for x in areas), "|", verdicts(own), "|")
-    for kind in ("other start, same data", "other start, other data"):
+        areas = " | ".join(f"{weighted_area(own, unrelated, score):.3f}" for score in SCORES)
+        lines.append(f"| {kind}{', moved' * is_moved} | {len(own)} | {areas} | {verdicts(own)} |")
+    for kind in UNRELATED:
         own = [row for row in unrelated if row["kind"] == kind]
-        print("|", kind, "|", len(own), "|", " | ".join("" for _ in SCORES), "|", verdicts(own), "|")
-    for flag, label in ((True, "related"), (False, "unrelated")):
-        beyond = [float(row["beyond"]) for row in rows if row["is_related"] is flag and row["beyond"] is not None]  # type: ignore[arg-type]
-        print(f"\nshares beyond chance, {label}: {min(beyond):.3f} to {max(beyond):.3f} of {len(beyond)} pairs")
-    scores = [float(row["z_score"]) for row in unrelated]  # type: ignore[arg-type]
-    print(f"z-scores of unrelated pairs: {min(scores):.1f} to {max(scores):.1f}")
-    p_values = [float(row["p_value"]) for row in unrelated]  # type: ignore[arg-type]
-    test = kstest(p_values, "uniform")
-    print(
-        f"p-values of {len(p_values)} unrelated pairs: Kolmogorov-Smirnov {test.statistic:.3f}, p = {test.pvalue:.2f}"
-    )
+        lines.append(f"| {kind} | {len(own)} | {'| ' * len(SCORES)}| {verdicts(own)} |")
+    return lines
 
 
-def check_uniform(family: Family) -> None:
-    """Print how many p-values of networks that were trained alike lie below some levels."""
-    networks = [family.train(family.initialize(5000 + k), 0, k, 60) for k in range(60)]
-    generator, p_values = torch.Generator().manual_seed(0), []
-    names = [name for name in networks[0] if name not in family.symmetry.buffers]
-    for a, b in itertools.combinations(networks, 2):
+def ranges(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of a second table: for each architecture the scores that verdicts rest on, of all its pairs."""
+    lines = [
+        "| architecture | related | unrelated | beyond chance, moved | unrelated | z-score, as stored | unrelated |"
+    ]
+    lines.append("| --- " * 7 + "|")
+    for family in dict.fromkeys(row["family"] for row in rows):
+        own = [row for row in rows if row["family"] == family]
+        related, unrelated = ([row for row in own if row["is_related"] is flag] for flag in (True, False))
+        stored, moved = ([row for row in related if row["is_moved"] is flag] for flag in (False, True))
+        cells = [
+            *(str(len(some)) for some in (related, unrelated)),
+            *(span(some, "beyond", 3) for some in (moved, unrelated)),
+            *(span(some, "z_score", 1) for some in (stored, unrelated)),
+        ]
+        lines.append(f"| {family} | {' | '.join(cells)} |")
+    return lines
+
+
+def span(rows: list[dict[str, Any]], score: str, digits: int) -> str:
+    """The smallest and the largest number of those that were measured."""
+    known = [row[score] for row in rows if row[score] is not None]
+    return f"{min(known):.{digits}f} to {max(known):.{digits}f}"
+
+
+def uniform_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table about p-values of disjoint pairs: shares below levels, and tests of uniformity."""
+    levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75)
+    lines = [f"| architecture | pairs | {' | '.join(f'p ≤ {x}' for x in levels)} | D | p of D |"]
+    lines.append("| --- " * (4 + len(levels)) + "|")
+    for family in (*dict.fromkeys(row["family"] for row in rows), "all"):
+        found = [row["p_value"] for row in rows if family in ("all", row["family"])]
+        below = " | ".join(f"{sum(p <= level for p in found) / len(found):.3f}" for level in levels)
+        test = kstest(found, "uniform")
+        lines.append(f"| {family} | {len(found)} | {below} | {test.statistic:.3f} | {test.pvalue:.2f} |")
+    return lines
+
+
+def disjoint(family: Family, known: int) -> Iterator[dict[str, Any]]:
+    """The p-values of pairs that share no network, from a number of known ones on."""
+    for k in range(known, UNIFORM[family.name]):
+        halves, seeds = (0, k % 2), (10_000 + 2 * k, 10_001 + 2 * k)
+        a, b = (family.train(family.initialize(s), half, s, 60) for s, half in zip(seeds, halves, strict=True))
+        names = [name for name in family.symmetry.shapes if name not in family.symmetry.buffers]
         tensors = {name: (a[name], b[name]) for name in names}
-        found = measure_independence(tensors.__getitem__, family.symmetry, names, generator=generator, draws=99)
+        generator = torch.Generator().manual_seed(k)
+        found = measure_independence(tensors.__getitem__, family.symmetry, names, generator=generator)
         assert found is not None
-        p_values.append(found.p_value)
-    below = {level: sum(p <= level for p in p_values) / len(p_values) for level in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75)}
-    print(f"{len(p_values)} pairs, shares below levels: {below}; {kstest(p_values, 'uniform')}")
+        kind = UNRELATED[halves[1]]
+        yield {"family": family.name, "kind": kind, "seeds": seeds, "p_value": found.p_value, "z_score": found.z_score}
 
 
-def verdicts(rows: list[dict[str, object]]) -> str:
+def verdicts(rows: list[dict[str, Any]]) -> str:
     """How often each verdict was given."""
-    return ", ".join(f"{verdict} {n}" for verdict, n in Counter(str(row["verdict"]) for row in rows).most_common())
+    return ", ".join(f"{verdict} {n}" for verdict, n in Counter(row["verdict"] for row in rows).most_common())
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The rows that an earlier run wrote."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def main() -> None:
-    """Examine the pairs that are not done yet, and print the table."""
+    """Examine the pairs that are not done yet, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", choices=[*SEEDS, "uniform"], default="test")
     parser.add_argument("--family", choices=list(families()), default=None)
     options = parser.parse_args()
-    if options.part == "uniform":
-        check_uniform(families()[options.family or "MLP"])
-        return
+    options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / f"{options.part}.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(row["family"], row["kind"], row["is_moved"], *row["seeds"]) for row in rows}
+    rows = read(file)
     for name, family in families().items():
-        if options.family not in (None, name):
-            continue
-        for pair in pairs(Shelf(family, options.folder), options.part):
-            if (name, pair.kind, pair.is_moved, *pair.seeds) not in done:
-                rows.append(examine(family, pair))
+        if options.family in (None, name):
+            for row in new_rows(family, options, [row for row in rows if row["family"] == name]):
+                rows.append(row)
                 with file.open("a") as out:
-                    print(json.dumps(rows[-1]), file=out, flush=True)
-    report(rows)
+                    print(json.dumps(row), file=out, flush=True)
+    rows = [row for name in families() for row in rows if row["family"] == name]
+    print("\n".join(uniform_table(rows) if options.part == "uniform" else [*table(rows), "", *ranges(rows)]))
+
+
+def new_rows(family: Family, options: argparse.Namespace, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of one architecture that are not done yet."""
+    if options.part == "uniform":
+        yield from disjoint(family, len(known))
+        return
+    done = {(row["kind"], row["is_moved"], *row["seeds"]) for row in known}
+    for pair in pairs(Shelf(family, options.folder), options.part):
+        if (pair.kind, pair.is_moved, *pair.seeds) not in done:
+            yield examine(family, pair)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Networks with a known history, for `benchmarks/lineage.py`: trained, fine-tuned, pruned, merged, distilled, moved.
 
-Every network is written once to a folder, so that an interrupted run goes on where it stopped.
+Every network is written once to a folder, so that an interrupted run continues where it stopped.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import regauge as rg
+from regauge.data.images import digits
 from regauge.data.packaged import help_topics, windows
 from regauge.nets.mlp import mlp
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
@@ -84,31 +85,14 @@ class Family:
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
 
-@cache
-def digits() -> tuple[Tensor, Tensor]:
-    """The 1,797 digits of scikit-learn, `[n, 1, 8, 8]` and their classes."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return torch.from_numpy(bunch.images).float().unsqueeze(1) / 16, torch.from_numpy(bunch.target)
-
-
-@cache
-def text() -> tuple[Tensor, Tensor]:
-    """Pieces of 32 symbols of Python's help topics, and what comes next."""
-    data = help_topics()
-    return windows(torch.cat([data.train, data.validation]), 32)
-
-
 Examples = tuple[Tensor, Tensor]
 """Inputs and targets."""
 
 
-def split(inputs: Tensor, targets: Tensor, test: int) -> tuple[Examples, Examples, Examples]:
-    """Two halves for training, and some examples for accuracies."""
-    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
-    first, second, held = *order[test:].tensor_split(2), order[:test]
-    return (inputs[first], targets[first]), (inputs[second], targets[second]), (inputs[held], targets[held])
+def halves(inputs: Tensor, targets: Tensor) -> tuple[Examples, Examples]:
+    """Two halves of the data for training."""
+    (a, b), (x, y) = inputs.tensor_split(2), targets.tensor_split(2)
+    return (a, x), (b, y)
 
 
 def convolutional() -> nn.Sequential:
@@ -122,17 +106,22 @@ def convolutional() -> nn.Sequential:
 @cache
 def families() -> dict[str, "Family"]:
     """All architectures."""
-    images, labels = digits()
-    flat, pictures, pieces = split(images.flatten(1), labels, 400), split(images, labels, 400), split(*text(), 100)
-    symbols = int(text()[0].max()) + 1
-    made: dict[str, tuple[nn.Module, float, tuple[Examples, Examples, Examples]]] = {
+    images, text = digits(), help_topics()
+    pictures = [(images.train_images, images.train_labels), (images.test_images, images.test_labels)]
+    flat = [(inputs.flatten(1), labels) for inputs, labels in pictures]
+    pieces = [windows(text.train, 32), windows(text.validation, 32)]
+    symbols = len(text.symbols)
+    made: dict[str, tuple[nn.Module, float, list[Examples]]] = {
         "MLP": (mlp(64, 96, 96, 10), 2e-3, flat),
         "CNN": (convolutional(), 3e-3, pictures),
         "ViT": (ViT(8, 2, width=32, layers=2, heads=4), 2e-3, pictures),
         "GPT": (GPT(symbols, 32, width=32, layers=2, heads=4), 3e-3, pieces),
         "Llama": (Llama(symbols, width=32, layers=2, heads=4, kv_heads=2), 3e-3, pieces),
     }
-    return {name: Family(name, module.eval(), lr, (x, y), z) for name, (module, lr, (x, y, z)) in made.items()}
+    return {
+        name: Family(name, module.eval(), lr, halves(*train), test)
+        for name, (module, lr, (train, test)) in made.items()
+    }
 
 
 def prune(params: Params, share: float) -> Params:
