@@ -1,5 +1,7 @@
 """Fingerprints: the same for a whole orbit, near for neighbors, others for other functions."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp_symmetry, twice_nested
@@ -7,6 +9,7 @@ from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp
 import regauge as rg
 from regauge.comparison import SIZE
 from regauge.core.params import Params, select
+from regauge.storage.checkpoints.writing import save
 
 
 def sized(made: tuple[rg.Symmetry, dict[str, tuple[int, ...]]]) -> rg.Symmetry:
@@ -77,6 +80,31 @@ def test_copies_are_found_among_many() -> None:
     near, second = distances.sort().values[:2].tolist()
     assert int(distances.argmin()) == 77
     assert 10 * near < second
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("name", ["attention", "experts", "families", "linear heads"])
+def test_checkpoints_that_are_streamed_have_the_same_fingerprint(name: str, tmp_path: Path) -> None:
+    symmetry = EVERY[name]
+    params = drawn(symmetry, 0)
+    for dtype, tolerance in ((torch.float64, 1e-6), (torch.bfloat16, 1e-5)):
+        own = {n: t.to(dtype) for n, t in params.items()}
+        path = save(own, tmp_path / f"{dtype}.safetensors")
+        read = rg.fingerprint(path, symmetry, memory="2GB")
+        assert read.shape == (SIZE,)
+        assert float((read - rg.fingerprint(own, symmetry)).norm()) < tolerance
+    with pytest.raises(ValueError, match="a fingerprint holds .* more than the 1 kB that memory allows"):
+        rg.fingerprint(path, symmetry, memory=1000)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_streamed_products_need_their_full_rank(tmp_path: Path) -> None:
+    symmetry = mlp_symmetry(14, 9, 7, 8, kind="linear")
+    params = drawn(symmetry, 0)
+    params["1.weight"][:, 0] = params["1.weight"][:, 1]
+    path = save(params, tmp_path / "low.safetensors")
+    with pytest.raises(ValueError, match="has not its full rank, so that its fingerprint needs the network"):
+        rg.fingerprint(path, symmetry, memory="2GB")
 
 
 def test_bad_networks_are_refused() -> None:

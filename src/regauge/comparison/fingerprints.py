@@ -3,19 +3,22 @@
 import itertools
 import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from regauge.alignment.streamed.job import Network, open_job
+from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
 from regauge.comparison.null_spaces import without_null_spaces
-from regauge.core.act import Site
 from regauge.core.balance import balance, has_balance
 from regauge.core.families import unit_values
 from regauge.core.params import require_finite
+from regauge.core.progress import Progress, no_progress
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.memory_limit import MemoryLimit
 
 SIZE = 256
 """Numbers of a fingerprint."""
@@ -32,7 +35,13 @@ FAINT = 0.01
 Features = Float64[Tensor, "models features"]
 
 
-def fingerprint(params: Mapping[str, Tensor], symmetry: Symmetry) -> Float64[Tensor, "*models numbers"]:
+def fingerprint(
+    params: Network,
+    symmetry: Symmetry,
+    *,
+    memory: int | str | MemoryLimit | None = None,
+    progress: Progress = no_progress,
+) -> Float64[Tensor, "*models numbers"]:
     """Numbers that every network on an orbit shares, for finding copies and relatives in large collections.
 
     `fingerprint(act(g, p)) == fingerprint(p)` up to rounding, for every element g; networks with other functions
@@ -50,21 +59,36 @@ def fingerprint(params: Mapping[str, Tensor], symmetry: Symmetry) -> Float64[Ten
     Each feature changes by no more than its balanced tensor does, so that small noise changes the numbers little. An
     exception are units under scales of which everything that comes in, or everything that goes out, is exactly zero.
 
+    Of a checkpoint that does not fit in memory tensors are read one at a time, in float32 where they are stored in no
+    more, so that its numbers are those of the network in memory up to rounding.
+
     Args:
-        params: A network, or a population with one leading model axis. Buffers that move do not count.
+        params: A network, or a population with one leading model axis; or the path of a checkpoint. Buffers that move
+            do not count.
         symmetry: The symmetry of the architecture.
+        memory: How much a network in files may hold: bytes, or text such as "2GB"; half of the machine's unless given.
+        progress: Shows each pass over files that are streamed.
 
     Returns:
         Shape `[256]`, or `[models, 256]` for a population; float64, on the CPU.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Parameters do not fit the symmetry, or hold NaN or Inf.
+        ValueError: Parameters do not fit the symmetry, or hold NaN or Inf; the memory does not suffice, or a product of
+            matrices of a streamed network has not its full rank.
 
     References:
         Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of
         Lipschitz mappings into a Hilbert space, for the projection.
     """
+    job = open_job((params,), 0, memory=memory)
+    if job is not None:
+        job = job.named_by(symmetry)
+        if job.is_streamed:
+            with balanced_tensors(job, symmetry, progress) as tensors:
+                return _project(_features(tensors.symmetry, tensors))[0]
+        params = job.source.params
+    assert isinstance(params, Mapping)
     symmetry = symmetry.bind(params)
     require_finite(params, "the network")
     symmetry.require_ones(params)
@@ -75,23 +99,28 @@ def fingerprint(params: Mapping[str, Tensor], symmetry: Symmetry) -> Float64[Ten
         kept = without_null_spaces(kept, symmetry)
         kept = symmetry.act(balance(kept, symmetry), kept)
     models = torch.Size(lead).numel()
-    tensors = {}
+    flat_tensors = {}
     for name, tensor in kept.items():
         if name not in ignored and tensor.numel():
             flat = tensor.reshape(models, *tensor.shape[len(lead) :])
-            tensors[name] = _without_shifts(flat, symmetry.sites.get(name, ()))
-    features = _features(symmetry, tensors)
+            flat_tensors[name] = without_shifts(flat, symmetry.sites.get(name, ()))
+    return _project(_features(symmetry, flat_tensors), models).reshape(*lead, SIZE)
+
+
+def _project(features: Mapping[str, Features], models: int = 1) -> Float64[Tensor, "models numbers"]:
+    """A fixed random projection of all features."""
     numbers = torch.zeros(models, SIZE, dtype=torch.float64)
     for key, values in features.items():
         numbers += values @ _fixed(f"{key} projection", values.shape[1], SIZE)
     count = sum(values.shape[1] for values in features.values())
-    return (numbers / math.sqrt(SIZE * max(1, count))).reshape(*lead, SIZE)
+    return numbers / math.sqrt(SIZE * max(1, count))
 
 
 def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Features]:
     """What no reordering, sign or rotation changes, by the name of the tensor or the group that it belongs to."""
-    norms = {name: tensor.reshape(len(tensor), -1).norm(dim=1) for name, tensor in tensors.items()}
-    counts = {name: tensor[0].numel() for name, tensor in tensors.items()}
+    norms, counts = dict[str, Tensor](), dict[str, int]()
+    for name, tensor in tensors.items():
+        norms[name], counts[name] = tensor.reshape(len(tensor), -1).norm(dim=1).double(), tensor[0].numel()
     squares = sum((norm.square() for norm in norms.values()), torch.zeros((), dtype=torch.float64))
     size = (squares / max(1, sum(counts.values()))).sqrt()
     found: dict[str, Features] = {}
@@ -99,10 +128,10 @@ def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Fe
     for name, tensor in tensors.items():
         sites, spread = symmetry.sites.get(name, []), math.sqrt(counts[name])
         orbits = orbits_of_entries(symmetry, name)
-        relative = tensor / _column((norms[name] + FAINT * size * spread).clamp_min(TINY), tensor)
+        relative = tensor / _column((norms[name] + FAINT * size * spread).clamp_min(TINY), tensor).to(tensor)
         share = torch.asinh(norms[name] / (spread * size).clamp_min(TINY)).unsqueeze(1)
         weighted = relative * _weights(f"{name} weights", tensor, orbits)
-        found[name] = torch.cat([share, _probe(weighted, name, orbits)], 1)
+        found[name] = torch.cat([share, _probe(weighted, name, orbits).double()], 1)
         for k in range(MIXTURES):
             weighted = relative * _weights(f"{name} weights {k}", tensor, orbits)
             for number, site in enumerate(sites):
@@ -110,10 +139,10 @@ def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Fe
                 values = unit_values(symmetry, name, site, weighted, 1)
                 if k == 0 and not any(site.group.name in other.group.within for other in sites):
                     # Otherwise each unit is moved in a way of its own.
-                    found[f"{name} {number}"] = _gram_norm(values)
+                    found[f"{name} {number}"] = _gram_norm(values).double()
                 # The same orders and rotations act at all places of a group, so that what they keep of a mixture of
                 # all places ties these together.
-                term = values.square().sum(-1) if site.group.matrix == "none" else values @ values.mT
+                term = (values.square().sum(-1) if site.group.matrix == "none" else values @ values.mT).double()
                 mixed = groups.setdefault(key, [torch.zeros_like(term)])
                 mixed[0] = mixed[0] + _fixed(f"{name} {key} {number}").sigmoid() * term
     for key, (mixed_squares,) in groups.items():
@@ -130,24 +159,13 @@ def _column(numbers: Float64[Tensor, " models"], like: Tensor) -> Tensor:
 
 def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
     """Fixed weights around one of the entries of a tensor, which are alike on every orbit of entries."""
-    result = torch.ones([1] * tensor.ndim, dtype=torch.float64)
+    result = tensor.new_ones([1] * tensor.ndim)
     for axis in range(tensor.ndim - 1):
         length = tensor.shape[1 + axis]
         labels = orbits.get(axis, torch.arange(length))
         weights = 0.5 + _fixed(f"{key} {axis}", int(labels.max()) + 1).sigmoid()
-        result = result * weights[labels].reshape([-1 if k == 1 + axis else 1 for k in range(tensor.ndim)])
+        result = result * weights.to(tensor)[labels].reshape([-1 if k == 1 + axis else 1 for k in range(tensor.ndim)])
     return result
-
-
-def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
-    """A tensor to which half periods c add, as `sin(pi x / c)`, which they only give another sign."""
-    amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
-    if not amounts:
-        return tensor
-    step = min(amounts)
-    if any(abs(amount / step - round(amount / step)) > 1e-9 for amount in amounts):
-        return torch.zeros_like(tensor)
-    return (math.pi / step * tensor).sin()
 
 
 def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
@@ -156,7 +174,7 @@ def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
     for axis in reversed(range(tensor.ndim - 1)):
         if axis not in moved:
             length = tensor.shape[1 + axis]
-            vectors = _fixed(f"{name} axis {axis}", length, PROBES) / math.sqrt(length)
+            vectors = (_fixed(f"{name} axis {axis}", length, PROBES) / math.sqrt(length)).to(tensor)
             if is_contracted:  # The last axis holds the probes.
                 tensor = (tensor.movedim(1 + axis, -2) * vectors).sum(-2)
             else:

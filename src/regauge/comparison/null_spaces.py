@@ -48,8 +48,15 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
     return result
 
 
+def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
+    """Whether one side of any product of matrices annihilates a part of the other one; see `without_null_spaces`."""
+    groups = [symmetry[name] for name in balanced_matrices(symmetry)]
+    sides = ((group, is_inverse) for group in groups for is_inverse in (True, False))
+    return not all(_projection(params, symmetry, group, is_inverse=is_inverse)[1] for group, is_inverse in sides)
+
+
 def _projection(
-    params: Params, symmetry: Symmetry, group: Group, *, is_inverse: bool
+    params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, *, is_inverse: bool
 ) -> tuple[Float64[Tensor, "*lead n n"], bool]:
     """The projections onto what one side of a group's product has, and whether that is everything."""
     gram: Tensor | None = None

@@ -25,25 +25,25 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 def balance_streamed(
-    a: Checkpoint, b: Checkpoint, symmetry: Symmetry, buffers: Buffers, passes: Passes
-) -> tuple[Element, Element, tuple[str, ...]]:
+    checkpoints: Sequence[Checkpoint], symmetry: Symmetry, buffers: Buffers, passes: Passes
+) -> tuple[list[Element], tuple[str, ...]]:
     """What balances each network, and sentences about groups that keep their matrices; see `balance_alike`."""
     symmetry = count_frozen_gains(symmetry, buffers)
-    sides, notes = [symmetry.identity()] * 2, list[str]()
+    sides, notes = [symmetry.identity()] * len(checkpoints), list[str]()
     for part in balanced_parts(symmetry, buffers=buffers):
         before = passes.bytes_and_seconds[0]
 
         def balance(k: int, rigid: Mapping[str, Tensor], part: frozenset[str] = part) -> Balance:
-            params = _read_part((a, b)[k], symmetry, part)
+            params = _read_part(checkpoints[k], symmetry, part)
             return balance_but(params, _restrict(symmetry, params), buffers, rigid)
 
-        found = agree(2, balance)
+        found = agree(len(checkpoints), balance)
         notes += notes_on(found[0].rigid)
         for k, own in enumerate(found):
             for name, value in own.element.items():
                 sides[k] = sides[k].replace(name, _join(sides[k][name], value))
         passes.advance(passes.bytes_and_seconds[0] - before)
-    return sides[0], sides[1], tuple(notes)
+    return sides, tuple(notes)
 
 
 def fit_streamed(

@@ -151,7 +151,7 @@ class _Matching:
             return
         for buffers in balances_of(self._symmetry, self._buffers):
             with self.passes.timed("balancing", self.plan.sweep_bytes):
-                left, right, notes = balance_streamed(self.a, self.b, self._symmetry, buffers, self.passes)
+                (left, right), notes = balance_streamed((self.a, self.b), self._symmetry, buffers, self.passes)
             state.climbs.append(ClimbState(identity, left, right))
             state.notes = list(notes)
         for climb in state.climbs[:-1]:

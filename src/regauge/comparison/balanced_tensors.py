@@ -1,0 +1,106 @@
+"""The tensors of a checkpoint on the disk, balanced when they are read: what its fingerprint is made of."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.streamed.balancing import balance_streamed
+from regauge.alignment.streamed.job import FileJob
+from regauge.alignment.streamed.memory import BASE, SLACK
+from regauge.alignment.streamed.passes import Passes
+from regauge.alignment.streamed.source import Moved, move_tensor
+from regauge.comparison.null_spaces import has_null_spaces
+from regauge.core.act import Site
+from regauge.core.balance import has_balance
+from regauge.core.element import Element
+from regauge.core.movable import VALUES, require_movable
+from regauge.core.params import require_finite, work_dtype
+from regauge.core.progress import Progress
+from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.memory_limit import size_text
+
+HELD = 5
+"""Copies of the largest tensor that measuring it holds."""
+
+
+class BalancedTensors(Mapping[str, Tensor]):
+    """The compared tensors of a checkpoint, each with a leading model axis of length one.
+
+    Attributes:
+        symmetry: With every size known.
+    """
+
+    def __init__(self, source: Checkpoint, symmetry: Symmetry, names: Sequence[str], passes: Passes) -> None:
+        self.symmetry, self.element = symmetry, symmetry.identity()
+        self._source, self._names, self._passes = source, tuple(names), passes
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored = self._source.stored[name]
+        tensor = self._source.read(name, dtype=work_dtype(stored.dtype))
+        require_finite({name: tensor}, str(self._source.path))
+        self._passes.advance(stored.nbytes)
+        moved = move_tensor(self.symmetry, self.element, name, tensor).unsqueeze(0)
+        return without_shifts(moved, self.symmetry.sites.get(name, ()))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> Iterator[BalancedTensors]:
+    """The tensors of a checkpoint for a fingerprint, which reads each of them twice.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: The memory does not suffice, parameters do not fit the symmetry, or a product of matrices has not
+            its full rank.
+    """
+    source, limit = job.source, job.limit
+    symmetry = symmetry.bind(source.on_meta())
+    require_movable(symmetry.groups, source.on_meta(), symmetry.buffers)
+    symmetry.require_ones({name: source[name] for name in symmetry.ones if name in source.stored})
+    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    stored = {n: one for n, one in source.stored.items() if n not in ignored and one.dtype in VALUES and one.nbytes}
+    largest = max(work_dtype(one.dtype).itemsize * math.prod(one.shape) for one in stored.values())
+    peak = int(HELD * SLACK * largest) + BASE + limit.held()
+    if peak > limit.nbytes:
+        raise ValueError(
+            f"a fingerprint holds {size_text(peak)} at once, for the largest tensor of {source.label!r}, more than the "
+            f"{size_text(limit.nbytes)} that memory allows; allow {size_text(peak)} or more"
+        )
+    nbytes = sum(one.nbytes for one in stored.values())
+    passes = Passes((source,), [], progress)
+    tensors = BalancedTensors(source, symmetry, list(stored), passes)
+    if has_balance(symmetry):
+        tensors.element = _balance(job, symmetry, passes, nbytes)
+    with passes.timed("measuring", 2 * nbytes):
+        yield tensors
+
+
+def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> Element:
+    if has_null_spaces(Moved(job.source, lambda _, tensor: tensor.double()), symmetry):
+        raise ValueError(
+            f"a product of matrices in {job.source.label!r} has not its full rank, so that its fingerprint "
+            f"{job.needs_memory}"
+        )
+    with passes.timed("balancing", nbytes):
+        (element,), _ = balance_streamed((job.source,), symmetry, "move", passes)
+    return element
+
+
+def without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
+    """A tensor to which half periods c add, as `sin(pi x / c)`, which they only give another sign."""
+    amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
+    if not amounts:
+        return tensor
+    step = min(amounts)
+    if any(abs(amount / step - round(amount / step)) > 1e-9 for amount in amounts):
+        return torch.zeros_like(tensor)
+    return (math.pi / step * tensor).sin()
