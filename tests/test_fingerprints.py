@@ -1,5 +1,6 @@
 """Fingerprints: the same for a whole orbit, near for neighbors, others for other functions."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,13 @@ import torch
 from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp_symmetry, twice_nested
 
 import regauge as rg
+from regauge.cli.main import main
 from regauge.comparison import SIZE
 from regauge.core.params import Params, select
+from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.writing import save
+from regauge.storage.store import Store
+from regauge.zoo import Fingerprints
 
 
 def sized(made: tuple[rg.Symmetry, dict[str, tuple[int, ...]]]) -> rg.Symmetry:
@@ -93,7 +98,7 @@ def test_checkpoints_that_are_streamed_have_the_same_fingerprint(name: str, tmp_
         read = rg.fingerprint(path, symmetry, memory="2GB")
         assert read.shape == (SIZE,)
         assert float((read - rg.fingerprint(own, symmetry)).norm()) < tolerance
-    with pytest.raises(ValueError, match="a fingerprint holds .* more than the 1 kB that memory allows"):
+    with pytest.raises(ValueError, match=r"a fingerprint holds .* more than the 1 kB that memory allows"):
         rg.fingerprint(path, symmetry, memory=1000)
 
 
@@ -105,6 +110,35 @@ def test_streamed_products_need_their_full_rank(tmp_path: Path) -> None:
     path = save(params, tmp_path / "low.safetensors")
     with pytest.raises(ValueError, match="has not its full rank, so that its fingerprint needs the network"):
         rg.fingerprint(path, symmetry, memory="2GB")
+
+
+def test_copies_are_found_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each shard is measured once; networks with NaN are passed over."""
+    architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [5, 7, 3]})
+    symmetry = rg.discover(architecture.module(), (torch.zeros(2, 5),), verify=False)
+    store = Store.create(tmp_path / "zoo", architecture, symmetry)
+    params = {s.name: torch.randn(20, *s.shape, generator=generator(0)) for s in architecture.layout}
+    params["layers.0.weight"][3] = torch.nan
+    for half in (slice(0, 12), slice(12, 20)):
+        rows = [{"id": k, "step": 10} for k in range(20)[half]]
+        store.append({name: tensor[half] for name, tensor in params.items()}, rows)
+    known = Fingerprints.of(Store.open(tmp_path / "zoo"))
+    assert known.numbers.shape == (20, SIZE)
+    assert int(known.numbers.isnan().any(1).sum()) == 1
+    copy = symmetry.act(symmetry.random(generator(1)), select(params, 15))
+    (number, distance), (_, second) = known.nearest(copy, 2)
+    assert known.store.rows["id"][number] == 15
+    assert distance < 1e-6 < 0.01 < second
+    assert len(known.nearest(copy, 100)) == 19
+    monkeypatch.setattr("regauge.zoo.populations.fingerprints._measure", None)  # Everything is known from here on.
+    assert torch.equal(Fingerprints.of(known.store).numbers.nan_to_num(), known.numbers.nan_to_num())
+    save(copy, tmp_path / "copy.safetensors")
+    main(["zoo", "nearest", str(tmp_path / "zoo"), str(tmp_path / "copy.safetensors"), "--count", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)["nearest"]
+    assert found[0]["id"] == 15
+    assert len(found) == 3
 
 
 def test_bad_networks_are_refused() -> None:

@@ -23,6 +23,7 @@ from regauge.cli.zoo_options import (
     ZooImport,
     ZooInfo,
     ZooMap,
+    ZooNearest,
     ZooTrain,
     ZooVerify,
 )
@@ -46,6 +47,7 @@ def run(options: Zoo) -> None:
         ZooImport: import_,
         ZooExport: export,
         ZooVerify: check,
+        ZooNearest: zoo_populations.find_nearest,
         ZooAlign: zoo_populations.align,
         ZooCompare: zoo_populations.compare,
         ZooMap: zoo_populations.draw,

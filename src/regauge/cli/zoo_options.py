@@ -116,6 +116,21 @@ class ZooVerify:
 
 
 @dataclass(frozen=True)
+class ZooNearest:
+    """Find the networks of a store that are nearest to a network, in whatever gauge, by their fingerprints.
+
+    The fingerprints of a store are computed once. docs/comparison.md says what they are.
+    """
+
+    store: StoreFolder
+    network: Positional[Path]
+    """A checkpoint with the tensors of the store's networks."""
+    count: int = 10
+    """How many are printed."""
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class ZooAlign:
     """Align all networks of a store to one, into another store; the same command continues an interrupted one.
 
@@ -187,6 +202,7 @@ ZooCommand = (
     | Annotated[ZooImport, subcommand("import", prefix_name=False)]
     | Annotated[ZooExport, subcommand("export", prefix_name=False)]
     | Annotated[ZooVerify, subcommand("verify", prefix_name=False)]
+    | Annotated[ZooNearest, subcommand("nearest", prefix_name=False)]
     | Annotated[ZooAlign, subcommand("align", prefix_name=False)]
     | Annotated[ZooCompare, subcommand("compare", prefix_name=False)]
     | Annotated[ZooMap, subcommand("map", prefix_name=False)]

@@ -1,4 +1,4 @@
-"""`regauge zoo align`, `compare` and `map`, populations modulo their symmetry; where jobs run, and which networks."""
+"""`regauge zoo align`, `compare`, `map` and `nearest`: populations modulo their symmetry, by jobs or fingerprints."""
 
 import hashlib
 import json
@@ -17,18 +17,21 @@ from torch import Tensor
 import regauge as rg
 from regauge import learn
 from regauge.cli.options import UsageError
-from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, write_picture
+from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell_table, write_picture
 from regauge.cli.tasks import load_batches, task_of, with_reset
-from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap
+from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.storage.architecture import Architecture
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
 from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.populations import (
     Barriers,
+    Fingerprints,
     OrbitDistances,
     clusters,
     flat_map,
@@ -176,6 +179,22 @@ def draw(options: ZooMap) -> None:
     print(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
     write_picture(figure, table, options.output)
     matrix_of.clear()
+
+
+def find_nearest(options: ZooNearest) -> None:
+    """Print the networks of a store whose fingerprints are nearest to that of a checkpoint."""
+    if options.count < 1:
+        raise UsageError(f"--count is {options.count}; it is at least 1")
+    store = Store.open(options.store)
+    with Checkpoint.open(options.network) as checkpoint:
+        params = match(checkpoint.params, store.architecture.on_meta(), checkpoint.label, "the store")
+    with show_progress() as progress:
+        known = Fingerprints.of(store, progress=progress)
+    rows = [
+        {"number": number, **{key: store.rows[key][number].item() for key in ("id", "step")}, "distance": distance}
+        for number, distance in known.nearest(params, options.count)
+    ]
+    tell_table("nearest", rows, digits=4)
 
 
 def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regauge.core.params import Params
 from regauge.core.symmetry_text import read_versioned
 
 FORMAT = "regauge.architecture"
@@ -93,6 +94,10 @@ class Architecture:
     def size(self) -> int:
         """Number of values of one network, buffers included."""
         return sum(spec.size for spec in self.layout)
+
+    def on_meta(self) -> Params:
+        """The tensors of one network without values, on the meta device."""
+        return {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in self.layout}
 
     def module(self) -> nn.Module:
         """Build the module, with whatever values its factory gives it.

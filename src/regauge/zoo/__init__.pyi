@@ -1,6 +1,7 @@
 from . import presets as presets
 from .formats import import_zoo as import_zoo
 from .populations import Barriers as Barriers
+from .populations import Fingerprints as Fingerprints
 from .populations import Map as Map
 from .populations import OrbitDistances as OrbitDistances
 from .populations import Universe as Universe

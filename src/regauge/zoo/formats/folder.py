@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regauge.core.params import Params
@@ -69,7 +68,7 @@ def read_folder(
         layout = layout_of(tree.checkpoint(rows[0]["file"], beside)[0])
         architecture = Architecture(f"networks of {tree.path.name}", None, layout=layout)
     factory = architecture.factory
-    expected = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in architecture.layout}
+    expected = architecture.on_meta()
 
     def convert(params: Params, name: str) -> Params:
         return params if factory is None or params.keys() == expected.keys() else match(params, expected, name)

@@ -1,0 +1,91 @@
+"""Fingerprints of all networks of a store: a column of 256 numbers, in which copies and relatives are found."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge.comparison.fingerprints import SIZE, fingerprint
+from regauge.core.progress import Progress, no_progress
+from regauge.storage import cache
+from regauge.storage.store import Store
+from regauge.storage.store.shard_file import Shard
+
+KIND = "fingerprints"
+"""Of entries of the user's cache."""
+VERSION = 1
+"""Of the numbers; earlier ones are computed anew."""
+BLOCK = 1 << 25
+"""Bytes of the networks that are measured at once."""
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """A column of a store: the fingerprint of each of its networks.
+
+    Attributes:
+        store: The store.
+        numbers: In the order of the networks' numbers; NaN for networks with NaN or Inf.
+    """
+
+    store: Store
+    numbers: Float32[Tensor, "networks numbers"]
+
+    @classmethod
+    def of(cls, store: Store, *, progress: Progress = no_progress) -> "Fingerprints":
+        """The fingerprints of all networks, kept in the user's cache for each shard: shards never change.
+
+        Raises:
+            ValueError: The symmetry of the store is not known.
+        """
+        store.require_symmetry()
+        advance, start, found = progress("fingerprints", len(store)), 0, [np.zeros((0, SIZE), np.float32)]
+        for shard in store.shards:
+            origin = [store.key, shard.path.name, shard.checksum, VERSION]
+            known = cache.recall(KIND, origin)
+            if known is None:
+                numbers = _measure(store, shard, start)
+                cache.keep(KIND, origin, base64.b85encode(numbers.tobytes()).decode())
+            else:
+                numbers = np.frombuffer(base64.b85decode(known), np.float32).reshape(shard.count, SIZE)
+            found.append(numbers)
+            start += shard.count
+            advance(shard.count)
+        return cls(store, torch.from_numpy(np.concatenate(found)))
+
+    def nearest(self, params: Mapping[str, Tensor], count: int = 10) -> list[tuple[int, float]]:
+        """The networks whose fingerprints are nearest to that of another network, with their distances.
+
+        The Euclidean distance is zero for copies in any gauge, and below the relative change of the parameters for near
+        ones.
+
+        Args:
+            params: A network of the store's architecture.
+            count: How many.
+
+        Raises:
+            KeyError: A parameter is missing.
+            ValueError: Parameters do not fit the architecture, or hold NaN or Inf.
+        """
+        own = fingerprint(params, self.store.require_symmetry())
+        distances = (self.numbers - own.float()).norm(dim=1).nan_to_num(torch.inf)
+        order = distances.sort(stable=True)
+        rows = zip(order.indices.tolist(), order.values.tolist(), strict=True)
+        return [(number, distance) for number, distance in rows if distance < torch.inf][:count]
+
+
+def _measure(store: Store, shard: Shard, start: int) -> NDArray[np.float32]:
+    """The fingerprints of a shard whose first network has this number."""
+    result = np.full((shard.count, SIZE), np.nan, np.float32)
+    fine = np.flatnonzero(store.rows["is_finite"][start : start + shard.count])
+    block = max(1, BLOCK // (8 * store.architecture.size))
+    for first in range(0, len(fine), block):
+        rows = fine[first : first + block]
+        params = store.read(start + rows)
+        result[rows] = fingerprint(params, store.require_symmetry()).numpy()
+    return result
