@@ -50,9 +50,9 @@ class Fingerprints:
             known = cache.recall(KIND, origin)
             if known is None:
                 numbers = _measure(store, shard, start)
-                cache.keep(KIND, origin, base64.b85encode(numbers.tobytes()).decode())
+                cache.keep(KIND, origin, base64.b64encode(numbers.tobytes()).decode())
             else:
-                numbers = np.frombuffer(base64.b85decode(known), np.float32).reshape(shard.count, SIZE)
+                numbers = np.frombuffer(base64.b64decode(known), np.float32).reshape(shard.count, SIZE)
             found.append(numbers)
             start += shard.count
             advance(shard.count)
@@ -74,9 +74,9 @@ class Fingerprints:
         """
         own = fingerprint(params, self.store.require_symmetry())
         distances = (self.numbers - own.float()).norm(dim=1).nan_to_num(torch.inf)
-        order = distances.sort(stable=True)
-        rows = zip(order.indices.tolist(), order.values.tolist(), strict=True)
-        return [(number, distance) for number, distance in rows if distance < torch.inf][:count]
+        least = distances.topk(min(count, len(distances)), largest=False)
+        rows = zip(least.indices.tolist(), least.values.tolist(), strict=True)
+        return [(number, distance) for number, distance in rows if distance < torch.inf]
 
 
 def _measure(store: Store, shard: Shard, start: int) -> NDArray[np.float32]:
