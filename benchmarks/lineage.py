@@ -13,7 +13,11 @@ Each pair is written as it is done, so that an interrupted run continues with th
 `--part uniform` tests whether p-values are uniform, on pairs of which no two share a network: each of its networks has
 a start of its own and is trained for 60 steps. Every second pair learned from the same half of the data.
 
-    python benchmarks/lineage.py FOLDER [--part calibration|test|uniform] [--family MLP]
+    python benchmarks/lineage.py FOLDER [--part calibration|test|uniform|noise] [--family MLP]
+
+`--part noise` adds noise to the CNN of seed 0 and moves it.
+
+    python benchmarks/lineage.py FOLDER --part noise
 
 docs/records has what the test part and the uniform part wrote; the table in docs/comparison.md is made of it.
 """
@@ -50,6 +54,8 @@ SCORES = {
 UNRELATED = ("other start, same data", "other start, other data")
 UNIFORM = {"MLP": 100, "CNN": 40, "ViT": 30, "GPT": 30, "Llama": 30}
 """How many pairs that share no network the p-values are judged on."""
+NOISE = (0.01, 0.1, 0.5, 1, 2)
+"""Shares of the standard deviation of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +234,39 @@ def uniform_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def noise_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table about noise."""
+    heads = ("noise", "verdict", "share explained", "beyond chance", "accuracy", "distance of fingerprints")
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for row in rows:
+        numbers = " | ".join(f"{row[name]:.3f}" for name in ("share", "beyond", "accuracy", "fingerprint"))
+        lines.append(f"| {row['noise']} | {row['verdict']} | {numbers} |")
+    return lines
+
+
+def noisy(family: Family, shelf: Shelf, known: int) -> Iterator[dict[str, Any]]:
+    """A network with normal noise, as a share of each tensor's standard deviation, moved by the whole group."""
+    a, source = shelf("base", 0), torch.Generator().manual_seed(0)
+    inputs, labels = family.test
+    for share in NOISE[known:]:
+        noise = {n: torch.randn(t.shape, generator=source) for n, t in a.items() if t.is_floating_point()}
+        b = a | {n: a[n] + share * a[n].std(correction=0) * own for n, own in noise.items()}
+        b = {n: b[n].clamp_min(0) if n.endswith("running_var") else t for n, t in b.items()}
+        with torch.no_grad():
+            hits = torch.func.functional_call(family.module, b, (inputs,)).argmax(1) == labels
+        moved = family.symmetry.act(family.symmetry.random(torch.Generator().manual_seed(1)), b)
+        found = rg.compare(a, moved, family.symmetry)
+        yield {
+            "family": family.name,
+            "noise": share,
+            "verdict": found.verdict,
+            "share": found.share_after,
+            "beyond": found.share_beyond_chance,
+            "accuracy": float(hits.float().mean()),
+            "fingerprint": found.fingerprint_distance,
+        }
+
+
 def disjoint(family: Family, known: int) -> Iterator[dict[str, Any]]:
     """The p-values of pairs that share no network, from a number of known ones on."""
     for k in range(known, UNIFORM[family.name]):
@@ -256,7 +295,7 @@ def main() -> None:
     """Examine the pairs that are not done yet, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--part", choices=[*SEEDS, "uniform"], default="test")
+    parser.add_argument("--part", choices=[*SEEDS, "uniform", "noise"], default="test")
     parser.add_argument("--family", choices=list(families()), default=None)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -265,17 +304,33 @@ def main() -> None:
     for name, family in families().items():
         if options.family in (None, name):
             for row in new_rows(family, options, [row for row in rows if row["family"] == name]):
-                rows.append(row)
+                rows.append({key: round_to_digits(value) for key, value in row.items()})
                 with file.open("a") as out:
-                    print(json.dumps(row), file=out, flush=True)
+                    print(json.dumps(rows[-1]), file=out, flush=True)
     rows = [row for name in families() for row in rows if row["family"] == name]
-    print("\n".join(uniform_table(rows) if options.part == "uniform" else [*table(rows), "", *ranges(rows)]))
+    print("\n".join(lines_of(options.part, rows)))
+
+
+def round_to_digits(value: Any) -> Any:
+    """A number with six digits; anything else as it is."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def lines_of(part: str, rows: list[dict[str, Any]]) -> list[str]:
+    """What docs/comparison.md says about a part."""
+    if part == "uniform":
+        return uniform_table(rows)
+    return noise_table(rows) if part == "noise" else [*table(rows), "", *ranges(rows)]
 
 
 def new_rows(family: Family, options: argparse.Namespace, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of one architecture that are not done yet."""
     if options.part == "uniform":
         yield from disjoint(family, len(known))
+        return
+    if options.part == "noise":
+        if family.name == "CNN":
+            yield from noisy(family, Shelf(family, options.folder), len(known))
         return
     done = {(row["kind"], row["is_moved"], *row["seeds"]) for row in known}
     for pair in pairs(Shelf(family, options.folder), options.part):

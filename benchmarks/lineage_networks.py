@@ -20,6 +20,8 @@ from regauge.nets.mlp import mlp
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 
 Params = rg.Params
+Examples = tuple[Tensor, Tensor]
+"""Inputs and targets."""
 
 STEPS = 200
 """Steps of a whole training."""
@@ -41,8 +43,8 @@ class Family:
     name: str
     module: nn.Module
     lr: float
-    halves: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-    test: tuple[Tensor, Tensor]
+    halves: tuple[Examples, Examples]
+    test: Examples
 
     @cached_property
     def symmetry(self) -> rg.Symmetry:
@@ -83,10 +85,6 @@ class Family:
             optimizer.step()
         self.module.eval()
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
-
-
-Examples = tuple[Tensor, Tensor]
-"""Inputs and targets."""
 
 
 def halves(inputs: Tensor, targets: Tensor) -> tuple[Examples, Examples]:
