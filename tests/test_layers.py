@@ -68,6 +68,7 @@ BEFORE_PARSING = (
     "cli/inr_options.py",
     "cli/flow_options.py",
     "cli/gauge_options.py",
+    "cli/prune_options.py",
     "cli/learn_options.py",
 )
 """What `regauge --help` imports."""
@@ -190,6 +191,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.early",
                 "regauge.cli.flow_options",
                 "regauge.cli.gauge_options",
+                "regauge.cli.prune_options",
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
                 "regauge.storage.plain_files",

@@ -23,12 +23,13 @@ from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.inr_options import Inr
 from regauge.cli.learn_options import Learn
 from regauge.cli.options import Options, UsageError
+from regauge.cli.prune_options import Prune
 from regauge.cli.zoo_options import Zoo
 from regauge.names import VERSION
 from regauge.storage.plain_files import require_plain
 
 DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."
-Command: TypeAlias = Options | Gauge | Audit | Compare | Zoo | Inr | Learn | Flow
+Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
 hide_empty_defaults(Command)
 DEBUG = "REGAUGE_DEBUG"

@@ -23,6 +23,7 @@ from regauge.cli.example_inputs import with_masks
 from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status, tell
+from regauge.cli.prune_options import Prune
 from regauge.cli.tracing import Traced, name_once, trace_once
 from regauge.cli.transformers_models import Values, build_folder, unreached_parts
 from regauge.cli.user_code import users_code
@@ -81,7 +82,7 @@ Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor] | None]
 
 
 def read_networks(
-    options: Matching | Canonicalize | Compare | Gauge | Audit,
+    options: Matching | Canonicalize | Compare | Gauge | Audit | Prune,
     paths: Sequence[Path | Checkpoint],
     *,
     values: Values = "if small",

@@ -35,16 +35,16 @@ def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwar
         raise UsageError("a folder with config.json needs transformers: pip install 'regauge[transformers]'") from error
     with users_code(f"transformers cannot build the model of {str(folder)!r}"):
         with torch.device("meta"):
-            module = _traceable(build())
+            module = traceable(build())
         is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
         if values == "always" or (values == "if small" and is_small):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # What the verification says of the symmetry is the same in every run.
-                module = _traceable(build())
+                module = traceable(build())
     return module.eval(), example_inputs(module, module.config)
 
 
-def _traceable(module: nn.Module) -> nn.Module:
+def traceable(module: nn.Module) -> nn.Module:
     """A model whose experts are computed in the way that can be traced; its weights and its function are the same."""
     model: Any = module
     model.set_experts_implementation(EXPERTS)

@@ -143,7 +143,7 @@ def _guesses(
             continue
         prefix = f"{path}." if path else ""
         within = [name for name in changed if name.startswith(prefix)]
-        sizes = _new_sizes(within, before, after) if within else {}
+        sizes = new_sizes(within, before, after) if within else {}
         for attribute, number in vars(layer).items():
             if type(number) is int and number in sizes:
                 key = (type(layer).__qualname__, attribute, number)
@@ -156,7 +156,7 @@ def _guesses(
     return places, options
 
 
-def _new_sizes(names: list[str], before: Symmetry, after: Symmetry) -> dict[int, list[int]]:
+def new_sizes(names: list[str], before: Symmetry, after: Symmetry) -> dict[int, list[int]]:
     """What became of lengths of axes, of sizes of groups, and of the units of all their copies."""
     found: dict[int, list[int]] = {}
 

@@ -103,10 +103,12 @@ class Pruned:
         lines += [str(self.certificate)] if self.certificate is not None else []
         for when, metrics in self.losses.items():
             lines.append(f"{when}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        return "\n".join([*lines, *self.describe_fixed(), *self.notes])
+
+    def describe_fixed(self) -> list[str]:
+        """Sentences about the groups that were left as they are, one for each reason."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.fixed:
             reasons.setdefault(reason, []).append(name)
-        for reason, names in reasons.items():
-            others = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            lines.append(f"left as they are: {', '.join(names[:3])}{others}: {reason}")
-        return "\n".join([*lines, *self.notes])
+        more = {reason: f" and {len(names) - 3} more" if len(names) > 3 else "" for reason, names in reasons.items()}
+        return [f"left as they are: {', '.join(names[:3])}{more[why]}: {why}" for why, names in reasons.items()]

@@ -1,0 +1,53 @@
+"""Options of `regauge prune`. Nothing here imports torch, so that `--help` answers at once."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from regauge.cli.options import (
+    BATCHES_HELP,
+    Batch,
+    Checkpoint,
+    ExampleInputs,
+    Json,
+    Loss,
+    Model,
+    Output,
+    Seed,
+    SymmetryFile,
+    Written,
+)
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Remove units of a checkpoint everywhere at once: hidden units, channels, heads; a smaller checkpoint that runs.
+
+    What the network does not need goes first, proved on outputs: without --share, the function stays. The report is
+    beside the output: OUT.prune.json and the page OUT.prune.html, in a folder regauge.prune.json and .html.
+    """
+
+    checkpoint: Checkpoint
+    output: Output
+    """Where the smaller checkpoint goes, a .safetensors file or a folder; of a folder config.json is changed, too."""
+    model: Model = None
+    symmetry: SymmetryFile = None
+    share: float = 0.0
+    """Of the units of each group that are removed in all, from 0 to below 1."""
+    criterion: Literal["magnitude", "taylor", "output", "random"] = "magnitude"
+    """Which units go first. magnitude: sums of squares; taylor: gradient times weight; output: what layers put out,
+    with the weights that read the other units fitted. docs/pruning.md tells more."""
+    groups: tuple[str, ...] = ()
+    """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
+    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "for criteria and the loss.")] = None
+    batch: Batch = 64
+    loss: Loss = "cross-entropy"
+    overwrite: bool = False
+    """Replace the output and what is beside it if they exist."""
+    seed: Seed = 0
+    memory: Annotated[str, arg(metavar="SIZE")] = ""
+    """How much may be held at once, for example 4GB; half of the machine's memory where left out."""
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+    written: Annotated[Written, arg(name="")] = Written()
+    json: Json = False

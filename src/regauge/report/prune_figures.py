@@ -1,0 +1,39 @@
+"""Figures of pruning: units of each group, and the loss, before and after."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from regauge.report.figures import COLORS, draw_figure
+
+SHOWN = 40
+"""Groups that are drawn: the first ones."""
+
+
+def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
+    """The share of the units of each group that stay, in the order of the network."""
+    shown = groups[:SHOWN]
+    with draw_figure(7.2, 1.0 + 0.24 * len(shown)) as figure:
+        axes = figure.add_subplot()
+        shares = [100 * row["after"] / row["before"] for row in shown]
+        axes.barh(range(len(shown)), [100.0] * len(shown), color="#e4e4e4", height=0.7)
+        axes.barh(range(len(shown)), shares, color=COLORS[0], height=0.7)
+        labels = [f"{row['group']}  {row['before']} → {row['after']}" for row in shown]
+        axes.set_yticks(range(len(shown)), labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.set(xlabel="units that stay (%)", xlim=(0, 100))
+        return figure
+
+
+def losses_figure(losses: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Each metric as the network was, without what it does not need, and at the end."""
+    metrics = list(next(iter(losses.values())))
+    with draw_figure(3.6 * len(metrics), 2.8) as figure:
+        for k, metric in enumerate(metrics):
+            axes = figure.add_subplot(1, len(metrics), k + 1)
+            bars = axes.bar(list(losses), [row[metric] for row in losses.values()], color=COLORS[0], width=0.6)
+            axes.bar_label(bars, fmt="%.3g", fontsize=9)
+            axes.set_title(metric)
+            axes.margins(y=0.15)
+        return figure

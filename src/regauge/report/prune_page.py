@@ -1,0 +1,28 @@
+"""The report of pruning: one HTML page that needs nothing but itself, from the numbers beside it."""
+
+from pathlib import Path
+
+from regauge.report.figures import data_uri
+from regauge.report.pages import page_template, read_results
+from regauge.report.prune_figures import losses_figure, units_figure
+
+ABOUT = {
+    "magnitude": "with the smallest sums of squares over all of their weights, in a balanced network",
+    "taylor": "whose removal changes the loss least to first order",
+    "output": "that other units can best stand in for, with the weights behind them fitted",
+    "random": "drawn at random",
+}
+"""The units that each criterion removes."""
+
+
+def prune_page(path: str | Path) -> str:
+    """The page for a file of numbers that `regauge prune` wrote."""
+    results = read_results(path)
+    groups, losses = results["groups"], results["losses"]
+    figures = {"units": data_uri(units_figure(groups), "svg")} if groups else {}
+    figures |= {"losses": data_uri(losses_figure(losses), "svg")} if losses else {}
+    reasons: dict[str, list[str]] = {}
+    for row in results["fixed"]:
+        reasons.setdefault(row["reason"], []).append(row["name"])
+    page = page_template("prune.html.j2", short="{:.3g}".format, count="{:,}".format)
+    return page.render(results | {"figures": figures, "reasons": reasons, "about": ABOUT[results["criterion"]]})
