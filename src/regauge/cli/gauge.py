@@ -31,7 +31,7 @@ from regauge.names import VERSION
 from regauge.report.gauge_page import gauge_page
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import size_text
-from regauge.storage.checkpoints.writing import SUFFIX, Pieces, save_text
+from regauge.storage.checkpoints.writing import Pieces, path_beside, save_text
 
 BESIDE = ".gauge.json"
 BITS = (8, 4, 3)
@@ -43,9 +43,7 @@ FORMAT, FORMAT_VERSION = "regauge.gauge", 1
 
 def gauge_path(checkpoint: Path) -> Path:
     """Where the certificate of a moved checkpoint is: beside a file, or in a folder."""
-    if checkpoint.suffix == SUFFIX:
-        return checkpoint.with_name(checkpoint.stem + BESIDE)
-    return checkpoint / f"regauge{BESIDE}"
+    return path_beside(checkpoint, BESIDE)
 
 
 def run(options: Gauge) -> None:

@@ -24,7 +24,7 @@ from regauge.pruning import Criterion, Magnitude, OutputError, Pruned, RandomUni
 from regauge.report.prune_page import prune_page
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import size_text
-from regauge.storage.checkpoints.writing import SUFFIX, save_text
+from regauge.storage.checkpoints.writing import SUFFIX, path_beside, save_text
 
 BESIDE = ".prune.json"
 CRITERIA: dict[str, type[Criterion]] = {
@@ -40,9 +40,7 @@ FORMAT, FORMAT_VERSION = "regauge.prune", 1
 
 def prune_path(checkpoint: Path) -> Path:
     """Where the report of a pruned checkpoint is: beside a file, or in a folder."""
-    if checkpoint.suffix == SUFFIX:
-        return checkpoint.with_name(checkpoint.stem + BESIDE)
-    return checkpoint / f"regauge{BESIDE}"
+    return path_beside(checkpoint, BESIDE)
 
 
 def run(options: Prune) -> None:

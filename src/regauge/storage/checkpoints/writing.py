@@ -42,6 +42,16 @@ class Shard:
         return sum(spec.nbytes for spec in self.tensors)
 
 
+def path_beside(checkpoint: Path, ending: str) -> Path:
+    """Where a report of a checkpoint is: `out.safetensors` has `out` with the ending beside it.
+
+    In a folder it is one of the files, `regauge` with the ending.
+    """
+    if checkpoint.suffix == SUFFIX:
+        return checkpoint.with_name(checkpoint.stem + ending)
+    return checkpoint / f"regauge{ending}"
+
+
 @contextmanager
 def whole_file(path: str | Path, *, is_new: bool = False, nbytes: int | None = None) -> Iterator[Path]:
     """The name under which a file is written: it gets its own when the block ends well and all of it is on the disk.
