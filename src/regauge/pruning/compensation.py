@@ -46,12 +46,7 @@ class Moments:
     def collect(cls, network: Network, group: str) -> "Moments":
         """Run the network over the batches of its task."""
         assert network.task is not None
-        placed = {p.parameter for p in network.found.symmetry[group].placements}
-        by_value: dict[str, list[tuple[str, Site]]] = {}
-        for name, site in network.sites(group, reading=True):
-            value = network.found.intermediate.source(name, placed)
-            if value is not None:
-                by_value.setdefault(value, []).append((name, site))
+        by_value = values_read(network, group)
         shape = network.symmetry.count_copies(group), network.symmetry[group].size
         sums = {value: torch.zeros(shape[0], shape[1] + 1, shape[1] + 1, dtype=torch.float64) for value in by_value}
         count = dict.fromkeys(by_value, 0)
@@ -79,22 +74,22 @@ class Moments:
             readings.append(Reading(tuple(places), factors, moments, weights))
         return cls(group, tuple(readings), shape)
 
-    def alone(self, *, is_compensated: bool) -> Float[Tensor, "copies units"]:
-        """The error of removing each unit alone."""
-        total = torch.zeros(self.shape, dtype=torch.float64)
-        for reading in self.readings:
-            own = reading.weights.diagonal(dim1=1, dim2=2)
-            if is_compensated:
-                total += own / _inverse(reading.moments).diagonal(dim1=1, dim2=2)[:, :-1]
-            else:
-                total += own * reading.moments.diagonal(dim1=1, dim2=2)[:, :-1]
-        return total
-
     def error(self, reading: Reading, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
         """The mean squared change of what the places make when they read `mixing` times the values instead."""
         rest = torch.eye(self.shape[1] + 1, dtype=torch.float64) - mixing
         noise = (rest @ reading.moments @ rest.mT)[:, :-1, :-1]
         return float((noise * reading.weights).sum())
+
+
+def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]]]:
+    """The values of a group that layers read, each with the places that read it; empty where it is not known."""
+    placed = {p.parameter for p in network.found.symmetry[group].placements}
+    by_value: dict[str, list[tuple[str, Site]]] = {}
+    for name, site in network.sites(group, reading=True):
+        value = network.found.intermediate.source(name, placed)
+        if value is not None:
+            by_value.setdefault(value, []).append((name, site))
+    return by_value
 
 
 def remove_compensated(

@@ -11,7 +11,7 @@ from torch import Tensor
 from regauge.core.families import unit_values
 from regauge.core.params import Params
 from regauge.core.task import Task, evaluating
-from regauge.pruning.compensation import Moments, remove_compensated
+from regauge.pruning.compensation import Moments, remove_compensated, values_read
 from regauge.pruning.network import Network
 
 Scores = Mapping[str, Float[Tensor, "copies units"]]
@@ -118,11 +118,11 @@ class OutputError(Criterion):
     needs_task = True
 
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """The error of removing each unit alone; magnitudes of groups of which it is not known what reads them."""
-        found = {name: Moments.collect(network, name) for name in groups}
-        others = Magnitude().scores(network, tuple(n for n in groups if not found[n].readings), generator)
-        errors = {n: m.alone(is_compensated=self.is_compensated) for n, m in found.items() if m.readings}
-        return {**errors, **others}
+        """Magnitudes, for groups of which it is not known what reads them; others get theirs when it is their turn."""
+        unknown = tuple(name for name in groups if not values_read(network, name))
+        symmetry = network.symmetry
+        zeros = {name: torch.zeros(symmetry.count_copies(name), symmetry[name].size) for name in groups}
+        return {**zeros, **Magnitude().scores(network, unknown, generator)}
 
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
