@@ -1,6 +1,6 @@
 """Options of `regauge prune`. Nothing here imports torch, so that `--help` answers at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -48,6 +48,6 @@ class Prune:
     seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much may be held at once, for example 4GB; half of the machine's memory where left out."""
-    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
-    written: Annotated[Written, arg(name="")] = Written()
+    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
+    written: Annotated[Written, arg(name="")] = field(default_factory=Written)
     json: Json = False
