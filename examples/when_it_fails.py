@@ -19,6 +19,7 @@ from torch import nn
 import regauge as rg
 from regauge.data.images import digits
 from regauge.papers.table import Chart, Series
+from regauge.papers.tempered import TemperedJudge
 from regauge.report.figures import picture_figure
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -27,7 +28,7 @@ WIDTHS, DEPTHS, LENGTHS = (8, 16, 32, 64, 128, 256), (1, 2, 3, 4, 6), (25, 50, 1
 MIDDLE = {"width": 64, "depth": 2, "steps": 400}
 PAIRS = 5
 SWEEPS = {"width": WIDTHS, "depth": DEPTHS, "steps": LENGTHS}
-METHODS = ("as trained", "weights", "weights and activations")
+METHODS = ("as trained", "as trained, temperature fitted", "weights", "weights and activations")
 
 
 def cells() -> list[dict[str, int]]:
@@ -69,13 +70,18 @@ def measure(cell: dict[str, int]) -> dict[str, Any]:
         }
         for name, params in moved.items():
             barriers[name].append(rg.line(a, params, judge, points=11).barrier)
+        tempered = TemperedJudge(judge, training)
+        barriers["as trained, temperature fitted"].append(rg.line(a, b, tempered, points=11).barrier)
         accuracies += [judge.evaluate(a)["accuracy"], judge.evaluate(b)["accuracy"]]
     return {**cell, "barriers": barriers, "accuracy": fmean(accuracies)}
 
 
 def table(records: list[dict[str, Any]]) -> list[str]:
     """The lines of the table: the mean barrier of the pairs and its standard error."""
-    lines = ["| width | hidden layers | steps | accuracy | " + " | ".join(METHODS) + " |", "| --- " * 7 + "|"]
+    lines = [
+        "| width | hidden layers | steps | accuracy | " + " | ".join(METHODS) + " |",
+        "| --- " * (4 + len(METHODS)) + "|",
+    ]
     for one in records:
         shown = [f"{fmean(b):.3f} ± {stdev(b) / len(b) ** 0.5:.3f}" for b in (one["barriers"][n] for n in METHODS)]
         about = f"{one['width']} | {one['depth']} | {one['steps']} | {100 * one['accuracy']:.1f}%"

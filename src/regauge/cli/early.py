@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from regauge.cli.options import Existing, UsageError
+from regauge.cli.options import Endings, Existing, UsageError
+from regauge.storage.plain_files import require_suffix
 
 TRANSFORMERS = "a folder with config.json needs transformers"
 HDF5, DASK = "reading HDF5 needs h5py", "Dask is not installed"
@@ -20,8 +21,10 @@ def require_ready(options: Any) -> None:
         FileNotFoundError: A checkpoint does not exist.
         ImportError: An extra is missing.
         UsageError: Another file does not exist.
+        ValueError: The output's name has no ending that a picture has.
     """
     options = getattr(options, "command", options)
+    _require_ending(options)
     _require_files(options)
     _require_output(options)
     _require_extras(options)
@@ -43,6 +46,15 @@ def _require_files(options: Any) -> None:
             raise UsageError(f"there is no data file {text!r}")
         if colon and place.endswith(".py") and not Path(place).is_file():
             raise UsageError(f"{'MODEL' if name == 'model' else 'DATA'} {text!r}: there is no file {place!r}")
+
+
+def _require_ending(options: Any) -> None:
+    path = getattr(options, "output", None)
+    if path is None:
+        return
+    for mark in _marks(get_type_hints(type(options), include_extras=True)["output"]):
+        if isinstance(mark, Endings):
+            require_suffix(path, mark.suffixes)
 
 
 def _require_output(options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`regauge flow sample` and `guide`: networks that nobody trained, into a store."""
+"""`regauge flow sample` and `guide`: networks drawn from a flow, into a store."""
 
 import hashlib
 from collections.abc import Callable, Iterator

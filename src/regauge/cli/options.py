@@ -51,6 +51,14 @@ class Existing:
     sentence: str
 
 
+@dataclass(frozen=True)
+class Endings:
+    """Marks outputs whose name says in which format they are written, with the endings that there are."""
+
+    suffixes: tuple[str, ...]
+
+
+PICTURES = Endings((".svg", ".png", ".pdf"))
 CHECKPOINT = Existing("there is no checkpoint {path}; check the path")
 
 Model = Annotated[str | None, arg(metavar="MODEL", help=MODEL_HELP)]
@@ -63,6 +71,8 @@ Checkpoint = Annotated[Positional[Path], CHECKPOINT, arg(help=CHECKPOINT_HELP)]
 Checkpoints = Annotated[tuple[Path, ...], CHECKPOINT, arg(metavar="A B [C ...]", help=CHECKPOINT_HELP)]
 Output = Annotated[Path, arg(aliases=["-o"])]
 MaybeOutput = Annotated[Path | None, arg(aliases=["-o"])]
+Picture = Annotated[Path, PICTURES, arg(aliases=["-o"])]
+MaybePicture = Annotated[Path | None, PICTURES, arg(aliases=["-o"])]
 Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
 OverwriteAll = Annotated[
     bool,
@@ -331,7 +341,7 @@ class Line(Between):
     """Its learning rate at the start."""
     seed: int = 0
     """Seed of its random numbers."""
-    output: MaybeOutput = None
+    output: MaybePicture = None
     """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
 
 
@@ -345,7 +355,7 @@ class Plane(Between):
     a: Checkpoint
     b: Checkpoint
     c: Checkpoint
-    output: Output
+    output: Picture
     """Where the plot goes, .svg, .png or .pdf; the table goes to the same name with .csv."""
     metric: Literal["loss", "accuracy"] = "loss"
     """What is drawn; the table has both."""

@@ -20,7 +20,7 @@ from rich import progress as rich
 from rich.console import Console
 from rich.table import Table
 
-from regauge.cli.options import Written
+from regauge.cli.options import PICTURES, Written
 from regauge.core.progress import Advance, Progress
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.writing import require_writable, save_text, whole_file
@@ -120,7 +120,7 @@ def show(table: Table) -> None:
 
 def require_pictures(path: Path, *, overwrite: bool) -> None:
     """Raise unless a plot and the table beside it can be written."""
-    require_writable(path, overwrite=overwrite, suffixes=(".svg", ".png", ".pdf"))
+    require_writable(path, overwrite=overwrite, suffixes=PICTURES.suffixes)
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Seed
+from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Picture, Seed
 
 ON_HELP = (
     "Where the networks are trained: here, in this process; processes or processes:4 of this machine; dask or dask:4, "
@@ -153,7 +153,7 @@ class Sampled:
     """Some networks of a store, and where a picture of them goes; shared by the commands that compare networks."""
 
     store: StoreFolder
-    output: Output
+    output: Picture
     """The picture, .svg, .png or .pdf; the table goes to the same name with .csv."""
     networks: int = 100
     """Number of networks, drawn at random from the last checkpoints of all trajectories, or as --where says."""

@@ -15,6 +15,12 @@ SPECIAL = {
 """What reading could wait for without end."""
 
 
+def require_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
+    """Raise a ValueError unless the name of an output ends as the formats that it can be written in."""
+    if path.suffix not in suffixes:
+        raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")
+
+
 def require_plain(path: str | Path) -> None:
     """Refuse what is there under a path if it is no file or folder, or if its name cannot be written down.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from regauge.storage.architecture import TensorSpec, layout_of
 from regauge.storage.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
 from regauge.storage.checkpoints.formats.headers import encode_header
+from regauge.storage.plain_files import require_suffix
 
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
@@ -206,8 +207,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
     What a killed run left of such a file is removed.
     """
     path = Path(path)
-    if path.suffix not in suffixes:
-        raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")
+    require_suffix(path, suffixes)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
     if path.is_dir():

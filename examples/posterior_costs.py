@@ -1,0 +1,71 @@
+"""What standard deviations add to the alignment of posteriors, and what scales do to their divergence from the prior.
+
+    OMP_NUM_THREADS=1 python examples/posterior_costs.py
+
+Five disjoint pairs of mean-field posteriors of MLPs 64-32-32-10 on scikit-learn's digits, prior N(0, 0.3^2),
+temperature 0.1. The table in docs/posteriors.md is what it prints.
+"""
+
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+import regauge as rg
+from regauge.bayes.variational.diagnostics import diagnose
+from regauge.data.images import digits
+from regauge.nets.classification import initialize, split_batches
+from regauge.nets.mlp import mlp
+
+PAIRS, SAMPLES, POINTS = 5, 32, 11
+CONFIG = rg.bayes.Variational(epochs=40, batch=100, prior_std=0.3, temperature=0.1)
+METHODS: dict[str, Any] = {
+    "as inferred": None,
+    "Wasserstein: means and standard deviations": rg.GaussianMatching(),
+    "means alone": rg.GaussianMatching(cost="mean"),
+    "KL": rg.GaussianMatching(cost="kl"),
+    "Wasserstein, scales balanced": rg.GaussianMatching(method=rg.WeightMatching()),
+}
+
+
+def words(values: list[float], digits: int = 3) -> str:
+    """The mean of the pairs and its standard error."""
+    return f"{fmean(values):.{digits}f} ± {stdev(values) / len(values) ** 0.5:.{digits}f}"
+
+
+def main() -> None:
+    """Infer, align under every cost, and print the table."""
+    data, module = digits(), mlp(64, 32, 32, 10)
+    symmetry = rg.discover(module, (data.test_images[:4],))
+    test, count = split_batches(data.test_images, data.test_labels), len(data.train_labels)
+    posteriors = []
+    for seed in range(2 * PAIRS):
+        generator = torch.Generator().manual_seed(seed)
+        start = initialize(module, generator)
+        found = rg.bayes.fit(module, start, data.train_images, data.train_labels, CONFIG, generator=generator)
+        posteriors.append(found)
+    print("| cost | barrier | less as inferred | less Wasserstein | KL from the prior, nats per example |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    barriers: dict[str, list[float]] = {}
+    for label, method in METHODS.items():
+        own, divergences = [], []
+        for pair in range(PAIRS):
+            q_0, q_1 = posteriors[2 * pair : 2 * pair + 2]
+            noise = q_1.draw(SAMPLES, torch.Generator().manual_seed(100 + pair))
+            if method is not None:
+                element = rg.bayes.align(q_0, q_1, symmetry, method=method).element
+                q_1, noise = q_1.push(symmetry, element), q_1.push_noise(symmetry, element, noise)
+            own.append(rg.bayes.posterior_line(module, q_0, q_1, test, noise=noise, points=POINTS).barrier)
+            divergences.append(diagnose(q_1, CONFIG.prior_std, count).kl_per_example)
+        barriers[label] = own
+        gaps = [
+            words([a - b for a, b in zip(own, barriers[other], strict=True)])
+            if other in barriers and other != label
+            else ""
+            for other in list(METHODS)[:2]
+        ]
+        print(f"| {label} | {words(own)} | {gaps[0]} | {gaps[1]} | {words(divergences)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
