@@ -52,7 +52,7 @@ SCORES = {
 }
 """What pairs are told apart by, and what the table calls it."""
 UNRELATED = ("other start, same data", "other start, other data")
-UNIFORM = {"MLP": 100, "CNN": 40, "ViT": 30, "GPT": 30, "Llama": 30}
+UNIFORM = {"MLP": 100, "CNN": 30, "ViT": 12, "GPT": 12, "Llama": 12}
 """How many pairs that share no network the p-values are judged on."""
 NOISE = (0.01, 0.1, 0.5, 1, 2)
 """Shares of the standard deviation of each tensor."""

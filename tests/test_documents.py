@@ -131,6 +131,15 @@ def test_the_page_on_limits_agrees_with_its_records(monkeypatch: pytest.MonkeyPa
     assert "\n".join(study.table(records)) in page
 
 
+@pytest.mark.parametrize("part", ["test", "uniform", "noise"])
+def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study, page = importlib.import_module("lineage"), (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    rows = study.read(ROOT / "docs" / "records" / f"lineage-{part}.jsonl")
+    for table in "\n".join(study.lines_of(part, rows)).split("\n\n"):
+        assert table.replace("\n", "\n  ") in page or table in page
+
+
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
 def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["reproduce", "--draw", str(record), "--out", str(tmp_path)])
