@@ -79,7 +79,12 @@ def test_rows_are_read_in_all_forms_and_resolved_within_their_block() -> None:
         {"stage": {"modifiers": {"AWQModifier": {"mappings": [[["a.up", "a.gate"], ["a.norm"]]]}}}},
     ):
         assert read_table(table) == [pair]
-    for wrong, sentence in (({}, "there are no mappings"), ([["a"]], "is no mapping"), ([[["a"], 3]], "does not name")):
+    for wrong, sentence in (
+        ({}, "there are no mappings"),
+        ([["a"]], "is no mapping"),
+        ([[["a"], 3]], "does not name"),
+        ([["a", "re:("]], r"'re:\(' in the row .* is no regular expression: missing \)"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             read_table(wrong)
     names = [f"{k}.{part}" for k in range(11) for part in ("norm", "mlp.up", "mlp.gate", "mlp.experts.0.up")]

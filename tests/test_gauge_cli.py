@@ -158,3 +158,34 @@ def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsy
         main(["gauge", "in.safetensors", "-o", "out.safetensors", "--model", "models.py:relu", *arguments])
     assert sentence in capsys.readouterr().err
     assert not Path("out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (torch.full((8, 4), torch.nan), "'0.weight' of in.safetensors holds 32 values that are NaN or Inf (of 32)"),
+        (torch.ones(8, 4, dtype=torch.int8), "if it is quantized, dequantize the network first"),
+        (torch.ones(8, 5), "'0.weight' has shape (8, 5) in in.safetensors, but (8, 4) in the model"),
+        (None, "in.safetensors lacks '0.weight', which the model has"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["gauge", "in.safetensors", "-o", "out.safetensors"],
+        ["gauge", "in.safetensors", "-o", "out.safetensors", "--memory", "1KB"],
+        ["audit", "in.safetensors", "--mappings", "table.json"],
+    ],
+    ids=["gauge", "streamed", "audit"],
+)
+def test_a_checkpoint_that_cannot_be_used_says_why(
+    command: list[str], value: torch.Tensor | None, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("models.py").write_text(MODELS)
+    Path("table.json").write_text('[["2", "0"]]')
+    params = {name: tensor for name, tensor in (relu() | {"0.weight": value}).items() if tensor is not None}
+    save(params, "in.safetensors")
+    with pytest.raises(SystemExit):
+        main([*command, "--model", "models.py:relu"])
+    assert sentence in capsys.readouterr().err
+    assert not Path("out.safetensors").exists()

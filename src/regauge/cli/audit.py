@@ -14,7 +14,7 @@ from regauge.cli.models import find_traced, load_model, name_model, read_network
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tracing import Traced
-from regauge.core.params import Params
+from regauge.core.params import Params, require_finite
 from regauge.gauging import Finding, ScalePair, audit, read_table, scale_pairs, write_table
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names.converted import Converted
@@ -36,6 +36,7 @@ def run(options: Audit) -> None:
     traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
     found = read_networks(replace(options, model=name), [checkpoint], traced=traced)
     view, stored = found.checkpoints[0], dict(checkpoint.params)
+    require_finite(stored, checkpoint.label)
 
     def convert(params: Params) -> Params:
         """Parameters under the names of the files as those of the model."""

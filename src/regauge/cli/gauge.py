@@ -21,6 +21,7 @@ from regauge.cli.tracing import Traced
 from regauge.cli.transformers_models import Values
 from regauge.cli.untied import untied
 from regauge.cli.vocabulary import bring_together
+from regauge.core.params import require_finite
 from regauge.core.task import Batch, arguments
 from regauge.gauging import Certificate, GaugeMethod, LayerMeasures, Move, RoundToNearest, certify, move_tensor
 from regauge.gauging.method import GaugeProblem, fixed_reasons, to_work
@@ -71,6 +72,8 @@ def run(options: Gauge) -> None:
             name, job = stack.enter_context(untied(name, job))
         found, kwargs, uncovered, can_run = _read(options, method, name, job)
         job = replace(job, checkpoints=found.checkpoints)
+        if _fits(job):
+            require_finite(found.checkpoints[0].params, job.source.label)
         chosen = _choose(method, found, uncovered, kwargs, options)
         measures = LayerMeasures(found.symmetry, [RoundToNearest(bits) for bits in BITS])
         certificate, reason = None, "the model has no values here: it is larger than what is run, or is not known"
@@ -204,6 +207,7 @@ def _pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeas
         ranges = [row_ranges(move.symmetry, name, shape) for move in moves]
         for rows in next((one for one in ranges if one == [None]), ranges[0]):
             tensor = checkpoint.read(name, rows=rows)
+            require_finite({name: tensor}, checkpoint.label)
             moved = move_tensor(moves, name, tensor)
             measures.add(name, tensor, moved)
             yield moved

@@ -10,6 +10,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
 
 Tool = Literal["llm-compressor", "autoawq"]
+EXPRESSION = "re:"
+"""How patterns begin that are regular expressions."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ def _read_row(row: Any) -> ScalePair:
     balance = [balance] if isinstance(balance, str) else balance
     if not isinstance(smooth, str) or not isinstance(balance, list) or not all(isinstance(one, str) for one in balance):
         raise ValueError(f"the row {row!r} does not name one smooth layer and some balance layers")
+    for pattern in (one for one in (smooth, *balance) if one.startswith(EXPRESSION)):
+        try:
+            re.compile(pattern.removeprefix(EXPRESSION))
+        except re.error as error:
+            raise ValueError(f"{pattern!r} in the row {row!r} is no regular expression: {error}") from error
     return ScalePair(smooth, tuple(balance))
 
 
@@ -138,8 +145,8 @@ def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), name) is not None
+    if pattern.startswith(EXPRESSION):
+        return re.match(pattern.removeprefix(EXPRESSION), name) is not None
     return name == pattern or name.endswith(f".{pattern}")
 
 
