@@ -1,6 +1,7 @@
 """Folders and files pruned on the command line: what is left runs, config.json says its sizes, and refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def facts_of(out: str) -> dict[str, Any]:
 
 
 def test_a_llama_loses_hidden_units_and_heads_and_its_config_says_so() -> None:
-    LLAMA.save(Path("model"), 0)
+    replace(LLAMA, settings={**LLAMA.settings, "num_hidden_layers": 1}).save(Path("model"), 0)
     main(["prune", "model", "-o", "small", "--share", "0.5"])
     facts, small = facts_of("small"), open_clean("small")
     assert {key.rpartition(".")[2] for key in facts["config"]} == {
@@ -76,17 +77,17 @@ def test_units_of_a_llama_that_are_not_needed_go_and_the_function_stays() -> Non
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "number"),
+    ("family", "kind", "layers", "number"),
     [
-        ("gpt2", transformers.AutoModelForCausalLM, "n_inner"),
-        ("bert", transformers.AutoModelForMaskedLM, "intermediate_size"),
+        ("gpt2", transformers.AutoModelForCausalLM, "n_layer", "n_inner"),
+        ("bert", transformers.AutoModelForMaskedLM, "num_hidden_layers", "intermediate_size"),
     ],
 )
 def test_what_a_config_cannot_say_is_left_with_the_reason(
-    family: str, kind: Any, number: str, capsys: pytest.CaptureFixture[str]
+    family: str, kind: Any, layers: str, number: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Heads of these families have the size that is left of the stream, so that none can be removed."""
-    DENSE[family].save(Path("model"), 0)
+    replace(DENSE[family], settings={**DENSE[family].settings, layers: 1}).save(Path("model"), 0)
     main(["prune", "model", "-o", "small", "--share", "0.25"])
     facts = facts_of("small")
     assert set(facts["config"]) == {number}
