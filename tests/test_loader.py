@@ -21,7 +21,7 @@ from regauge.core.outputs import output_tensors
 from regauge.core.params import Params
 from regauge.core.random_moves import RandomMoves
 from regauge.storage.architecture import Architecture
-from regauge.storage.loader import Batch, Loader
+from regauge.storage.loader import SHARING, Batch, Loader
 from regauge.storage.statistics import Statistics
 from regauge.storage.store import Store
 
@@ -44,6 +44,10 @@ def chance(seed: int = 0) -> torch.Generator:
 def population(architecture: Architecture, count: int, seed: int = 0) -> Params:
     generator = chance(seed)
     return {spec.name: torch.randn(count, *spec.shape, generator=generator) for spec in architecture.layout}
+
+
+def copied(params: Params) -> Params:
+    return {name: tensor.clone() for name, tensor in params.items()}
 
 
 def symmetry_of(architecture: Architecture) -> rg.Symmetry:
@@ -133,10 +137,10 @@ def test_equal_generators_give_equal_batches_and_others_give_others() -> None:
     assert not same(batches(3), batches(4))
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 4, 7])
-def test_a_resumed_loader_continues(after: int, tmp_path: Path) -> None:
-    store = store_of(tmp_path / "zoo", population(ARCHITECTURES["relu"][0], 22))
-    settings = {"batch": 6, "augment": ("permutation", "scale")}
+@pytest.mark.parametrize(("after", "batch", "count"), [(0, 6, 22), (1, 6, 22), (3, 6, 22), (4, 6, 22), (7, 16, 55)])
+def test_a_resumed_loader_continues(after: int, batch: int, count: int, tmp_path: Path) -> None:
+    store = store_of(tmp_path / "zoo", population(ARCHITECTURES["relu"][0], count))
+    settings = {"batch": batch, "augment": ("permutation", "scale")}
     whole = list(islice(Loader(store, **settings, generator=chance()).stream(), 12))
     first = Loader(store, **settings, generator=chance())
     begun = list(islice(first.stream(), after))
@@ -147,15 +151,16 @@ def test_a_resumed_loader_continues(after: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="other networks or of batches of another size"):
         Loader(store, batch=5, generator=chance()).load_state_dict(state)
     with pytest.raises(ValueError, match="other networks or of batches of another size"):
-        Loader(store, batch=6, indices=range(21), generator=chance()).load_state_dict(state)
+        Loader(store, batch=batch, indices=range(21), generator=chance()).load_state_dict(state)
 
 
-def test_workers_give_together_what_one_loader_gives() -> None:
+@pytest.mark.parametrize(("batch", "count"), [(8, 50), (32, 200)])
+def test_workers_give_together_what_one_loader_gives(batch: int, count: int) -> None:
     architecture, parts = ARCHITECTURES["relu"]
-    params, symmetry = population(architecture, 50), symmetry_of(architecture)
+    params, symmetry = population(architecture, count), symmetry_of(architecture)
 
     def loader(rank: int, world: int) -> Loader:
-        return Loader(params, batch=8, augment=parts, symmetry=symmetry, rank=rank, world=world, generator=chance())
+        return Loader(params, batch=batch, augment=parts, symmetry=symmetry, rank=rank, world=world, generator=chance())
 
     single, shares = loader(0, 1), [loader(rank, 3) for rank in range(3)]
     for _ in range(2):
@@ -219,7 +224,7 @@ def test_random_elements_leave_any_function_unchanged(case: str) -> None:
         one = {name: tensor[k] for name, tensor in params.items()}
         return output_tensors(functional_call(module, one, inputs, known.kwargs(), tie_weights=False), known.outputs)[0]
 
-    moved = RandomMoves(found, parts)(networks, [(4, chance())])
+    moved = RandomMoves(found, parts)(copied(networks), [((4,), chance())])
     for k in range(4):
         torch.testing.assert_close(run(moved, k), run(networks, k), rtol=1e-9, atol=1e-9)
     assert {n for n, t in moved.items() if not torch.equal(t, networks[n])} == {
@@ -231,10 +236,30 @@ def test_random_elements_leave_any_function_unchanged(case: str) -> None:
 
 def test_random_permutations_are_uniform() -> None:
     symmetry = rg.Symmetry.from_axes({"a": ("h",)}).bind({"a": torch.zeros(3)})
-    moved = RandomMoves(symmetry, ("permutation",))({"a": torch.arange(3.0).repeat(6000, 1)}, [(6000, chance())])["a"]
+    moved = RandomMoves(symmetry, ("permutation",))({"a": torch.arange(3.0).repeat(6000, 1)}, [((6000,), chance())])[
+        "a"
+    ]
     _, counts = torch.unique(moved, dim=0, return_counts=True)
     assert len(counts) == 6
     assert float((counts / 1000 - 1).abs().max()) < 0.15
+
+
+def test_batches_share_elements_that_are_independent_within_each() -> None:
+    params = {"a": torch.arange(1.0, 4).repeat(2048, 1), "b": torch.ones(2048, 3)}
+    places = (rg.Placement("a", 0, sign=(0,)), rg.Placement("b", 0, sign=(1,)))
+    symmetry = rg.Symmetry((rg.Group("h", 3, places, signs=1),), {"a": (3,), "b": (3,)})
+    loader = Loader(params, batch=64, augment=("permutation", "sign"), symmetry=symmetry, generator=chance())
+    elements = []
+    for _ in range(12):
+        drawn = [torch.cat([batch.params["a"], batch.params["b"]], 1) for batch in loader]
+        runs = [torch.stack(drawn[start : start + SHARING]) for start in range(0, len(drawn), SHARING)]
+        assert all(torch.equal(one, run[0]) for run in runs for one in run)
+        elements += [run[0] for run in runs]
+    assert len({tuple(one.flatten().tolist()) for one in elements}) == len(elements) == 12 * 2048 // 64 // SHARING
+    whole = torch.cat(elements)
+    _, counts = torch.unique(whole, dim=0, return_counts=True)
+    assert len(counts) == 6 * 8
+    assert float(((counts - len(whole) / 48) ** 2).sum() / (len(whole) / 48)) < 100  # chi-squared, 47 degrees
 
 
 def test_statistics_of_a_store_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

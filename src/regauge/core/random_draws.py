@@ -1,12 +1,13 @@
 """Random permutations, signs, scales and half periods of all groups of a symmetry, from one draw of random bits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,7 +19,10 @@ Factor = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """A group, and the exponents of its scales, its signs, and the signs of its odd half periods."""
 Shift = tuple[str, tuple[float, ...]]
 """A group, and what its half periods add."""
-Bits = Int[Tensor, "models columns"]
+Array = NDArray[Any]
+
+Source = tuple[Sequence[int], torch.Generator]
+"""Numbers of networks in batches that are moved by the same elements, and the chance from which these are drawn."""
 
 WORD = 63
 """Random bits of a number."""
@@ -27,6 +31,49 @@ LOW = 24
 
 VECTOR = 64
 """Values that a processor takes at once, or a multiple of them."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Elements that follow one another, and the batches that they move: network k of each by element k.
+
+    Attributes:
+        first: The first element.
+        elements: Number of elements.
+        batches: First network, and number of networks, of each batch.
+    """
+
+    first: int
+    elements: int
+    batches: tuple[tuple[int, int], ...]
+
+    def networks(self, some: slice, start: int) -> Iterator[tuple[int, int]]:
+        """First network and number of networks of each batch that some elements move, of which `start` is the first."""
+        for first, count in self.batches:
+            n = min(some.stop - some.start, count - start)
+            if n > 0:
+                yield first + start, n
+
+
+def shares_of(sources: Sequence[Source]) -> list[Share]:
+    """Which elements move which networks; one share for all where each source has a single batch."""
+    if all(len(counts) == 1 for counts, _ in sources):
+        total = sum(counts[0] for counts, _ in sources)
+        return [Share(0, total, ((0, total),))]
+    shares, element, network = list[Share](), 0, 0
+    for counts, _ in sources:
+        firsts = [network + sum(counts[:k]) for k in range(len(counts))]
+        shares.append(Share(element, max(counts), tuple(zip(firsts, counts, strict=True))))
+        element, network = element + max(counts), network + sum(counts)
+    return shares
+
+
+def portions(shares: Sequence[Share], step: int) -> Iterator[tuple[Share, slice, int]]:
+    """Some elements of a share at a time, and the number of the first of them in the share."""
+    for share in shares:
+        for start in range(0, share.elements, step):
+            stop = min(start + step, share.elements)
+            yield share, slice(share.first + start, share.first + stop), start
 
 
 @dataclass(frozen=True)
@@ -96,7 +143,7 @@ class Draws:
                 if shift is not None:
                     place_columns(self.shifts, shift, count[group.name])
         self._units, self._width = blank(units), blank(units) + blank(scales)
-        self._states = torch.ones(self._units, dtype=torch.int64)
+        self._states = np.ones(self._units, np.int64)
         for name, columns in units.items():
             self._states[columns] = self._count_states(self._groups[name])
         self._signs = self._tabulate(self.factors, units, self._sign_states, torch.float32)
@@ -129,19 +176,20 @@ class Draws:
             else:
                 drawn = torch.empty(count, self._width, dtype=torch.int64, device=generator.device)
                 part.copy_(drawn.random_(generator=generator))
-        permuted = self._permute(bits)
+        numbers = bits.numpy()
+        permuted = self._permute(numbers)
         if not (self._signs or self._shifts or self._logs):
             return Drawn(permuted, None, None, None)
-        low = bits & ((1 << LOW) - 1)
+        low = numbers & ((1 << LOW) - 1)
+        states = (low[:, : self._units] * self._states) >> LOW
 
-        def look_up(table: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        def look_up(table: tuple[Array, Array, Array]) -> Tensor:
             values, columns, starts = table
-            states = (low[:, : self._units] * self._states) >> LOW
-            return values.index_select(0, (states.index_select(1, columns) + starts).view(-1)).view(models, -1)
+            return torch.from_numpy(values.take(states.take(columns, 1) + starts))
 
         logs = None
         if self._logs:
-            uniform = functional.pad(low[:, self._units :] * 2.0 ** (1 - LOW) - 1, (0, 1))
+            uniform = functional.pad(torch.from_numpy(low[:, self._units :] * 2.0 ** (1 - LOW) - 1), (0, 1))
             logs = torch.stack([uniform.index_select(1, columns) * e for columns, e in self._logs]).sum(0)
         return Drawn(
             permuted,
@@ -158,12 +206,12 @@ class Draws:
         self._column, self._random = column, min(WORD - LOW, WORD - high)
         self._order = ((copies << (self._random + column)) | torch.arange(count)).numpy()
 
-    def _permute(self, bits: Bits) -> Int[Tensor, "models moves"]:
+    def _permute(self, bits: Array) -> Int[Tensor, "models moves"]:
         """Displacements: the numbers of the units, sorted by random bits within each copy."""
         count = len(self._order)
         displacements = np.zeros((len(bits), count + 1), np.int32)
         if count:
-            keys = bits.numpy()[:, :count] >> (WORD - self._random)
+            keys = bits[:, :count] >> (WORD - self._random)
             keys <<= self._column
             keys |= self._order
             keys.sort(-1)
@@ -206,7 +254,7 @@ class Draws:
         units: Mapping[str, slice],
         states: Callable[[Any], Tensor],
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+    ) -> tuple[Array, Array, Array] | None:
         """Values of all kinds in all states, and for each column its unit and where its values begin."""
         made = [(kind, states(kind), units[kind[0]]) for kind in kinds]
         if not any(bool((values != values[0]).any()) for _, values, _ in made):
@@ -216,9 +264,9 @@ class Draws:
         columns = [torch.arange(unit.start, unit.stop) for _, _, unit in made]
         places = [torch.full((len(column),), start) for column, start in zip(columns, starts, strict=False)]
         return (
-            torch.cat([*(values for _, values, _ in made), neutral]).to(dtype),
-            torch.cat([*columns, torch.zeros(1, dtype=torch.int64)]),
-            torch.cat([*places, torch.tensor(starts[-1:])]),
+            torch.cat([*(values for _, values, _ in made), neutral]).to(dtype).numpy(),
+            torch.cat([*columns, torch.zeros(1, dtype=torch.int64)]).numpy(),
+            torch.cat([*places, torch.tensor(starts[-1:])]).numpy(),
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:

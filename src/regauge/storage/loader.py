@@ -12,15 +12,21 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from regauge.core.element import FIELD_OF_PART, Element, Value, require_parts
+from regauge.core.moved_values import LARGEST
 from regauge.core.params import Params, select
-from regauge.core.random_moves import LARGEST, RandomMoves
+from regauge.core.random_draws import Source
+from regauge.core.random_moves import RandomMoves
 from regauge.core.symmetry import Symmetry
 from regauge.storage.collection import Collection, Networks, tensors_of
 from regauge.storage.statistics import Statistics
 from regauge.storage.store.rows import Indices
 
-AT_ONCE = 1 << 19
+AT_ONCE = 1 << 20
 """Values of the batches that are read and moved together, which saves small networks most of the time."""
+SHARING = 8
+"""Most batches that share their random elements: element k moves network k of each of them."""
+FEWEST = 8
+"""Networks that batches have at least for each batch that shares their elements."""
 
 
 class Batch(NamedTuple):
@@ -65,8 +71,10 @@ class Loader(IterableDataset[Batch]):
             now.
         batch: Networks of a batch; the last batch of an epoch, of each layout, may have fewer.
         indices: Numbers of the networks to take, such as `store.split()["train"]`, or a mask; all unless given.
-        augment: Parts of the random element that moves each network, anew in every batch: some of "permutation",
-            "sign", "scale", "shift" and "linear". The networks still compute the same functions.
+        augment: Parts of the random element that moves each network: some of "permutation", "sign", "scale", "shift"
+            and "linear". The networks still compute the same functions. The elements of a batch are independent of one
+            another; where batches are large and networks are small, up to 8 batches that follow one another have the
+            same ones, since drawing them costs as much as moving several batches.
         symmetry: The symmetry of the networks, or of each store and population, for `augment`; those of the stores
             unless given.
         statistics: Statistics by which the networks are standardized after they were moved, for each layout; see
@@ -212,9 +220,12 @@ class Loader(IterableDataset[Batch]):
         """Batches that follow one another and are read together."""
         block: list[int] = []
         for number in numbers:
-            if block and (plan[number][0] != plan[block[0]][0] or len(block) >= self._most(plan[number][0])):
-                yield block
-                block = []
+            if block:
+                layout, sharing = plan[block[0]][0], self._sharing(plan[block[0]][0])
+                is_other = sharing > 1 and number // sharing != block[0] // sharing
+                if is_other or plan[number][0] != layout or len(block) >= self._most(layout):
+                    yield block
+                    block = []
             block.append(number)
         if block:
             yield block
@@ -224,13 +235,16 @@ class Loader(IterableDataset[Batch]):
         values = sum(spec.size for spec in tensors_of(self.collection.members[self.collection.first(layout)]))
         return max(1, AT_ONCE // max(1, values * self.batch))
 
+    def _sharing(self, layout: int) -> int:
+        """How many batches of a layout share their random elements."""
+        return max(1, min(SHARING, self._most(layout), self.batch // FEWEST)) if self.augment else 1
+
     def _load(self, block: Sequence[int], plan: Sequence[tuple[int, Indices]]) -> list[Batch]:
         layout = plan[block[0]][0]
         indices = [plan[number][1] for number in block]
         params = self.collection.read(np.concatenate(indices))
         if self.augment:
-            sources = [(len(own), self._chance(number)) for number, own in zip(block, indices, strict=True)]
-            params = self._move(params, layout, sources)
+            params = self._move(params, layout, block, [len(own) for own in indices])
         if self.statistics:
             params = self.statistics[layout].standardize(params)
         batches, start = [], 0
@@ -246,7 +260,7 @@ class Loader(IterableDataset[Batch]):
         epoch, behind = (self.epoch + 1, 0) if behind >= len(self) else (self.epoch, behind)
         return {"seed": self.seed, "epoch": epoch, "number": behind, "networks": self._digest}
 
-    def _move(self, params: Params, layout: int, sources: Sequence[tuple[int, torch.Generator]]) -> Params:
+    def _move(self, params: Params, layout: int, block: Sequence[int], counts: Sequence[int]) -> Params:
         """Move each network by a random element."""
         if layout not in self._moves:
             symmetry = self.collection.symmetry(layout).bind(params)
@@ -255,17 +269,25 @@ class Loader(IterableDataset[Batch]):
             self._moves[layout] = symmetry if has_matrices or is_large else RandomMoves(symmetry, self.augment)
         moves = self._moves[layout]
         if isinstance(moves, RandomMoves):
-            return moves(params, sources)
+            return moves(params, self._sources(layout, block, counts))
         moved, start = [], 0
         # Fields that are the identity are left out, which halves the work of permutations alone.
         fields = [FIELD_OF_PART[part] for part in self.augment]
-        for count, chance in sources:
-            element = moves.random(chance, self.augment, (count,))
+        for number, count in zip(block, counts, strict=True):
+            element = moves.random(self._chance(number), self.augment, (count,))
             drawn = {name: Value(**{f: t for f, t in v.items() if f in fields}) for name, v in element.items()}
             own = select(params, slice(start, start + count))
             moved.append(moves.act(Element(drawn, element.batch), own))
             start += count
         return moved[0] if len(moved) == 1 else {n: torch.cat([one[n] for one in moved]) for n in moved[0]}
+
+    def _sources(self, layout: int, block: Sequence[int], counts: Sequence[int]) -> list[Source]:
+        """The chance of each run of batches that share their elements, and the networks of those in a block."""
+        sharing = self._sharing(layout)
+        runs: dict[int, list[int]] = {}
+        for number, count in zip(block, counts, strict=True):
+            runs.setdefault(number // sharing, []).append(count)
+        return [(shared, self._chance(f"elements {run}")) for run, shared in runs.items()]
 
     def _chance(self, purpose: object) -> torch.Generator:
         """A generator of its own for each purpose in each epoch."""
