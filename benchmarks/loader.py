@@ -2,28 +2,32 @@
 
     OMP_NUM_THREADS=1 python benchmarks/loader.py [networks]
 
-CPU milliseconds of one thread for a batch of 64 networks, drawn at random from a store in the page cache: means over
-the batches of an epoch, medians of interleaved rounds. "Random elements" and "permutations alone" come on top of
-reading; "apart" draws an element and acts with it (`symmetry.random`, `symmetry.act`).
+CPU milliseconds of one thread for a batch of 64 or 256 networks, drawn at random from a store in the page cache: means
+over the batches of an epoch, medians of interleaved rounds. "Random elements" and "permutations alone" come on top of
+reading; "apart" draws an element and acts with it (`symmetry.random`, `symmetry.act`). As in a process that trains,
+tensors of some megabytes were there before, so that the memory of batches is not asked of the system again each time.
 """
 
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
 from regauge.storage.architecture import Architecture
 from regauge.storage.loader import Loader
 from regauge.storage.store import Store
 
-BATCH, SHARD, ROUNDS = 64, 512, 7
-MOST = 1 << 28
+BATCHES, SHARD, ROUNDS = (64, 256), 512, 7
+WARM = 7_500_000
+"""Values of the tensor that is made and dropped before."""
+MOST = 1 << 26
 """Values of a store at most."""
 SIREN = {"in_features": 2, "width": 32, "out_features": 1, "depth": 2}
 CASES: dict[str, tuple[Architecture, tuple[int, ...], tuple[str, ...]]] = {
@@ -31,6 +35,11 @@ CASES: dict[str, tuple[Architecture, tuple[int, ...], tuple[str, ...]]] = {
         Architecture("SIREN", "regauge.nets.siren:Siren", SIREN),
         (2,),
         ("permutation", "sign", "shift"),
+    ),
+    "MLP 784-128-128-128-10": (
+        Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [784, 128, 128, 128, 10]}),
+        (784,),
+        ("permutation", "scale"),
     ),
     "MLP 30-16-16-2": (
         Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]}),
@@ -65,44 +74,53 @@ def cpu(run: Callable[[], Any]) -> float:
     return (time.process_time() - start) * 1e3
 
 
-def measure(name: str, folder: Path, count: int) -> str:
+def measure(name: str, folder: Path, count: int) -> Iterator[str]:
     architecture, shape, parts = CASES[name]
     generator = torch.Generator().manual_seed(0)
     symmetry = discover(architecture.module().eval(), (torch.randn(2, *shape, generator=generator),))
     store = Store.create(folder, architecture, symmetry)
-    count = max(BATCH, min(count, MOST // architecture.size))
+    count = max(BATCHES[-1], min(count, MOST // architecture.size))
     for start in range(0, count, SHARD):
         size = min(SHARD, count - start)
         params = {s.name: torch.rand(size, *s.shape, generator=generator).to(s.dtype) for s in architecture.layout}
         store.append(params, [{"id": start + k, "step": 0} for k in range(size)])
     store.refresh()
+    for batch in BATCHES:
+        times = [statistics.median(spent) for spent in _times(store, symmetry, parts, batch)]
+        read, elements, permutations, apart = times
+        row = f"{read:.2f} | {elements - read:.2f} | {permutations - read:.2f} | {apart:.2f}"
+        yield f"| {len(store):,} {name} ({architecture.size:,} values) | {', '.join(parts)} | {batch} | {row} |"
+
+
+def _times(store: Store, symmetry: Symmetry, parts: tuple[str, ...], batch: int) -> list[list[float]]:
+    """Milliseconds of each round for reading, random elements, permutations alone, and both steps apart."""
     loaders = {
-        way: Loader(store, batch=BATCH, augment=chosen, generator=torch.Generator().manual_seed(1))
+        way: Loader(store, batch=batch, augment=chosen, generator=torch.Generator().manual_seed(1))
         for way, chosen in {"reading": (), "elements": parts, "permutations": ("permutation",)}.items()
     }
-    params = store.read(range(min(BATCH, len(store))))
+    params, generator = store.read(range(batch)), torch.Generator().manual_seed(0)
     times: dict[str, list[float]] = {way: [] for way in (*loaders, "apart")}
     for trial in range(ROUNDS):
         for way, loader in loaders.items():
             spent = cpu(lambda loader=loader: [None for _ in loader]) / len(loader)
             if trial:  # the first round compiles, and fills the caches
                 times[way].append(spent)
-        spent = cpu(lambda: symmetry.act(symmetry.random(generator, parts, (BATCH,)), params))
+        spent = cpu(lambda: symmetry.act(symmetry.random(generator, parts, (batch,)), params))
         if trial:
             times["apart"].append(spent)
-    read, elements, permutations, apart = (statistics.median(spent) for spent in times.values())
-    row = f"{read:.2f} | {elements - read:.2f} | {permutations - read:.2f} | {apart:.2f}"
-    return f"| {len(store):,} {name} ({architecture.size:,} values) | {', '.join(parts)} | {row} |"
+    return list(times.values())
 
 
 def main() -> None:
     torch.set_num_threads(1)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 8192
-    print("| networks | parts | reading | random elements | permutations alone | apart |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    torch.ones(WARM)
+    print("| networks | parts | batch | reading | random elements | permutations alone | apart |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for name in CASES:
         with tempfile.TemporaryDirectory() as place:
-            print(measure(name, Path(place) / "store", count), flush=True)
+            for row in measure(name, Path(place) / "store", count):
+                print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,37 @@ def test_the_gradient_of_a_whole_step_agrees_with_finite_differences(name: str, 
     assert unused <= {"net.layers.1.units.out.bias", "net.head.last.bias"}  # What all units of a set have in common.
 
 
+def test_networks_that_are_read_some_at_a_time_give_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs, symmetry = module_case("scaled")
+    networks = networks_like(module, 3)
+    siamese = Siamese(untrained(symmetry, networks, "dws").net).double()
+    task = teacher_task(module, select(networks, 0), inputs)
+    losses = Losses(siamese, symmetry, Weights(0.3, 1.0, 0.5), task, "loss", tolerance=1e-9, max_iterations=500)
+    copies = Copies({n: t + 0.02 * networks_like(module, 3, 9)[n] for n, t in networks.items()}, None)
+    made, reads = [], []
+    monkeypatch.setattr(siamese.net, "canonical_features", _counted(siamese.net.canonical_features, reads))
+    for kept in (1 << 27, 1):
+        monkeypatch.setattr("regauge.learn.matching_losses.KEPT", kept)
+        siamese.zero_grad()
+        loss = losses.step(networks, None, copies, next(iter(task.batches)), generator(4))
+        loss.backward()
+        made.append([loss.detach(), *(p.grad for p in siamese.parameters() if p.grad is not None)])
+    assert reads == [6] + [1] * 12  # of all at once; of each, twice
+    assert len(made[0]) == len(made[1]) > 1
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def _counted(read: Any, counts: list[int]) -> Any:
+    """A function that notes how many networks it reads."""
+
+    def counted(params: Params) -> Any:
+        counts.append(len(next(iter(params.values()))))
+        return read(params)
+
+    return counted
+
+
 def test_the_gradient_of_sharp_plans_agrees_with_finite_differences() -> None:
     """Cosines times 200: where the published code reports a singular system in single precision."""
     cosines = (2 * torch.rand(12, 12, generator=generator(0), dtype=torch.float64) - 1).requires_grad_()

@@ -7,6 +7,7 @@ import torch
 from weightspace_cases import generator, population, symmetry
 
 from regauge import weightspace as ws
+from regauge.weightspace.layers.exchange import _Activated, _Largest
 from regauge.weightspace.layers.hubs import POOLED, Key, find_hubs
 from regauge.weightspace.layout import compile_layout
 
@@ -43,6 +44,19 @@ def test_a_diagonal_layer_hears_from_neighbors_alone() -> None:
         parts = [net.features(params, layers=1).units["layers.2"] for params in (networks, changed)]
         heard[is_diagonal] = not torch.equal(*parts)
     assert heard == {False: True, True: False}
+
+
+def test_the_gradients_of_maxima_and_of_what_is_computed_again_agree_with_finite_differences() -> None:
+    x = torch.randn(3, 4, 5, 6, generator=generator(0), dtype=torch.float64, requires_grad=True)
+    weight, bias = torch.randn(2, 6, generator=generator(1), dtype=torch.float64).requires_grad_()
+    for axis in (1, 2):
+        assert torch.equal(_Largest.apply(x, axis), x.max(axis).values)
+        assert torch.autograd.gradcheck(lambda x, axis=axis: _Largest.apply(x, axis), (x,))
+    assert torch.autograd.gradcheck(lambda *inputs: _Activated.apply(*inputs, 1e-5), (x, weight, bias))
+    same = torch.ones(1, 4, requires_grad=True)
+    _Largest.apply(same, 1).backward(torch.ones(1))
+    assert same.grad is not None
+    assert same.grad.tolist() == [[0.25] * 4]  # units that are alike stay alike
 
 
 @pytest.mark.parametrize("case", ["siren", "lstm", "vit"])

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import reduce
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
@@ -13,6 +12,8 @@ from regauge.core.random_draws import Drawn, Share, portions
 
 AT_ONCE = 1 << 17
 """Values that are moved at once, which a cache holds."""
+LONG = 64
+"""From this many values on, rows are moved where they are; shorter ones are laid end to end first."""
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers of so many bytes, as which numpy sees any value."""
 
@@ -27,7 +28,7 @@ def move_rows(
 ) -> None:
     """Move one tensor of networks in place, each batch of a share by its elements."""
     step = min(max(share.elements for share in shares), max(1, AT_ONCE // (tensor.size * tensor.run)))
-    unmoved = tensor.unmoved(torch.arange(step, dtype=torch.int32) * tensor.size)
+    unmoved = tensor.unmoved(torch.zeros(step, dtype=torch.int32))
     behind = [1] * (networks.ndim - 1 - len(tensor.shape))
     for share, some, start in portions(shares, step):
         size = some.stop - some.start
@@ -43,7 +44,7 @@ def move_rows(
             shift = shift.view(*shift.shape, *behind).to(networks.device)
         for first, n in share.networks(some, start):
             home = networks[first : first + n]
-            made = _take_rows(home.reshape(-1, tensor.run), places[:n].view(-1)).view(home.shape)
+            made = _take_rows(home.reshape(n, tensor.size, tensor.run), places[:n].view(n, -1)).view(home.shape)
             if by is None:
                 home.copy_(made)
             else:
@@ -52,10 +53,15 @@ def move_rows(
                 home += shift[:n]
 
 
-def _take_rows(rows: Num[Tensor, "rows run"], places: Int[Tensor, " moved"]) -> Num[Tensor, "moved run"]:
-    """`rows[places]`; numpy copies rows that do not follow one another several times as fast."""
-    whole = WHOLE.get(rows.itemsize)
-    if rows.device.type != "cpu" or whole is None:
-        return rows.index_select(0, places.to(rows.device))
-    taken = np.take(rows.view(whole).numpy(), places.numpy(), axis=0, mode="clip")
-    return torch.from_numpy(taken).view(rows.dtype)
+def _take_rows(x: Num[Tensor, "models rows run"], places: Int[Tensor, "models rows"]) -> Num[Tensor, "models rows run"]:
+    """Rows `x[model, places[model]]`; numpy copies rows that do not follow one another several times as fast."""
+    models, whole = torch.arange(len(x)).unsqueeze(1), WHOLE.get(x.itemsize)
+    if x.device.type != "cpu" or whole is None:
+        return x[models.to(x.device), places.to(x.device)]
+    there = x.view(whole).numpy()
+    if x.shape[2] >= LONG:
+        taken = there[models.numpy(), places.numpy()]
+    else:
+        flat = (places + models * x.shape[1]).view(-1).numpy()
+        taken = there.reshape(-1, x.shape[2]).take(flat, 0, mode="clip")
+    return torch.from_numpy(taken).view(x.dtype)

@@ -1,11 +1,13 @@
 """What a matcher is trained on: copies that it must recognize, the line between networks, and their distance."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regauge.alignment.engine.frames import Frame
 from regauge.alignment.engine.mixing import match_mixture
@@ -26,6 +28,8 @@ LineKind = Literal["loss", "outputs"]
 """What is lowered between networks: the task's loss, or how far outputs are from the mix of both networks' outputs."""
 MOST_SHARP, START = 100.0, 20.0
 """Cosines are multiplied by less than the first, by the second at the start: sharper plans have no useful gradients."""
+KEPT = 1 << 27
+"""Features of pairs in all layers, for as many networks as are read with a gradient at once: some gigabytes."""
 RATE = 10.0
 """How much faster than other parameters the sharpness is learned."""
 
@@ -111,7 +115,7 @@ class Losses:
         several += [second] if second is not None and needs_pairs else []
         several += [copies.params] if copies is not None else []
         joined = dict(first) if len(several) == 1 else {n: torch.cat([one[n] for one in several]) for n in first}
-        vectors = read_vectors(self.siamese.net, joined, placed)
+        vectors = self.read(joined, placed)
         own = select(vectors, slice(0, count))
         total = 0.0 * sharpness
         if copies is not None:
@@ -127,6 +131,18 @@ class Losses:
         else:
             theirs = select(vectors, slice(count, 2 * count))
         return total + self.between(placed, (first, own), (second, theirs), batch, chance)
+
+    def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
+        """The vectors of networks; many are read some at a time, and once more for the gradient, which saves memory."""
+        net, count = self.siamese.net, _count(params)
+        settings, layout = net.settings, net.layout_of(params)
+        pairs = sum(math.prod(block.sizes) for block in layout.pair_blocks) if settings.layer.keeps_pairs else 0
+        size = max(1, KEPT // max(1, settings.depth * settings.width * pairs))
+        if count <= size or not torch.is_grad_enabled():
+            return read_vectors(net, params, placed)
+        groups = [select(params, slice(start, start + size)) for start in range(0, count, size)]
+        made = [checkpoint(read_vectors, net, group, placed, use_reentrant=False) for group in groups]
+        return {name: torch.cat([one[name] for one in made]) for name in made[0]}
 
     def between(
         self,
