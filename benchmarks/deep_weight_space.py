@@ -86,13 +86,12 @@ def find_published(folder: Path) -> None:
     sys.path.insert(0, str(folder))
 
 
-def published_net(folder: Path) -> Step:
+def deep_align_net(folder: Path) -> nn.Module:
     """Deep-Align's net."""
     find_published(folder)
     from deepalign.nn.models import DWSMatching
 
-    x = as_published(networks(DEEP_ALIGN, 2)[1])
-    net = DWSMatching(
+    net: nn.Module = DWSMatching(
         tuple(pairwise(DEEP_ALIGN)),
         tuple((width,) for width in DEEP_ALIGN[1:]),
         input_features=1,
@@ -103,6 +102,12 @@ def published_net(folder: Path) -> Step:
         bn=True,
         diagonal=True,
     )
+    return net
+
+
+def published_net(folder: Path) -> Step:
+    """Deep-Align's net, as it is trained."""
+    x, net = as_published(networks(DEEP_ALIGN, 2)[1]), deep_align_net(folder)
     return train(net, lambda: list(net(x)))
 
 

@@ -18,11 +18,10 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import torch
-from deep_weight_space import DEEP_ALIGN, Step, as_published, find_published, measure, networks
+from deep_weight_space import DEEP_ALIGN, Step, as_published, deep_align_net, measure, networks
 from torch import nn
 
 import regauge as rg
@@ -52,26 +51,14 @@ def examples() -> tuple[torch.Tensor, torch.Tensor]:
 
 def published(folder: Path, pairs: int) -> Step:
     """Deep-Align's step, with its own functions."""
-    find_published(folder)
+    net = deep_align_net(folder)
     for name, contents in UNUSED.items():
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(dict.fromkeys(contents))
     sys.modules["experiments"].__path__ = [str(folder / "experiments")]
     from deepalign.losses.mlp_losses import calc_gt_perm_loss, calc_recon_loss
-    from deepalign.nn.models import DWSMatching
     from deepalign.utils import extract_pred, permute_weights
 
-    net = DWSMatching(
-        tuple(pairwise(DEEP_ALIGN)),
-        tuple((width,) for width in DEEP_ALIGN[1:]),
-        input_features=1,
-        hidden_dim=64,
-        n_hidden=4,
-        output_features=128,
-        input_dim_downsample=8,
-        bn=True,
-        diagonal=True,
-    )
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-4, amsgrad=True, weight_decay=5e-4)
     params = networks(DEEP_ALIGN, 2 * pairs)[1]
     first, second = (as_published({n: t[part::2] for n, t in params.items()}) for part in range(2))

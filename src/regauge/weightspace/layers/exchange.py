@@ -104,7 +104,7 @@ class _Activated(torch.autograd.Function):
         return nn.functional.silu(nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps), inplace=True)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
         shape = list(x.shape[-1:])
@@ -128,7 +128,7 @@ class _Largest(torch.autograd.Function):
         return largest.squeeze(axis)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         x, largest = ctx.saved_tensors
         are_largest = torch.eq(x, largest, out=torch.empty_like(x))
