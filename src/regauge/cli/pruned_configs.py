@@ -78,7 +78,7 @@ class PrunedConfigs:
         """
         for config in self.find(after):
             with torch.random.fork_rng(devices=[]):
-                model: Any = traceable(type(self._module)(self._config(config)))
+                model: nn.Module = traceable(type(self._module)(self._config(config)))
             dtype = next(t.dtype for t in params.values() if t.is_floating_point())
             model = model.to(dtype).eval()
             model.load_state_dict(params, strict=False)
