@@ -59,8 +59,12 @@ def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Pat
     config = {1: replace(config[1], population=population, pairs=1)}
     table = resnets.measure(config, Run("smoke", 0, tmp_path))
     assert [row.label for row in table.rows][:2] == ["x1: as trained", "x1: as trained, new statistics"]
-    first, *others = [(row.curve[0]["loss"], row.curve[-1]["loss"]) for row in table.rows]
+    first, *others, tempered = [(row.curve[0]["loss"], row.curve[-1]["loss"]) for row in table.rows]
     assert all(ends == pytest.approx(first, rel=1e-6) for ends in others)  # alignment moves the second one
+    assert table.rows[-1].label == "x1: Naive, temperature fitted"
+    assert all(abs(one - other) > 1e-6 for one, other in zip(tempered, first, strict=True))  # the ends have their own
+    accuracies = [[point["accuracy"] for point in table.rows[k].curve] for k in (0, -1)]
+    assert accuracies[0] == accuracies[1]  # which no temperature changes
     assert max(first) < 1.0  # in evaluation mode and float32 the networks are what bfloat16 trained
     middles = [row.curve[1]["loss"] for row in table.rows]
     assert len(set(middles)) == len(middles)
