@@ -144,8 +144,8 @@ def test_time_ends_a_descent(seconds: float | None, steps: int, monkeypatch: pyt
 
 
 def test_descents_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"in step 2 of 5 the loss is inf; try a smaller lr than 1e\+200"):
-        minimize(differentiate(quadratic), start(), targets(), Descent(steps=5, optimizer=SGD(1e200)))
+    with pytest.raises(ValueError, match=r"in step 2 of 5 the loss is inf; try a smaller lr than 1e\+100"):
+        minimize(differentiate(quadratic), start(), targets(), Descent(steps=5, optimizer=SGD(1e100)))
     with pytest.raises(ValueError, match=r"lr is Uniform\(low=0.1, high=0.2\), but must be a number here"):
         PlainProgram(differentiate(quadratic), start(), Adam(Uniform(0.1, 0.2)))
     assert Descent(epochs=3, batch=4).count_steps(10) == 9
