@@ -96,7 +96,15 @@ def pages(folder: Path) -> Iterator[Path]:
     names = [f"experiments/a-long-name-of-a-network-{k}.safetensors" for k in range(3)]
     facts = {
         "pairs": [
-            {"a": a, "b": b, "verdict": "descended", "distance": 0.5, "explained": 0.5, "p-value": 0.001, "compared": 0.9}
+            {
+                "a": a,
+                "b": b,
+                "verdict": "descended",
+                "distance": 0.5,
+                "explained": 0.5,
+                "p-value": 0.001,
+                "compared": 0.9,
+            }
             for a in names
             for b in names
         ],
