@@ -1,9 +1,9 @@
 """`regauge apply`: a stored alignment on another checkpoint, or undone; tensor by tensor, however large it is."""
 
-from regauge.alignment.streamed.job import open_job
 from regauge.alignment.streamed.source import move_pieces
+from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.options import Apply
-from regauge.cli.output import form_of, show_progress, tell_notes, tell_written
+from regauge.cli.output import show_progress, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.movable import require_movable
 from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
@@ -11,13 +11,8 @@ from regauge.storage.checkpoints.alignments import alignment_path, load_alignmen
 
 def run(options: Apply) -> None:
     """Write the moved checkpoint."""
-    place, form = alignment_path(options.alignment), form_of(options.written)
-    provenance = provenance_of(options, alignment=place)
-    job = open_job(
-        [options.checkpoint], 0, out=options.output, overwrite=options.overwrite, provenance=provenance, form=form
-    )
-    assert job is not None
-    job.require_output()
+    place = alignment_path(options.alignment)
+    job = open_checkpoints(options, [options.checkpoint], provenance=provenance_of(options, alignment=place))
     alignment = load_alignment(place)
     job = job.named_by(alignment.symmetry)
     like = job.source.on_meta()

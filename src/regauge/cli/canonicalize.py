@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import regauge as rg
-from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.source import move_pieces
+from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize, UsageError
-from regauge.cli.output import form_of, show_status, tell, tell_notes, tell_written
+from regauge.cli.output import show_status, tell, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.vocabulary import bring_together
 from regauge.core.counted import count
@@ -30,18 +31,8 @@ HELD = 2
 def run(options: Canonicalize) -> None:
     """Write the canonical checkpoint and its element, and print the manifold on which it lies."""
     paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
-    job = open_job(
-        paths,
-        0,
-        alignment_path,
-        out=options.output,
-        memory=options.memory or None,
-        overwrite=options.overwrite,
-        provenance=provenance_of(options, element=alignment_label(options.output)),
-        form=form_of(options.written),
-    )
-    assert job is not None
-    job.require_output()
+    provenance = provenance_of(options, element=alignment_label(options.output))
+    job = open_checkpoints(options, paths, alignment_path, provenance=provenance)
     job = replace(job, checkpoints=bring_together(job.checkpoints).networks)
     _require_memory(job)
     found = read_networks(options, job.checkpoints)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.cli.audit import write_mappings
+from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.gauge_options import Gauge
 from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
 from regauge.cli.options import UsageError
-from regauge.cli.output import form_of, show_progress, show_status, tell, tell_notes, tell_table, tell_written
-from regauge.cli.provenance import provenance_of
+from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tasks import convert, load_batches
 from regauge.cli.tracing import Traced
 from regauge.cli.transformers_models import Values
@@ -36,7 +36,7 @@ from regauge.storage.checkpoints.writing import Pieces, path_beside, save_text
 
 BESIDE = ".gauge.json"
 BITS = (8, 4, 3)
-"""Errors of layers are told at so many bits, per row."""
+"""Bits at which the errors of layers are reported, per row."""
 HELD = 4
 """Copies in float64 that choosing holds: the values, what a step makes of them, and what rounding makes of these."""
 FORMAT, FORMAT_VERSION = "regauge.gauge", 1
@@ -53,18 +53,7 @@ def run(options: Gauge) -> None:
         write_mappings(options)
         return
     method = method_of(options)
-    job = open_job(
-        [options.checkpoint],
-        0,
-        gauge_path,
-        out=options.output,
-        memory=options.memory or None,
-        overwrite=options.overwrite,
-        provenance=provenance_of(options),
-        form=form_of(options.written),
-    )
-    assert job is not None
-    job.require_output()
+    job = open_checkpoints(options, [options.checkpoint], gauge_path)
     job = replace(job, checkpoints=bring_together(job.checkpoints).networks)
     with ExitStack() as stack:
         name = name_model(options.model, job.source) if options.symmetry is None else options.model
@@ -178,7 +167,7 @@ def _reader(found: Networks) -> Any:
 def _choose(
     method: GaugeMethod, found: Networks, uncovered: Uncovered, kwargs: dict[str, Any], options: Gauge
 ) -> Chosen:
-    """What takes the checkpoint to its gauge; rotations without a look at the weights need none of them in memory."""
+    """Choose the moves of the checkpoint; random and Hadamard rotations need no weights in memory."""
     generator = torch.Generator().manual_seed(options.seed)
     if isinstance(method, Rotation):
         element = method.rotate(uncovered.symmetry, generator)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.alignment.streamed.job import FileJob
+from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
 from regauge.cli.options import UsageError
-from regauge.cli.output import form_of, show_progress, show_status, tell, tell_notes, tell_table, tell_written
-from regauge.cli.provenance import provenance_of
+from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.prune_options import Prune
 from regauge.cli.pruned_configs import CONFIG, PrunedConfigs
 from regauge.cli.tasks import dtype_of, load_batches, task_of
@@ -50,18 +50,7 @@ def run(options: Prune) -> None:
         raise UsageError(f"--share is {options.share}; it is from 0 to below 1: some unit must stay")
     if criterion.needs_task and options.data is None:
         raise UsageError(f"the criterion {options.criterion!r} runs the network: give --data, or choose another one")
-    job = open_job(
-        [options.checkpoint],
-        0,
-        prune_path,
-        out=options.output,
-        memory=options.memory or None,
-        overwrite=options.overwrite,
-        provenance=provenance_of(options),
-        form=form_of(options.written),
-    )
-    assert job is not None
-    job.require_output()
+    job = open_checkpoints(options, [options.checkpoint], prune_path)
     _require_memory(job)
     name = name_model(options.model, job.source)
     if name is None:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import regauge as rg
-from regauge.alignment.streamed.job import open_job
+from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.options import Repair, UsageError
-from regauge.cli.output import form_of, show_status, tell, tell_notes, tell_table, tell_written
-from regauge.cli.provenance import provenance_of
+from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params
@@ -18,11 +17,7 @@ FAR = 0.05
 
 def run(options: Repair) -> None:
     """Write the repaired checkpoint, and print the variances of every layer and the losses, before and after."""
-    paths, form = [options.merged, *options.endpoints], form_of(options.written)
-    provenance = provenance_of(options)
-    job = open_job(paths, 0, out=options.output, overwrite=options.overwrite, provenance=provenance, form=form)
-    assert job is not None
-    job.require_output()
+    job = open_checkpoints(options, [options.merged, *options.endpoints])
     if not options.endpoints and (options.weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
     shares = shares_of(options.weights or None, len(options.endpoints)) if options.endpoints else ()

@@ -1,0 +1,42 @@
+"""The checkpoints that a command reads, with the one that it writes: opened and checked before anything is computed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.cli.gauge_options import Gauge
+from regauge.cli.options import Apply, Canonicalize, Repair
+from regauge.cli.output import form_of
+from regauge.cli.provenance import provenance_of
+from regauge.cli.prune_options import Prune
+from regauge.storage.checkpoints.outputs.provenance import Provenance
+
+
+def open_checkpoints(
+    options: Apply | Canonicalize | Gauge | Prune | Repair,
+    paths: Sequence[Path],
+    beside: Callable[[Path], Path] | None = None,
+    *,
+    provenance: Provenance | None = None,
+) -> FileJob:
+    """Open checkpoints of which the first one is moved or changed, and refuse an output that cannot be written.
+
+    Args:
+        options: Those of the command.
+        paths: The checkpoints; the output has the names and the form of the first.
+        beside: From the output to the file that is written beside it.
+        provenance: What the output says about where it comes from; read off the options unless given.
+    """
+    job = open_job(
+        paths,
+        0,
+        beside,
+        out=options.output,
+        memory=None if isinstance(options, Apply | Repair) else options.memory or None,
+        overwrite=options.overwrite,
+        provenance=provenance or provenance_of(options),
+        form=form_of(options.written),
+    )
+    assert job is not None
+    job.require_output()
+    return job
