@@ -39,7 +39,7 @@ UNUSED = {
     "rff": (),
     "rff.layers": ("GaussianEncoding", "PositionalEncoding"),
 }
-"""What the published code imports, and its step does not use."""
+"""Packages that the published code imports and that its training step does not need."""
 
 
 def examples() -> tuple[torch.Tensor, torch.Tensor]:

@@ -50,10 +50,10 @@ SCORES = {
     "cka": "linear CKA",
     "spectra": "spectra of matrices",
 }
-"""What pairs are told apart by, and what the table calls it."""
+"""Scores of a pair, and the names of their columns in the table."""
 UNRELATED = ("other start, same data", "other start, other data")
 UNIFORM = {"MLP": 100, "CNN": 30, "ViT": 12, "GPT": 12, "Llama": 12}
-"""How many pairs that share no network the p-values are judged on."""
+"""Number of pairs, no two of which share a network, whose p-values are tested for uniformity."""
 NOISE = (0.01, 0.1, 0.5, 1, 2)
 """Shares of the standard deviation of each tensor."""
 
@@ -317,7 +317,7 @@ def round_to_digits(value: Any) -> Any:
 
 
 def lines_of(part: str, rows: list[dict[str, Any]]) -> list[str]:
-    """What docs/comparison.md says about a part."""
+    """Tables of docs/comparison.md for one part, line by line."""
     if part == "uniform":
         return uniform_table(rows)
     return noise_table(rows) if part == "noise" else [*table(rows), "", *ranges(rows)]

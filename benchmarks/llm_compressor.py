@@ -34,7 +34,7 @@ NAMES = {
     "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj", "attention.out": "self_attn.o_proj",
     "feed_forward.gate": "mlp.gate_proj", "feed_forward.up": "mlp.up_proj", "feed_forward.down": "mlp.down_proj",
 }  # fmt: skip
-"""Of modules here and in transformers."""
+"""Names of modules: those of `regauge.nets.transformer.Llama`, and those of transformers."""
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def moved(name: str, params: Params, symbols: int, tokens: Tensor, scheme: Round
 
 
 def as_transformers(params: Params, symbols: int) -> transformers.LlamaForCausalLM:
-    """The same function as a model of transformers."""
+    """Convert a `regauge.nets.transformer.Llama` to a model of transformers that computes the same."""
     config = transformers.LlamaConfig(
         vocab_size=symbols, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=8 * WIDTH // 3, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_theta=10_000.0,

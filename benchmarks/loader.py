@@ -1,4 +1,4 @@
-"""What a batch of a training on networks costs: reading it, and moving each network by a random element.
+"""The cost of a batch of networks: reading it, and moving each network by a random element.
 
     OMP_NUM_THREADS=1 python benchmarks/loader.py [networks]
 

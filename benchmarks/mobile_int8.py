@@ -95,7 +95,7 @@ def folded(module: nn.Module) -> nn.Module:
 
 
 def spread_out(params: Params, symmetry: rg.Symmetry, seed: int) -> Params:
-    """The same function with factors of a random magnitude for every unit that can be scaled: a constructed case."""
+    """A copy of the network with a random scale for every unit that can be scaled: a constructed case."""
     generator = torch.Generator().manual_seed(seed)
     logs = [
         (one, DECADES * math.log(10) * torch.randn(one.count, generator=generator, dtype=torch.float64))

@@ -97,7 +97,7 @@ def fit(module: nn.Module, inputs: Tensor, labels: Tensor, seed: int) -> nn.Modu
 def cut(
     module: nn.Module, train: tuple[Tensor, Tensor], test: Any, folder: str | None, seed: int, *, is_cnn: bool
 ) -> dict[str, list[dict[str, float]]]:
-    """What each criterion leaves at each share."""
+    """Losses and accuracies of the pruned networks, for each criterion and share."""
     batches = list(zip(train[0][:512].split(64), train[1][:512].split(64), strict=True))
     symmetry = rg.discover(module, (batches[0][0],))
     result: dict[str, list[dict[str, float]]] = {}
@@ -126,7 +126,7 @@ def judge(module: nn.Module, batches: Any, test: Any) -> dict[str, float]:
 
 
 def by_torch_pruning(module: nn.Module, folder: str | None, inputs: Tensor, share: float) -> nn.Module:
-    """What the magnitude pruner of Torch-Pruning leaves of a network, with the same share of each layer."""
+    """Prune with the magnitude pruner of Torch-Pruning, the same share of each layer."""
     sys.path.append(str(folder))
     import torch_pruning
 

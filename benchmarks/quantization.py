@@ -1,4 +1,4 @@
-"""What gauges do to networks that are rounded to the nearest level, as Markdown tables.
+"""Losses of networks rounded to the nearest level, in several gauges, as Markdown tables.
 
     REGAUGE_DATA=... .venv/bin/python benchmarks/quantization.py [--seeds 2] [Llama | GPT | ViT | depthwise ...]
 
@@ -29,7 +29,7 @@ from regauge.nets.transformer import GPT, Llama, ViT
 SEEDS = 3
 CONTEXT, WIDTH, STEPS, BATCH = 64, 64, 400, 32
 BATCHES = 4
-"""Of training data, on which methods choose."""
+"""Number of batches of training data that methods read."""
 Rounding = tuple[RoundToNearest, RoundToNearest | None]
 LOSSES: dict[str, Rounding] = {
     "4 bits per row": (RoundToNearest(4), None),
@@ -122,7 +122,7 @@ def vision_table(seeds: int) -> None:
 
 
 def methods_for(weights: RoundToNearest) -> dict[str, GaugeMethod | None]:
-    """What is compared at a rounding."""
+    """The methods that are compared at one rounding; None leaves the network as trained."""
     return {
         "as trained": None,
         "equalized": rg.Equalize(),

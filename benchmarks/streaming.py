@@ -38,7 +38,7 @@ COMMANDS = {
     "compare a b": ("compare", "b", None),
     "compare a c": ("compare", "c", None),
 }
-"""What is measured: the command, the second network, and the output if there is one."""
+"""Commands that are measured: name, second network, and output if there is one."""
 
 
 def main() -> None:
@@ -159,7 +159,7 @@ class Cost(NamedTuple):
 
 
 def peak_of(arguments: list[str]) -> Cost:
-    """What a Python process needs."""
+    """Run Python with these arguments, and measure its memory and time."""
     code = (
         "import resource, subprocess, sys; code = subprocess.call([sys.executable, *sys.argv[1:]]);"
         "used = resource.getrusage(resource.RUSAGE_CHILDREN);"

@@ -1,4 +1,4 @@
-"""What standard deviations add to the alignment of posteriors, and what scales do to their divergence from the prior.
+"""Alignment of posteriors with and without standard deviations, and the divergence from the prior when scales change.
 
     OMP_NUM_THREADS=1 python examples/posterior_costs.py
 

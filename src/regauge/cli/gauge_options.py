@@ -40,7 +40,7 @@ class Gauge:
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "scales look at the first.")] = None
     batch: Batch = 16
     bits: int = 4
-    """Of the rounding that scales and learned rotations are chosen by."""
+    """Bits of the rounding that scales and learned rotations are chosen for."""
     group: int = 0
     """Values that share a scale there; a whole row where left out."""
     steps: int = 100

@@ -88,7 +88,7 @@ class PrunedConfigs:
         raise ValueError("a norm over its units: the rest would compute something else without some")
 
     def find(self, after: Symmetry) -> Iterator[dict[str, Any]]:
-        """Numbers with which a model has the shapes of a symmetry, in every way that changes few of them.
+        """Configurations with few changed numbers whose models have the shapes of a symmetry.
 
         Raises:
             ValueError: There are none.

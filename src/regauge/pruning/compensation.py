@@ -36,7 +36,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known of the values of a group and of the layers that read them."""
+    """Second moments of the values of a group, and the layers that read them."""
 
     group: str
     readings: tuple[Reading, ...]
@@ -95,7 +95,7 @@ def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]
 def remove_compensated(
     network: Network, moments: Moments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
 ) -> Bool[Tensor, "copies units"]:
-    """Remove the cheapest units of each copy until so many are gone, fit what reads the others, and say which are gone.
+    """Remove the cheapest units of each copy up to a number, fit what reads the others, and return which are removed.
 
     The objective is the mean squared change of what layers make of the group. Where fitting is not better on it than
     leaving out, as rounding can make it, weights are left as they are.

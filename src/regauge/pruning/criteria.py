@@ -37,7 +37,7 @@ class Criterion(ABC):
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
     ) -> Tensor:
-        """Remove the units of each copy with the smallest scores until so many are gone, and say which are."""
+        """Remove the units of each copy with the smallest scores up to a number, and return which are removed."""
         order = scores.masked_fill(gone, -torch.inf).argsort(dim=1, stable=True)
         removed = torch.zeros_like(gone).scatter(1, order[:, :count], value=True)
         network.remove(group, removed.flatten())
