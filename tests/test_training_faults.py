@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ def run_apart(arguments: list[str], *, hook: Hook | None = None, most_bytes: int
                 code = 0
             except SystemExit as stop:
                 code = int(stop.code or 0)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(code)
@@ -178,8 +181,8 @@ def names_in(folder: Path) -> set[str]:
 @pytest.fixture
 def interrupted(place: Path, request: pytest.FixtureRequest) -> Path:
     """The state that a training left which was killed halfway."""
-    status, _ = run_apart([*COMMANDS[request.param], "-o", "out.safetensors"], hook=changes(place, kill_before(14)))
-    assert status == signal.SIGKILL
+    status, errors = run_apart([*COMMANDS[request.param], "-o", "out.safetensors"], hook=changes(place, kill_before(14)))
+    assert status == signal.SIGKILL, errors
     assert "out.safetensors" not in names_in(place)
     (place / ".out.safetensors.lock").unlink()
     return place / "out.partial.safetensors"
