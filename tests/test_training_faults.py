@@ -1,19 +1,13 @@
 """What can go wrong while nets are trained: kills, full disks, damaged states, folders that cannot be written to."""
 
-import errno
-import mmap
 import os
-import resource
 import signal
-import sys
-import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from apart import run_apart
 
 import regauge as rg
 from regauge.cli.main import main
@@ -92,82 +86,6 @@ def whole(stores: Path) -> Callable[[str], Path]:
     return run
 
 
-Hook = Callable[[str, tuple[Any, ...]], None]
-
-
-def run_apart(arguments: list[str], *, hook: Hook | None = None, most_bytes: int | None = None) -> tuple[int, str]:
-    """Run a command in a process of its own; how it ended, 0 if well, and its errors.
-
-    Args:
-        arguments: Of the command.
-        hook: Called at every event of the interpreter, such as the opening of a file.
-        most_bytes: A longer file cannot be written, as on a full disk.
-    """
-    with tempfile.TemporaryFile() as errors:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                os.dup2(errors.fileno(), 2)
-                sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-                if most_bytes is not None:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-                if hook is not None:
-                    sys.addaudithook(hook)
-                main(arguments)
-                code = 0
-            except SystemExit as stop:
-                code = int(stop.code or 0)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        status = os.waitpid(child, 0)[1]
-        errors.seek(0)
-        return status, errors.read().decode()
-
-
-def changes(folder: Path, then: Callable[[int, str], None]) -> Hook:
-    """Calls a function before each change of the files in a folder, with its number and the file."""
-    number = 0
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal number
-        if event == "open":
-            path, mode, flags = args
-            is_change = bool((isinstance(mode, str) and set(mode) & {*"wax+"}) or (flags or 0) & 3)
-        else:
-            path, is_change = (args[0] if args else None), event in ("os.rename", "os.remove", "os.link")
-        if is_change and isinstance(path, str | os.PathLike):
-            file = os.path.abspath(os.fspath(path))
-            if os.path.dirname(file) == str(folder):
-                number += 1
-                then(number, file)
-
-    return hook
-
-
-def kill_before(change: int) -> Callable[[int, str], None]:
-    def then(number: int, file: str) -> None:
-        if number == change:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return then
-
-
-def count_changes(arguments: list[str], folder: Path) -> int:
-    """How often a command changes the files in a folder."""
-    with mmap.mmap(-1, 8) as shared:
-
-        def keep(number: int, file: str) -> None:
-            shared[:8] = number.to_bytes(8, "little")
-
-        assert run_apart(arguments, hook=changes(folder, keep))[0] == 0
-        return int.from_bytes(shared[:8], "little")
-
-
 def is_same(left: Path, right: Path) -> bool:
     """Whether two files hold the same net."""
     one, other = load(left), load(right)
@@ -181,8 +99,8 @@ def names_in(folder: Path) -> set[str]:
 @pytest.fixture
 def interrupted(place: Path, request: pytest.FixtureRequest) -> Path:
     """The state that a training left which was killed halfway."""
-    status, errors = run_apart([*COMMANDS[request.param], "-o", "out.safetensors"], hook=changes(place, kill_before(14)))
-    assert status == signal.SIGKILL, errors
+    code, errors, _ = run_apart([*COMMANDS[request.param], "-o", "out.safetensors"], then="kill", at=14)
+    assert code == -signal.SIGKILL, errors
     assert "out.safetensors" not in names_in(place)
     (place / ".out.safetensors.lock").unlink()
     return place / "out.partial.safetensors"
@@ -197,14 +115,15 @@ EVERY_INTERRUPTED = pytest.mark.parametrize(
 def test_a_kill_at_any_moment_changes_nothing(command: str, place: Path, whole: Callable[[str], Path]) -> None:
     """Whichever change of its files comes next; then the training goes on from its last state."""
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
-    total = count_changes(arguments, place)
+    code, errors, total = run_apart(arguments)
+    assert code == 0, errors
     made = names_in(place)
     assert is_same(place / "out.safetensors", whole(command))
     assert total > 30
     for change in (1, 3, *range(8, total - 2, (total - 8) // 4), total):
         for name in made - {"zoo"}:
             (place / name).unlink()
-        assert run_apart(arguments, hook=changes(place, kill_before(change)))[0] == signal.SIGKILL
+        assert run_apart(arguments, then="kill", at=change)[0] == -signal.SIGKILL
         state, out = place / "out.partial.safetensors", place / "out.safetensors"
         assert not out.exists() or is_same(out, whole(command))
         if state.exists() or not out.exists():
@@ -218,7 +137,8 @@ def test_a_training_that_is_killed_again_and_again_ends(
     command: str, place: Path, whole: Callable[[str], Path]
 ) -> None:
     arguments, runs = [*COMMANDS[command], "-o", "out.safetensors", "--resume"], 0
-    while run_apart(arguments, hook=changes(place, kill_before(17)))[0]:
+    while (code := run_apart(arguments, then="kill", at=17)[0]) != 0:
+        assert code == -signal.SIGKILL
         runs += 1
         assert runs < 9
     assert runs > 1
@@ -231,8 +151,8 @@ def test_a_full_disk_leaves_the_last_state(
 ) -> None:
     before, left = interrupted.read_bytes(), names_in(place)
     arguments = [*COMMANDS[command], "-o", "out.safetensors", "--resume"]
-    status, errors = run_apart(arguments, most_bytes=len(before) // 2)
-    assert os.waitstatus_to_exitcode(status) == 2
+    code, errors, _ = run_apart(arguments, most_bytes=len(before) // 2)
+    assert code == 2
     assert "the disk is too full to write 'out.partial.safetensors'" in errors
     assert "Traceback" not in errors
     assert interrupted.read_bytes() == before
@@ -243,11 +163,8 @@ def test_a_full_disk_leaves_the_last_state(
 
 @EVERY_COMMAND
 def test_a_folder_that_cannot_be_written_to_is_refused_at_once(command: str, place: Path) -> None:
-    def refuse(number: int, file: str) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", file)
-
-    status, errors = run_apart([*COMMANDS[command], "-o", "out.safetensors"], hook=changes(place, refuse))
-    assert os.waitstatus_to_exitcode(status) == 2
+    code, errors, _ = run_apart([*COMMANDS[command], "-o", "out.safetensors"], then="refuse")
+    assert code == 2
     assert "nothing can be written to the folder '.' of the output (Read-only file system)" in errors
     assert "Traceback" not in errors
     assert names_in(place) == {"zoo"}
