@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = ["matplotlib.figure", "regauge.cli.main", "regauge.cli.learn", "regauge.cli.flow"]
+PRELOADED = ["matplotlib.figure", "torch._dynamo", "regauge.cli.learn", "regauge.cli.flow"]
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 Then = Literal["kill", "refuse"]
