@@ -39,6 +39,8 @@ BITS = (8, 4, 3)
 """Bits at which the errors of layers are reported, per row."""
 HELD = 4
 """Copies in float64 that choosing holds: the values, what a step makes of them, and what rounding makes of these."""
+PIECE = 1 << 23
+"""Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
 FORMAT, FORMAT_VERSION = "regauge.gauge", 1
 
 
@@ -193,7 +195,7 @@ def _pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeas
 
     def pieces(name: str) -> Any:
         shape = checkpoint.stored[name].shape
-        ranges = [row_ranges(move.symmetry, name, shape) for move in moves]
+        ranges = [row_ranges(move.symmetry, name, shape, PIECE) for move in moves]
         for rows in next((one for one in ranges if one == [None]), ranges[0]):
             tensor = checkpoint.read(name, rows=rows)
             require_finite({name: tensor}, checkpoint.label)

@@ -115,7 +115,7 @@ class Moves:
     displacements: dict[tuple[int, ...], Int[Tensor, "..."]]
     factors: dict[tuple[int, ...], Float[Tensor, "..."]]
     shifts: dict[tuple[int, ...], Float[Tensor, "..."]]
-    matrices: list[tuple[Site, Float[Tensor, "*lead n n"]]]
+    matrices: list[tuple[Site, Value]]
 
 
 def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
@@ -124,13 +124,14 @@ def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype:
     for site in sites:
         value = element[site.group.name]
         if value.perm is not None:
-            source = _look_up(site, value.perm)
-            _merge(moves.displacements, site, (source - site.units) * site.placement.stride, shape)
+            displacement = (_look_up(site, value.perm) - site.units) * site.placement.stride
+            if bool(displacement.any()):
+                _merge(moves.displacements, site, displacement, shape)
         factor = _factor(site, value)
         if factor is not None:
             _merge(moves.factors, site, factor.to(dtype), shape, is_product=True)
         if value.matrix is not None:
-            moves.matrices.append((site, value.matrix))
+            moves.matrices.append((site, value))
         if value.shift is not None:
             for family, amount in enumerate(site.placement.shift):
                 if amount:
@@ -178,8 +179,8 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
         tensor = tensor.to(work)
     for axes, factor in moves.factors.items():
         tensor = tensor * broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
-    for site, matrix in moves.matrices:
-        tensor = _apply_matrix(site, matrix, tensor, shape, len(batch), lead)
+    for site, value in moves.matrices:
+        tensor = _mix(site, value, tensor, shape, len(batch), lead)
     for axes, shift in moves.shifts.items():
         tensor = tensor + broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
     return tensor.to(dtype)
@@ -349,8 +350,22 @@ def _gather_rows(
     return rows.index_select(0, flat).reshape(tensor.shape)
 
 
-def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, ...], batch: int, lead: int) -> Tensor:
+def _mix(site: Site, value: Value, tensor: Tensor, shape: tuple[int, ...], batch: int, lead: int) -> Tensor:
     """Multiply the values of the units in each copy of a group by the matrix of the copy."""
+    assert value.matrix is not None
+    axis, n, work = lead + site.placement.axis, site.group.size, tensor.dtype
+    if site.group.matrix == "linear" and tensor.device.type != "mps":  # That has no float64.
+        # One side of a product gets the matrix and the other its inverse, which cancel only as far as both were
+        # computed.
+        work = torch.float64
+    if value.product is not None and site.is_plain and not site.bases and n == tensor.shape[axis]:
+        return value.product.times(tensor.to(work), axis).to(tensor.dtype)
+    return _apply_matrix(site, value.matrix, tensor, shape, batch, lead, work)
+
+
+def _apply_matrix(
+    site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, ...], batch: int, lead: int, work: torch.dtype
+) -> Tensor:
     axis, n = site.placement.axis, site.group.size
     if site.placement.is_inverse and site.group.matrix != "orthogonal":
         matrix = torch.linalg.inv(matrix).mT
@@ -364,9 +379,7 @@ def _apply_matrix(site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, 
         index = [base[order].reshape(n, copies)[0] if axis is None else base for (axis, _), base in pairs]
         key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
         matrix = matrix[key]
-    # One side of a product gets the matrix and the other its inverse, which cancel only as far as both were computed.
-    is_precise = site.group.matrix == "linear" and tensor.device.type != "mps"  # That has no float64.
-    picked = picked.double() if is_precise else picked
+    picked = picked.to(work)
     blocks = matrix.to(device=tensor.device, dtype=picked.dtype)
     if not site.bases:
         # All copies have one matrix: a single product instead of one for every vector.

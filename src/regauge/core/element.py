@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regauge.core.counted import count
 from regauge.core.groups import Group
+from regauge.core.kronecker import Kronecker
 from regauge.core.rotations import keeping_ones, without_reflection
 
 FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift": "shift", "linear": "matrix"}
@@ -36,6 +37,8 @@ class Value:
         sign: Plus or minus one for each family, int8.
         shift: Half periods of each family, int64.
         matrix: Rotation or invertible matrix, float64, for orthogonal and linear groups.
+        product: The same matrix by its factors, if it was made of them: it then acts in fewer operations. What is made
+            of this value by `map`, `zip` or `replace(matrix=...)` has none.
     """
 
     perm: Int[Tensor, "*lead size"] | None = None
@@ -43,6 +46,11 @@ class Value:
     sign: Num[Tensor, "*lead signs size"] | None = None
     shift: Num[Tensor, "*lead shifts size"] | None = None
     matrix: Float[Tensor, "*lead size size"] | None = None
+    product: Kronecker | None = None
+
+    def __post_init__(self) -> None:
+        if self.product is not None and self.product.matrix is not self.matrix:
+            object.__setattr__(self, "product", None)
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that the value has, by field name."""
@@ -66,8 +74,8 @@ class Value:
         return replace(blank, **dict(self.items()))
 
 
-FIELDS = tuple(field.name for field in fields(Value))
-"""The names of the fields of a value."""
+FIELDS = tuple(field.name for field in fields(Value) if field.name != "product")
+"""The names of the fields of a value that are tensors."""
 
 
 class Element(Mapping[str, Value]):

@@ -1,6 +1,6 @@
 """Orthogonal matrices whose entries are about equally large: Hadamard's, and Hartley's where there is none."""
 
-from functools import cache
+from functools import cache, reduce
 
 import torch
 from jaxtyping import Float64
@@ -9,6 +9,10 @@ from torch import Tensor
 
 Square = Float64[Tensor, "n n"]
 """An orthogonal matrix."""
+
+
+SYLVESTER = 32
+"""Sylvester's matrices of larger sizes are Kronecker products of smaller ones."""
 
 
 @cache
@@ -22,12 +26,18 @@ def flat_rotation(n: int) -> Square:
     References:
         Paley (1933), On orthogonal matrices; Bracewell (1983), Discrete Hartley transform.
     """
+    product: Square = reduce(torch.kron, flat_factors(n))
+    return product
+
+
+@cache
+def flat_factors(n: int) -> tuple[Square, ...]:
+    """Small orthogonal matrices whose Kronecker product is `flat_rotation(n)`, as small as they are known."""
     if n < 1:
         raise ValueError(f"there is no rotation of {n} units; give one or more")
     order = max((k for k in range(1, n + 1) if n % k == 0 and _hadamard(k) is not None), default=1)
-    first = _hadamard(order)
-    assert first is not None
-    return torch.kron(first / order**0.5, _hartley(n // order))
+    first = _hadamard(order) or ()
+    return (*(one / len(one) ** 0.5 for one in first), *((_hartley(n // order),) if order < n or n == 1 else ()))
 
 
 def _hartley(n: int) -> Square:
@@ -38,21 +48,32 @@ def _hartley(n: int) -> Square:
 
 
 @cache
-def _hadamard(n: int) -> Square | None:
-    """A Hadamard matrix with ones in its first row and column; None if none is known here."""
-    if n in (1, 2) or n & (n - 1) == 0:
-        return torch.from_numpy(hadamard(n)).double()
-    if n % 4:
-        return None
-    found = _paley(n)
-    if found is not None:
-        return found
+def _hadamard(n: int) -> tuple[Square, ...] | None:
+    """Factors of a Hadamard matrix with ones in its first row and column; None if none is known here."""
+    odd = n
+    while odd % 2 == 0:
+        odd //= 2
+    if odd == 1:
+        return _sylvester(n)
+    base = 4 * odd
+    while n % base == 0:
+        found = _paley(base)
+        if found is not None:
+            return (found, *_sylvester(n // base))
+        base *= 2
     for k in range(2, int(n**0.5) + 1):
         if n % k == 0:
             left, right = _hadamard(k), _hadamard(n // k)
             if left is not None and right is not None:
-                return torch.kron(left, right)
+                return (*left, *right)
     return None
+
+
+def _sylvester(n: int) -> tuple[Square, ...]:
+    """Factors of about equal sizes of Sylvester's matrix of a power of two; none of a single entry."""
+    exponent, count = n.bit_length() - 1, -(-(n.bit_length() - 1) // (SYLVESTER.bit_length() - 1))
+    sizes = [2 ** ((exponent + k) // count) for k in range(count)]
+    return tuple(torch.from_numpy(hadamard(size)).double() for size in sizes)
 
 
 def _paley(n: int) -> Square | None:

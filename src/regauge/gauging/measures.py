@@ -1,5 +1,6 @@
 """What a gauge does to the layers of a network that is moved piece by piece: rounding errors and ranges of channels."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +12,9 @@ from regauge.core.params import work_dtype
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.rounding import RoundToNearest, layer_rows
 
-MOST_VALUES = 1 << 20
-"""Of a larger piece only some rows are rounded, evenly spaced, with about so many values."""
-MOST_CHANNELS = 4096
+MOST_VALUES = 1 << 19
+"""Of a larger tensor only some rows are rounded, evenly spaced, with about so many values."""
+MOST_CHANNELS = 1024
 """Ranges of so many channels are kept of each layer, evenly spaced."""
 
 
@@ -36,10 +37,10 @@ class LayerMeasures:
         rows = layer_rows(self.symmetry).get(name)
         if rows is None:
             return
-        work = work_dtype(before.dtype)
+        work, step = work_dtype(before.dtype), -(-math.prod(self.symmetry.shapes[name]) // MOST_VALUES)
         sums = self._sums.setdefault(name, torch.zeros(2, 1 + len(self.schemes), dtype=torch.float64))
         for k, whole in enumerate((before, after)):
-            tensor = _thin(whole, rows).to(work)
+            tensor = whole.movedim(rows[0], 0)[::step].movedim(0, rows[0]).to(work)
             sums[k, 0] += float(tensor.square().sum(dtype=torch.float64))
             for j, scheme in enumerate(self.schemes):
                 sums[k, 1 + j] += float((tensor - scheme(tensor, rows)).square().sum(dtype=torch.float64))
@@ -81,13 +82,6 @@ class LayerMeasures:
             {"rounding": str(scheme), "before": float(every[0, j]), "after": float(every[1, j])}
             for j, scheme in enumerate(self.schemes)
         ]
-
-
-def _thin(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows of a large tensor."""
-    axis = rows[0]
-    step = -(-tensor.numel() // MOST_VALUES)
-    return tensor if step <= 1 else tensor.movedim(axis, 0)[::step].movedim(0, axis)
 
 
 def _channels(rows: Sequence[int], ndim: int) -> int:

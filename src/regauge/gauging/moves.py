@@ -1,6 +1,6 @@
 """How a network gets to its gauge: elements of one symmetry after another, with gains that become one in between."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,25 +131,28 @@ def uncover_rotations(
             needed |= {p.parameter for p in group.placements if p.parameter in every}
     if not needed:
         return Uncovered(None, plain, reasons)
-    blank = symmetry.identity()
-    for group in symmetry.groups:
-        if not needed & {place.parameter for place in group.placements}:
-            element = element.replace(group.name, blank[group.name])
+    scaled = [g for g in symmetry.groups if needed & {place.parameter for place in g.placements}]
+    only = _restricted(symmetry, scaled)
+    value = only.identity()
+    for group in scaled:
+        value = value.replace(group.name, element[group.name])
     gained = tuple(sorted(needed))
-    return Uncovered(Move(symmetry, element, gained), replace(turned, ones=gained), reasons)
+    return Uncovered(Move(only, value, gained), replace(turned, ones=gained), reasons)
 
 
 def rotating(symmetry: Symmetry) -> Symmetry:
     """The groups of a symmetry that rotate, and, without their freedom, those within which they are repeated."""
-    rotated = [group for group in symmetry.groups if group.matrix != "none"]
-    bases = {name for group in rotated for name in group.within}
+    return _restricted(symmetry, [group for group in symmetry.groups if group.matrix != "none"])
 
-    def kept(group: Group) -> Group:
-        if group.matrix != "none":
-            return group
-        still = replace(group.without("scale", "sign", "parity", "shift"), is_permuted=False)
-        bare = tuple(replace(p, scale=(), sign=(), parity=(), shift=()) for p in still.placements)
-        return replace(still, placements=bare, scales=0, signs=0, shifts=0)
 
-    groups = tuple(kept(group) for group in symmetry.groups if group in rotated or group.name in bases)
-    return replace(symmetry, groups=groups)
+def _restricted(symmetry: Symmetry, kept: Collection[Group]) -> Symmetry:
+    """Some groups of a symmetry, and, without their freedom, those within which they are repeated."""
+    bases = {name for group in kept for name in group.within}
+
+    def still(group: Group) -> Group:
+        fixed = replace(group.without("scale", "sign", "parity", "shift"), is_permuted=False)
+        bare = tuple(replace(p, scale=(), sign=(), parity=(), shift=()) for p in fixed.placements)
+        return replace(fixed, placements=bare, scales=0, signs=0, shifts=0)
+
+    groups = (g if g in kept else still(g) for g in symmetry.groups if g in kept or g.name in bases)
+    return replace(symmetry, groups=tuple(groups))

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import act
-from regauge.core.element import Element, random
+from regauge.core.element import Element, Value, random
 from regauge.core.groups import Group
+from regauge.core.kronecker import Kronecker
 from regauge.core.rotations import without_reflection
 from regauge.core.symmetry import Symmetry
-from regauge.gauging.hadamard import flat_rotation
+from regauge.gauging.hadamard import flat_factors, flat_rotation
 from regauge.gauging.method import GaugeMethod, GaugeProblem, fixed_reasons
 from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
@@ -114,8 +115,7 @@ class Hadamard(Rotation):
         for group in symmetry.groups:
             value = element[group.name]
             if value.matrix is not None:
-                matrix = _flat(group, value.matrix.shape[:-2], generator)
-                element = element.replace(group.name, replace(value, matrix=matrix))
+                element = element.replace(group.name, _flat(group, value.matrix.shape[:-2], generator))
         return element
 
 
@@ -139,18 +139,21 @@ class RandomRotation(Rotation):
         return Element({name: replace(blank[name], matrix=value.matrix) for name, value in drawn.items()})
 
 
-def _flat(group: Group, lead: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+def _flat(group: Group, lead: tuple[int, ...], generator: torch.Generator | None) -> Value:
     n = group.size
+    if not (lead or group.is_proper or group.keeps_ones):
+        product = Kronecker(flat_factors(n), _signs((n,), generator))
+        return Value(matrix=product.matrix, product=product)
     if not group.keeps_ones:
         matrix = flat_rotation(n).expand(*lead, n, n) * _signs((*lead, n), generator).unsqueeze(-2)
-        return without_reflection(matrix) if group.is_proper else matrix
+        return Value(matrix=without_reflection(matrix) if group.is_proper else matrix)
     if n == 1:
-        return torch.ones(*lead, 1, 1, dtype=torch.float64)
+        return Value(matrix=torch.ones(*lead, 1, 1, dtype=torch.float64))
     inner = torch.zeros(*lead, n, n, dtype=torch.float64)
     inner[..., 0, 0] = 1.0
     inner[..., 1:, 1:] = flat_rotation(n - 1) * _signs((*lead, n - 1), generator).unsqueeze(-2)
     basis = flat_rotation(n)  # Its first column is the direction of the ones.
-    return basis @ inner @ basis.mT
+    return Value(matrix=basis @ inner @ basis.mT)
 
 
 def _signs(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
