@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
+from regauge.core.mixing import multiply_copies
 from regauge.core.params import Params
 
 FLAT_LIMIT = 1 << 22
@@ -50,6 +51,12 @@ class Site:
         place = self.placement
         is_dense = place.start == 0 and place.stride == 1 and not place.repeats
         return is_dense and self.positions.numel() == self.group.size  # Within one block, a unit may own several.
+
+    @cached_property
+    def by_copies(self) -> Int[Tensor, "copies n"]:
+        """The positions of the units of each copy of the group on the axis."""
+        order = self.units.argsort(stable=True)
+        return self.positions[order].reshape(self.group.size, -1).T
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
@@ -125,7 +132,7 @@ def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype:
         value = element[site.group.name]
         if value.perm is not None:
             displacement = (_look_up(site, value.perm) - site.units) * site.placement.stride
-            if bool(displacement.any()):
+            if element.batch or bool(displacement.any()):
                 _merge(moves.displacements, site, displacement, shape)
         factor = _factor(site, value)
         if factor is not None:
@@ -180,7 +187,7 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
     for axes, factor in moves.factors.items():
         tensor = tensor * broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
     for site, value in moves.matrices:
-        tensor = _mix(site, value, tensor, shape, len(batch), lead)
+        tensor = _mix(site, value, tensor, len(batch), lead)
     for axes, shift in moves.shifts.items():
         tensor = tensor + broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
     return tensor.to(dtype)
@@ -350,7 +357,7 @@ def _gather_rows(
     return rows.index_select(0, flat).reshape(tensor.shape)
 
 
-def _mix(site: Site, value: Value, tensor: Tensor, shape: tuple[int, ...], batch: int, lead: int) -> Tensor:
+def _mix(site: Site, value: Value, tensor: Tensor, batch: int, lead: int) -> Tensor:
     """Multiply the values of the units in each copy of a group by the matrix of the copy."""
     assert value.matrix is not None
     axis, n, work = lead + site.placement.axis, site.group.size, tensor.dtype
@@ -360,44 +367,21 @@ def _mix(site: Site, value: Value, tensor: Tensor, shape: tuple[int, ...], batch
         work = torch.float64
     if value.product is not None and site.is_plain and not site.bases and n == tensor.shape[axis]:
         return value.product.times(tensor.to(work), axis).to(tensor.dtype)
-    return _apply_matrix(site, value.matrix, tensor, shape, batch, lead, work)
-
-
-def _apply_matrix(
-    site: Site, matrix: Tensor, tensor: Tensor, shape: tuple[int, ...], batch: int, lead: int, work: torch.dtype
-) -> Tensor:
-    axis, n = site.placement.axis, site.group.size
+    matrix, order = value.matrix, site.by_copies.flatten().to(tensor.device)
     if site.placement.is_inverse and site.group.matrix != "orthogonal":
         matrix = torch.linalg.inv(matrix).mT
-    copies, order = site.positions.numel() // n, site.units.argsort(stable=True)
-    positions = site.positions[order].reshape(n, copies).T.to(tensor.device)  # [copies, n]
-    last = tensor.movedim(lead + axis, -1)
-    picked = last[..., positions]  # [*lead, *remaining axes, copies, n]
-    others, ones = site.axes[:-1], [1] * (lead - batch)
     if site.bases:  # The matrix of each copy, [*batch, *other axes, copies or 1, n, n].
-        pairs = zip(site.bases, site.base_index, strict=True)
-        index = [base[order].reshape(n, copies)[0] if axis is None else base for (axis, _), base in pairs]
+        first = site.units.argsort(stable=True).reshape(n, -1)[0]
+        index = [i[first] if a is None else i for (a, _), i in zip(site.bases, site.base_index, strict=True)]
         key: tuple[EllipsisType | Tensor | slice, ...] = (..., *index, slice(None), slice(None))
         matrix = matrix[key]
-    picked = picked.to(work)
-    blocks = matrix.to(device=tensor.device, dtype=picked.dtype)
-    if not site.bases:
-        # All copies have one matrix: a single product instead of one for every vector.
-        whole = blocks.reshape(*blocks.shape[:-2], *ones, n, n)
-        product = (picked.flatten(lead, -2) @ whole.mT).reshape(picked.shape)
-    elif not others:
-        # Each copy has one matrix for all other indices: a product for each copy, nothing repeated.
-        blocks = blocks.reshape(*blocks.shape[:batch], *ones, *blocks.shape[-3:])
-        rows = picked.reshape(*picked.shape[:lead], -1, copies, n).movedim(-2, -3)  # [*lead, copies, rest, n]
-        product = (rows @ blocks.mT).movedim(-3, -2).reshape(picked.shape)
-    else:
-        # Copies differ along other axes too: matrices are broadcast to [*lead, *remaining axes, copies, n, n].
-        remaining = [k for k in range(len(shape)) if k != axis]
-        wanted = [1] * len(remaining)
-        for k, other in enumerate(others):
-            wanted[remaining.index(other)] = blocks.shape[batch + k]
-        blocks = blocks.reshape(*blocks.shape[:batch], *ones, *wanted, *blocks.shape[-3:])
-        product = (blocks @ picked.unsqueeze(-1)).squeeze(-1)
-    result = last.clone()
-    result[..., positions] = product.to(result.dtype)
-    return result.movedim(-1, lead + axis)
+    blocks = matrix.to(device=tensor.device, dtype=work)
+    is_whole = torch.equal(order, torch.arange(tensor.shape[axis], device=tensor.device))
+    picked = (tensor if is_whole else take(tensor, axis, order)).to(work)
+    others = site.axes[:-1] if site.bases else None
+    product = multiply_copies(blocks, picked, site.placement.axis, others, batch, lead).to(tensor.dtype)
+    if is_whole:
+        return product
+    if len(order) == tensor.shape[axis]:
+        return take(product, axis, order.argsort())
+    return tensor.index_copy(axis, order, product)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regauge.core.counted import count
 from regauge.core.groups import Group
-from regauge.core.kronecker import Kronecker
+from regauge.core.mixing import Kronecker
 from regauge.core.rotations import keeping_ones, without_reflection
 
 FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift": "shift", "linear": "matrix"}

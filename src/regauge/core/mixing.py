@@ -1,0 +1,105 @@
+"""Matrices times the values along an axis of a tensor: of every copy of a group, and by the factors of a product."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+PIECE = 1 << 18
+"""Values that are multiplied at once, which a cache holds with what becomes of them."""
+LONG_ROW = 8
+"""From this many values behind an axis on, they are multiplied where they are; fewer go to the last axis first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker:
+    """The rotation `(F_1 ⊗ F_2 ⊗ ...) diag(signs)`.
+
+    Multiplying a vector of n entries by it takes n times the sum of the sizes of the factors, not n times n.
+
+    Attributes:
+        factors: Orthogonal matrices whose sizes multiply to n.
+        signs: Plus or minus one for each column.
+    """
+
+    factors: tuple[Float64[Tensor, "k k"], ...]
+    signs: Float64[Tensor, " n"]
+
+    @cached_property
+    def matrix(self) -> Float64[Tensor, "n n"]:
+        """All entries."""
+        product: Tensor = reduce(torch.kron, self.factors)
+        return product * self.signs
+
+    def times(self, tensor: Float[Tensor, "*shape"], axis: int) -> Float[Tensor, "*shape"]:
+        """The product of the matrix with every vector along an axis, in the precision of the tensor."""
+        n, outer, inner = len(self.signs), math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
+        factors, signs = [one.to(tensor) for one in self.factors], self.signs.to(tensor).unsqueeze(-1)
+        result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        given, made = tensor.reshape(outer, n, inner), result.view(outer, n, inner)
+        columns = min(inner, max(1, PIECE // n))
+        rows = max(1, PIECE // (n * max(columns, 1)))
+        for i in range(0, outer, rows):
+            for j in range(0, inner, columns):
+                piece = given[i : i + rows, :, j : j + columns] * signs
+                made[i : i + rows, :, j : j + columns] = _multiplied(piece.contiguous(), factors)
+        return result
+
+
+def _multiplied(values: Float[Tensor, "outer n inner"], factors: list[Tensor]) -> Float[Tensor, "outer n inner"]:
+    """Multiply along the middle axis by factor after factor."""
+    shape, (outer, n, inner) = values.shape, values.shape
+    inner *= n
+    for factor in factors:
+        size = len(factor)
+        inner //= size
+        values = values.view(-1, size) @ factor.mT if inner == 1 else factor @ values.view(outer, size, inner)
+        outer *= size
+    return values.view(shape)
+
+
+def multiply_copies(
+    blocks: Float[Tensor, "*which n n"],
+    values: Float[Tensor, "*shape"],
+    axis: int,
+    others: Sequence[int] | None,
+    batch: int,
+    lead: int,
+) -> Float[Tensor, "*shape"]:
+    """Multiply the units of each copy of a group by the matrix of the copy.
+
+    Args:
+        blocks: `[*batch, *other axes, copies or 1, n, n]`; `[*batch, n, n]` where all copies have one matrix.
+        values: `[*lead, *axes]`, whose units of a copy follow one another along the axis.
+        axis: The axis of the units, counted behind the leading axes.
+        others: Further axes on which it depends which matrix it is, ascending; None where there is only one.
+        batch: Number of leading axes that the matrices have.
+        lead: Number of leading axes that the values have.
+    """
+    n, shape, ones, axis = blocks.shape[-1], values.shape, [1] * (lead - batch), lead + axis
+    own, inner = blocks.shape[:batch], math.prod(shape[axis + 1 :])
+    if not others and inner >= LONG_ROW:
+        copies = blocks.shape[-3] if others is not None else 1
+        rows = values.reshape(*shape[:lead], -1, copies, n, inner)
+        return (blocks.reshape(*own, *ones, 1, copies, n, n) @ rows).reshape(shape)
+    last = values.movedim(axis, -1).unflatten(-1, (-1, n))  # [*lead, *remaining axes, copies, n]
+    if others is None:
+        # A single product instead of one for every vector.
+        product = (last.flatten(lead, -2) @ blocks.reshape(*own, *ones, n, n).mT).reshape(last.shape)
+    elif not others:
+        # A product for each copy, nothing repeated.
+        rows = last.reshape(*shape[:lead], -1, *last.shape[-2:]).movedim(-2, -3)  # [*lead, copies, rest, n]
+        whole = blocks.reshape(*own, *ones, *blocks.shape[-3:])
+        product = (rows @ whole.mT).movedim(-3, -2).reshape(last.shape)
+    else:
+        # Matrices are broadcast to [*lead, *remaining axes, copies, n, n].
+        wanted = [1] * (values.ndim - lead - 1)
+        for k, other in enumerate(others):
+            wanted[other - (lead + other > axis)] = blocks.shape[batch + k]
+        blocks = blocks.reshape(*own, *ones, *wanted, *blocks.shape[-3:])
+        product = (blocks @ last.unsqueeze(-1)).squeeze(-1)
+    return product.flatten(-2).movedim(-1, axis)
