@@ -4,6 +4,7 @@
                                                            # (a with noise, moved) and c, which is independent of both
     python benchmarks/streaming.py measure FOLDER          # aligns, merges and compares them, with peak memory
     python benchmarks/streaming.py check FOLDER            # compares what was found with what was hidden
+    python benchmarks/streaming.py rotate FOLDER           # `regauge gauge` of a beside reading and writing it
 
 `--layers 2 --hidden 256` and so on make smaller ones.
 """
@@ -11,6 +12,7 @@
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 import regauge as rg
@@ -44,15 +48,15 @@ COMMANDS = {
 def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("make", "measure", "check"))
+    parser.add_argument("command", choices=("make", "measure", "check", "rotate"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--noise", type=float, default=0.3, help="standard deviation, as a share of the weights'")
-    parser.add_argument("--memory", default="3GB")
+    parser.add_argument("--memory", default="3GB", help="of measure; rotate has 4GB")
     parser.add_argument("--only", choices=tuple(COMMANDS), help="measure only that")
     for name, default in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     options = parser.parse_args()
-    {"make": make, "measure": measure, "check": check}[options.command](options)
+    {"make": make, "measure": measure, "check": check, "rotate": rotate}[options.command](options)
 
 
 def make(options: argparse.Namespace) -> None:
@@ -188,6 +192,36 @@ def plain_reading(folders: list[Path]) -> float:
                 os.close(descriptor)
         seconds = time.perf_counter() - start
     return total / seconds / 1e9
+
+
+def rotate(options: argparse.Namespace) -> None:
+    """Rotate a by Hadamard matrices, and compare the processor time with that of reading and writing it alone."""
+    source, out, copied = options.folder / "a", options.folder / "rotated", options.folder / "copied"
+    plain = [read_and_write(source, copied)]
+    shutil.rmtree(out, ignore_errors=True)
+    cost = peak_of(["-m", "regauge", "gauge", str(source), "-o", str(out), "--memory", "4GB"])
+    plain.append(read_and_write(source, copied))
+    print(
+        f"reading and writing, tensor by tensor, before and after: processor {plain[0]:.1f} and {plain[1]:.1f} s\n"
+        f"regauge gauge: {cost.seconds:.0f} s, processor {cost.processor_seconds:.1f} s, "
+        f"{2 * cost.processor_seconds / sum(plain):.1f} times as much; peak {cost.nbytes / 1e9:.2f} GB"
+    )
+
+
+def read_and_write(source: Path, out: Path) -> float:
+    """Copy every tensor of a checkpoint to a new file of its own on the disk; processor seconds that this took."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    start = time.process_time()
+    for file in sorted(source.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                path = out / f"{name}.safetensors"
+                save_file({name: tensors.get_tensor(name).clone()}, path)
+                descriptor = os.open(path, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.close(descriptor)
+    return time.process_time() - start
 
 
 def check(options: argparse.Namespace) -> None:

@@ -10,8 +10,10 @@ from transformer_cases import CASES as TRANSFORMERS
 from transformer_cases import Case, change, discovered, generator, hf_gpt2, network
 
 import regauge as rg
+from regauge.core.mixing import Kronecker
 from regauge.core.params import Params
 from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, flat_rotation, rounding_errors
+from regauge.gauging.hadamard import flat_factors
 from regauge.gauging.rounding import layer_rows, round_network, rounded_activations
 
 
@@ -140,6 +142,41 @@ def test_flat_rotations(n: int) -> None:
     if n in (1, 2, 12, 20, 28, 36, 44, 96):
         assert torch.allclose(matrix.abs(), torch.full((n, n), n**-0.5).double())
     assert torch.allclose(matrix[:, 0], torch.full((n,), n**-0.5).double())
+
+
+def test_rotations_by_factors_equal_those_by_the_matrix() -> None:
+    """Of every size up to 140 and some larger ones, along each axis, in pieces and whole."""
+    sizes = [*range(1, 141), 240, 336, 384, 768, 896]
+    for n in sizes:
+        signs = 1.0 - 2 * torch.randint(0, 2, (n,), generator=generator(n)).double()
+        rotation = Kronecker(flat_factors(n), signs)
+        assert torch.equal(rotation.matrix, flat_rotation(n) * signs)
+        for shape, axis in (((n,), 0), ((3, n), 1), ((n, 5), 0), ((2, n, 3), 1)):
+            x = torch.randn(shape, generator=generator(n), dtype=torch.float64)
+            dense = (x.movedim(axis, -1) @ rotation.matrix.mT).movedim(-1, axis)
+            assert torch.allclose(rotation.times(x, axis), dense, rtol=0, atol=1e-12), (n, shape)
+    assert [len(one) for one in flat_factors(2048)] == [8, 16, 16]
+    assert [len(one) for one in flat_factors(5120)] == [20, 16, 16]
+    x = torch.randn(1100, 256, generator=generator(0), dtype=torch.float64)  # More values than are multiplied at once.
+    rotation = Kronecker(flat_factors(256), torch.ones(256, dtype=torch.float64))
+    assert torch.allclose(rotation.times(x, 1), x @ rotation.matrix.mT, rtol=0, atol=1e-12)
+    assert torch.allclose(rotation.times(x.mT, 0), rotation.matrix @ x.mT, rtol=0, atol=1e-12)
+
+
+def test_an_element_acts_alike_with_and_without_the_factors_of_its_matrix() -> None:
+    _, _, params, symmetry, task = prepared("Llama")
+    result = rg.gauge(params, symmetry, method=rg.Hadamard(is_kept_always=True), task=task, generator=generator(0))
+    move = result.moves[-1]
+    (stream,) = (g.name for g in move.symmetry.groups if move.element[g.name].product is not None)
+    assert move.symmetry[stream].kind == "orthogonal"
+    dense = move.element.map(torch.clone)
+    assert dense[stream].product is None
+    assert torch.equal(dense[stream].matrix, move.element[stream].matrix)
+    other = replace(move.element[stream], matrix=torch.eye(16).double())
+    assert other.product is None
+    start = apply_moves(result.moves[:-1], params)
+    for name, tensor in move.symmetry.act(dense, start).items():
+        assert torch.allclose(result.params[name], tensor, rtol=0, atol=1e-12), name
 
 
 def test_rotations_spread_an_outlier_of_the_stream() -> None:

@@ -20,7 +20,7 @@ from regauge.discovery.reads import read_axes
 from regauge.discovery.registry import leaves_as_operators, registered_rules
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
-from regauge.discovery.trace import Program, trace
+from regauge.discovery.trace import Program, trace, with_ones
 
 MAX_PASSES = 16
 """Passes over the graph: each may find fused axes (query, key, value) that should be taken apart."""
@@ -71,13 +71,39 @@ def discover(
     References:
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
     """
+    return _discover(module, example_inputs, example_kwargs, outputs, ones, verify=verify)
+
+
+def discover_with_ones(
+    program: Program,
+    module: nn.Module,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None,
+    *,
+    outputs: Outputs,
+    ones: Collection[str],
+) -> Symmetry:
+    """Find what `discover` finds with gains of one, from a program of the same module that was traced without them."""
+    return _discover(module, example_inputs, example_kwargs, outputs, ones, program=program)
+
+
+def _discover(
+    module: nn.Module,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None,
+    outputs: Outputs,
+    ones: Collection[str],
+    *,
+    verify: bool | None = None,
+    program: Program | None = None,
+) -> Symmetry:
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     is_meta = any(t.is_meta for t in module.state_dict().values())
     known = pytree.tree_leaves((inputs, kwargs))
     if is_meta:
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
-        program, result = trace_and_record(module, inputs, kwargs, outputs, ones)
+        program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
     symmetry = replace(_symmetry(program, result, known), ones=_all_names(program, ones))
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
@@ -98,9 +124,13 @@ def trace_and_record(
     kwargs: dict[str, Any],
     outputs: Outputs = None,
     ones: Collection[str] = (),
+    program: Program | None = None,
 ) -> tuple[Program, Pass]:
-    """Trace a module and record what its operators say, within `leaves_as_operators`."""
-    program = trace(module, inputs, kwargs, outputs, ones=ones)
+    """Trace a module and record what its operators say, within `leaves_as_operators`.
+
+    A program that was traced without `ones` spares the trace.
+    """
+    program = trace(module, inputs, kwargs, outputs, ones=ones) if program is None else with_ones(program, ones, module)
     result = _run(program)
     if result.builder.unknown:
         # Second chance: write what has no rule in terms of operators that have one.

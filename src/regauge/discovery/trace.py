@@ -87,7 +87,7 @@ def trace(
         if decompose:
             table: Any = torch.export.default_decompositions()
             program = _decomposed(program, {op: rule for op, rule in table.items() if operator_name(op) in decompose})
-        return _with_ones(_program(module, program), ones, module)
+        return with_ones(_program(module, program), ones, module)
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
@@ -238,7 +238,8 @@ def _target(spec: InputSpec | OutputSpec) -> str:
     return (spec.target or "").removeprefix("module.")
 
 
-def _with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Program:
+def with_ones(program: Program, ones: Collection[str], module: nn.Module) -> Program:
+    """The program of a module with parameters that are constants of the value one."""
     tensors = module.state_dict()
 
     def one(name: str) -> Tensor:

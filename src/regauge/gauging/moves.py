@@ -13,7 +13,7 @@ from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params, work_dtype
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.discover import discover, trace_and_record
+from regauge.discovery.discover import discover_with_ones, trace_and_record
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.rewrites.gains import gains, unit_gains
 
@@ -119,7 +119,7 @@ def uncover_rotations(
     if not ones:
         return Uncovered(None, plain, reasons)
     every = sorted({*ones, *(name for names in symmetry.tied for name in names if {*names} & {*ones})})
-    turned = rotating(discover(module, inputs, kwargs, outputs=outputs, ones=every))
+    turned = rotating(discover_with_ones(program, module, inputs, kwargs, outputs=outputs, ones=every))
     places = {(p.parameter, p.axis) for group in plain.groups if group.matrix != "none" for p in group.placements}
     new = {
         (place.parameter, place.axis) for group in turned.groups if group.matrix != "none" for place in group.placements
