@@ -229,6 +229,10 @@ def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator
             params[f"{prefix}.weight"].normal_(0, deviation, generator=generator)
             if layer.bias is not None:
                 params[f"{prefix}.bias"].zero_()
+        elif isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+            params[f"{prefix}.weight"].fill_(1)
+            if isinstance(layer, nn.LayerNorm):
+                params[f"{prefix}.bias"].zero_()
     for name in ("embedding.weight", "positions", "start"):
         if name in params:
             params[name].normal_(0, 0.1, generator=generator)
