@@ -243,7 +243,7 @@ def test_bad_networks_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'0.bias' of the second network holds \d+ values that are NaN or Inf"):
         rg.compare(params, broken, WIDE)
     with pytest.raises(ValueError, match="both must come from the same architecture"):
-        rg.compare(params, drawn(mlp_symmetry(21, 41, 31, 11), 0), WIDE)
+        rg.compare(params, {name: tensor.unsqueeze(-1) for name, tensor in params.items()}, WIDE)
     with pytest.raises(ValueError, match="only the first has"):
         rg.compare(params, {name: params[name] for name in params if name != "1.bias"}, WIDE)
     population = {name: tensor[None] for name, tensor in params.items()}

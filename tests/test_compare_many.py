@@ -13,6 +13,7 @@ from torch import Tensor
 import regauge as rg
 from regauge.cli.main import main
 from regauge.comparison import Branch, compare_many, join_neighbors, tree_lines
+from regauge.pruning import cut_params, cut_symmetry
 from regauge.storage.checkpoints.writing import save
 
 WIDE = mlp_symmetry(20, 40, 10, kind="scaled")
@@ -74,6 +75,11 @@ def test_families_and_their_trees() -> None:
         compare_many(["a", "a"], lambda a, b: rg.compare(networks["base"], networks["base"], WIDE))
 
 
+def convolutions(*widths: int) -> rg.Params:
+    """A network of another architecture, with tensors of the same names."""
+    return {name: tensor.unsqueeze(-1) for name, tensor in drawn(mlp_symmetry(*widths), 0).items()}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +87,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("all").mkdir()
     for name, params in family().items():
         save({key: tensor.float() for key, tensor in params.items()}, Path("all") / f"{name}.safetensors")
-    save(drawn(mlp_symmetry(20, 41, 10), 0), Path("all/wide.safetensors"))
+    save(convolutions(20, 41, 10), Path("all/other.safetensors"))
     return tmp_path
 
 
@@ -89,7 +95,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
     args = ["compare", "all", "--symmetry", "symmetry.json", "--draws", "99"]
     main([*args, "-o", "page.html"])
-    assert "left out, because no other network that was compared has their tensors: wide.safetensors" in (
+    assert "left out, because no other network that was compared has their tensors: other.safetensors" in (
         out := capsys.readouterr().out
     )
     assert "unrelated to all others: stranger.safetensors" in out
@@ -97,7 +103,7 @@ def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
     assert page.count("data:image") == 2  # The matrix and one tree.
     main([*args, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert found["left_out"] == ["wide.safetensors"]
+    assert found["left_out"] == ["other.safetensors"]
     assert len(found["pairs"]) == 10
     names = {row["child"] for row in found["trees"][0]} | {row["parent"] for row in found["trees"][0]}
     assert {"base.safetensors", "grandchild.safetensors"} < names
@@ -112,15 +118,34 @@ def test_networks_with_more_outputs_join_a_family(capsys: pytest.CaptureFixture[
     main(["compare", "all", "--symmetry", "symmetry.json", "--draws", "99", "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {"more.safetensors", "more noise.safetensors", "base.safetensors"} <= {*found["families"][0]}
-    assert found["left_out"] == ["wide.safetensors"]
+    assert found["left_out"] == ["other.safetensors"]
     pairs = {(row["a"], row["b"]): row for row in found["pairs"]}
     assert pairs["base.safetensors", "more.safetensors"]["verdict"] == "descended"
     assert len(found["trees"][0]) >= 6
 
 
+@pytest.mark.usefixtures("folder")
+def test_networks_with_fewer_units_join_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also two of the same shapes, which the symmetry does not have."""
+    small = cut_symmetry(WIDE, {"h1": 24})
+    units = torch.randperm(40, generator=generator(7))[:24].sort().values
+    narrow = cut_params(family()["second"], WIDE, {"h1": units})
+    tuned = {name: tensor + 0.05 * drawn(small, 8)[name] for name, tensor in narrow.items()}
+    for name, params in (("narrow", small.act(small.random(generator(2)), narrow)), ("tuned", tuned)):
+        save({key: tensor.float() for key, tensor in params.items()}, Path("all") / f"{name}.safetensors")
+    main(["compare", "all", "--symmetry", "symmetry.json", "--draws", "99", "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert {"narrow.safetensors", "tuned.safetensors", "second.safetensors"} <= {*found["families"][0]}
+    assert "stranger.safetensors" not in found["families"][0]
+    pairs = {(row["a"], row["b"]): row for row in found["pairs"]}
+    assert pairs["narrow.safetensors", "second.safetensors"]["verdict"] == "descended"
+    assert pairs["narrow.safetensors", "tuned.safetensors"]["compared"] == 1
+    assert pairs["second.safetensors", "tuned.safetensors"]["compared"] < 0.65
+
+
 def test_mistakes_get_a_sentence(folder: Path, refused: Callable[..., str]) -> None:
-    save(drawn(mlp_symmetry(20, 42, 10), 0), folder / "wider.safetensors")
-    files = ["all/base.safetensors", "all/wide.safetensors", "wider.safetensors"]
+    save(convolutions(20, 42, 10), folder / "another.safetensors")
+    files = ["all/base.safetensors", "all/other.safetensors", "another.safetensors"]
     sentence = refused("compare", *files, "--symmetry", "symmetry.json")
     assert "no two of the 3 checkpoints have tensors of the same names and shapes" in sentence
     (folder / "empty").mkdir()

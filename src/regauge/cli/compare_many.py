@@ -108,7 +108,8 @@ def _together(places: dict[str, Place]) -> list[list[str]]:
 def _can_compare(one: Place, two: Place) -> bool:
     if one.opened is two.opened and one.is_own and two.is_own:
         return True
-    return find_common(one.checkpoint, two.checkpoint, one.opened.networks.symmetry) is not None
+    symmetry, has_widths = one.opened.networks.symmetry, not one.opened.is_streamed
+    return find_common(one.checkpoint, two.checkpoint, symmetry, has_widths=has_widths) is not None
 
 
 def _compare(places: dict[str, Place], a: str, b: str) -> rg.comparison.Comparison | None:

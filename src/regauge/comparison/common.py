@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from regauge.comparison.widths import Widths, find_widths, fit_widths
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -27,19 +28,41 @@ class Common:
         shapes: The shape to which each compared tensor is cut.
         share: The share of the first network's values that is compared.
         notes: Sentences about what is cut or left out.
+        widths: Groups with other numbers of units in both networks, of which units are chosen before the rest is cut.
+        is_whole: Whether it is all of both: they have the same shapes, and only the symmetry had others.
     """
 
     symmetry: Symmetry
     shapes: Mapping[str, Shape]
     share: float
     notes: tuple[str, ...]
+    widths: Widths | None = None
+    is_whole: bool = False
 
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | Part":
         """That part of a network; of a checkpoint on the disk a checkpoint that reads no more than it."""
         if isinstance(network, Checkpoint) and network.is_lazy:
             return Part(network, self.shapes)
         params = network.params if isinstance(network, Checkpoint) else network
-        return {name: params[name][_corner(shape)] for name, shape in self.shapes.items() if name in params}
+        return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
+
+    def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
+        """That part of network number k with all units that it has, and how the symmetry acts on it."""
+        assert self.widths is not None
+        symmetry = self.extend(self.widths.sides[k])
+        shapes = {**self.shapes, **symmetry.shapes}
+        part = {name: network[name][corner(shapes[name])] for name in self.shapes if name in network}
+        return part, symmetry.bind(part)
+
+    def extend(self, symmetry: Symmetry) -> Symmetry:
+        """A symmetry with more units, as it acts on that part."""
+        shapes = dict(self.shapes)
+        for place in (place for group in symmetry.groups for place in group.placements):
+            if place.parameter in shapes:
+                own = list(shapes[place.parameter])
+                own[place.axis] = symmetry.shapes[place.parameter][place.axis]
+                shapes[place.parameter] = tuple(own)
+        return restrict(symmetry, shapes)
 
 
 class Part(Checkpoint):
@@ -64,27 +87,36 @@ class Part(Checkpoint):
         if rows is None and shape and shape != self.source.stored[name].shape:
             rows = (0, shape[0])
         tensor = self.source.read(name, rows=rows, dtype=dtype)
-        return tensor[(slice(None), *_corner(shape)[1:])].contiguous() if shape else tensor
+        return tensor[(slice(None), *corner(shape)[1:])].contiguous() if shape else tensor
 
 
-def find_common(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> Common | None:
-    """The part of two networks that can be compared where they have different shapes; None where all is the same.
+def find_common(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, *, has_widths: bool = True
+) -> Common | None:
+    """The part of two networks that can be compared where their shapes differ; None where all is as in the symmetry.
 
     Tensors of the same shape are compared, and those that are longer along axes that nothing moves up to the shorter
-    length (vocabularies that were extended). Left out are tensors of other widths and whole layers that one network
-    does not have: numbered parts such as `layers.7`. It is None, too, where a network lacks anything else, or where
-    nothing is left on which the symmetry acts: these are different architectures, or damaged networks.
+    length (vocabularies that were extended). Where groups have other numbers of units, the smaller number of them is
+    compared. Left out are tensors of other widths than that and whole layers that one network does not have: numbered
+    parts such as `layers.7`. It is None, too, where a network lacks anything else, or where nothing is left on which
+    the symmetry acts: these are different architectures, or damaged networks.
 
     Args:
         a: The first network, perhaps on the meta device, or a checkpoint of which the headers are read.
         b: The second one.
         symmetry: Of the first one's architecture.
+        has_widths: Whether groups may have other numbers of units; their tensors are left out otherwise.
     """
     first, second = (
         {name: tuple(t.shape) for name, t in _on_meta(one).items() if isinstance(t, Tensor)} for one in (a, b)
     )
     if first == second:
-        return None
+        fitting = fit_widths(symmetry, first)
+        return None if fitting is symmetry else Common(fitting, first, 1.0, (), is_whole=True)
+    given = first, second
+    widths = find_widths(first, second, symmetry) if has_widths else None
+    if widths is not None:
+        symmetry, first, second = widths.common, widths.narrow(first), widths.narrow(second)
     tied = {name for names in symmetry.tied if any(n in first and n in second for n in names) for name in names}
     only = [[name for name in own if name not in other] for own, other in ((first, second), (second, first))]
     for own, other in zip(only, (second, first), strict=True):
@@ -108,14 +140,19 @@ def find_common(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symm
                 cut.setdefault(_lengths(shape, second[name]), []).append(name)
     if not any(name in shapes for name, _ in moved):
         return None
-    notes = [f"{shorten(names)}: {lengths}" for lengths, names in cut.items()]
-    notes += [f"left out, because its shape differs: {n!r}, {first[n]} in A and {second[n]} in B" for n in left[:2]]
+    part = restrict(symmetry, shapes)
+    notes = [] if widths is None else _units(part, widths)
+    notes += [f"{shorten(names)}: {lengths}" for lengths, names in cut.items()]
+    notes += [
+        f"left out, because its shape differs: {name!r}, {given[0][name]} in A and {given[1][name]} in B"
+        for name in left[:2]
+    ]
     notes += [f"left out, because their shapes differ: {shorten(left[2:])}"] if left[2:] else []
     for label, names in zip("AB", only, strict=True):
         notes += [f"left out, because only {label} has them: {shorten(names)}"] if names else []
     again = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    sizes = [sum(prod(s) for name, s in some.items() if name not in again) for some in (shapes, first)]
-    return Common(restrict(symmetry, shapes), shapes, sizes[0] / sizes[1], tuple(notes))
+    sizes = [sum(prod(s) for name, s in some.items() if name not in again) for some in (shapes, given[0])]
+    return Common(part, shapes, sizes[0] / sizes[1], tuple(notes), widths)
 
 
 def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
@@ -157,6 +194,22 @@ def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
     return tuple(map(min, x, y))
 
 
+def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
+    """Which units are compared, in words."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for group in symmetry.groups:
+        if group.name in widths.sizes:
+            names.setdefault(widths.sizes[group.name], []).append(group.name)
+    result = []
+    for (n, m), own in names.items():
+        few, many = ("B", "A") if n > m else ("A", "B")
+        result.append(
+            f"{shorten(own)}: compared are {min(n, m):,} units, all of {few} and those of the {max(n, m):,} of {many} "
+            "that match them best"
+        )
+    return result
+
+
 def _lengths(x: Shape, y: Shape) -> str:
     """How far two tensors are compared along each axis in which they differ, in words."""
     differing = [(k, n, m) for k, (n, m) in enumerate(zip(x, y, strict=True)) if n != m]
@@ -164,5 +217,6 @@ def _lengths(x: Shape, y: Shape) -> str:
     return "compared are " + ", and ".join(parts)
 
 
-def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
+def corner(shape: Sequence[int]) -> tuple[slice, ...]:
+    """The slices of the first entries along each axis."""
     return tuple(slice(n) for n in shape)

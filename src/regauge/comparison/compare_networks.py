@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import bind_networks
-from regauge.alignment.streamed.job import Network, open_job, plan_job
+from regauge.alignment.streamed.job import FileJob, Network, open_job, plan_job
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import Moved
@@ -20,9 +21,10 @@ from regauge.comparison.common import Common, find_common
 from regauge.comparison.comparison import Comparison, mean_share
 from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.function import measure_function
-from regauge.comparison.independence import DRAWS, Load, measure_independence
+from regauge.comparison.independence import DRAWS, Independence, Load, measure_independence
 from regauge.comparison.shares import FORMATS, Read, TensorShare, measure_shares
 from regauge.comparison.strangers import scramble, stranger_of
+from regauge.comparison.units import Units, choose_units
 from regauge.comparison.verdicts import Evidence, by_chance, judge, needs_chance, precision_of
 from regauge.core.element import Element
 from regauge.core.movable import VALUES
@@ -31,7 +33,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import MemoryLimit
+from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 
 STRANGERS = 4
 """Strangers that say what alignment explains by chance, of small networks; for large ones, where chance matters less,
@@ -40,6 +42,8 @@ SMALL = 1 << 14
 """Most values of a small network."""
 PIECE = 1 << 26
 """Bytes of a piece of a tensor that nothing moves along its first axis."""
+
+NO_ORDER = "no p-value: it is of the order of units in groups of which both networks have as many, and there is none"
 
 
 def compare(
@@ -73,7 +77,9 @@ def compare(
 
     Networks with other widths, vocabularies or numbers of layers are compared in what they have in common: tensors of
     the same shape, and those that are longer along an axis that nothing moves, such as that of tokens, up to the
-    shorter length. The notes name the rest; such networks are not "identical" but "descended" if that part is.
+    shorter length. Of groups whose units can be reordered, and of which one network has more, those of its units are
+    compared that match the other network's best (`Comparison.units`), as in a network that `regauge.prune` made. The
+    notes name the rest; such networks are not "identical" but "descended" if that part is.
 
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint.
@@ -106,11 +112,14 @@ def compare(
     assert isinstance(params_a, Mapping)
     assert isinstance(params_b, Mapping)
     common = find_common(params_a, params_b, symmetry)
+    if common is not None and common.widths is not None and job is not None and job.is_streamed:
+        common = _without_widths(params_a, params_b, symmetry, job)
+    if common is not None and task is not None and not common.is_whole:
+        raise ValueError(f"a task runs both networks by one model, but they differ: {common.notes[0]}; leave it out")
+    if common is not None and common.widths is not None:
+        a, b = (one.params if isinstance(one, Checkpoint) else one for one in (params_a, params_b))
+        return _compare_widths(a, b, symmetry, common, references, draws, generator)
     if common is not None:
-        if task is not None:
-            raise ValueError(
-                f"a task runs both networks by one model, but they differ: {common.notes[0]}; leave it out"
-            )
         symmetry, params_a, params_b = common.symmetry, common.of(params_a), common.of(params_b)
         references = [cast(Params, common.of(one)) for one in references]
     if job is not None and isinstance(params_a, Checkpoint) and isinstance(params_b, Checkpoint):
@@ -127,30 +136,105 @@ def compare(
                 other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
                 return by_chance([_share(a, stranger, found.symmetry, other.element)])
 
-            return _weigh(
-                a, b, found.symmetry, found.element, estimate, draws, generator, common=common, notes=found.notes
-            )
+            test = partial(_test, a, b, found.symmetry, draws, generator)
+            return _weigh(a, b, found.symmetry, found.element, estimate, test, draws, common=common, notes=found.notes)
     params_a, params_b = (one.params if isinstance(one, Checkpoint) else one for one in (params_a, params_b))
     symmetry = bind_networks([params_a, params_b], symmetry, "compare single networks, two at a time")
     result = align(params_a, params_b, symmetry, method=WeightMatching())
-    numbers = [fingerprint(params, symmetry) for params in (params_a, params_b)]
-    others = [fingerprint(params, symmetry) for params in references]
-    own = float((numbers[0] - numbers[1]).norm())
-    nearer = sum(float((numbers[0] - other).norm()) <= own for other in others)
+    distances = [_fingerprint_distance(params_a, other, symmetry) for other in (params_b, *references)]
     return _weigh(
         params_a,
         params_b,
         symmetry,
         result.element,
-        lambda: estimate_chance(params_a, params_b, symmetry),
+        lambda: estimate_chance(params_b, symmetry, lambda other: _explain(params_a, other, symmetry)),
+        partial(_test, params_a, params_b, symmetry, draws, generator),
         draws,
-        generator,
-        fingerprint_distance=own,
-        reference_p_value=(1 + nearer) / (1 + len(others)) if others else None,
+        distances=distances,
         function=None if task is None else measure_function(dict(params_a), dict(params_b), result.params, task),
         common=common,
         notes=result.notes,
     )
+
+
+def _without_widths(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, job: FileJob) -> Common:
+    """What streamed networks of different widths have in common; their units are not matched.
+
+    Raises:
+        ValueError: Nothing is left without them.
+    """
+    need = (
+        f"matching units of networks of different widths takes {size_text(job.nbytes)}, and "
+        f"{size_text(job.limit.nbytes)} of memory are allowed"
+    )
+    common = find_common(a, b, symmetry, has_widths=False)
+    if common is None:
+        raise ValueError(f"no tensor has the same shape in both networks, and {need}; allow more")
+    return replace(common, notes=(*common.notes, f"{need}: with more, what was left out would be compared"))
+
+
+def _compare_widths(
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    common: Common,
+    references: Sequence[Mapping[str, Tensor]],
+    draws: int,
+    generator: torch.Generator,
+) -> Comparison:
+    """Compare the units that two networks of different widths have in common.
+
+    Choosing them explains something of any network, so that strangers and references are compared with the whole first
+    network, too, by units of their own. The order of units is tested where both have the same number of them.
+    """
+    chosen = choose_units(common, a, b)
+    first, second = chosen.params
+    symmetry_of_units = bind_networks(chosen.params, common.symmetry, "compare single networks, two at a time")
+    result = align(first, second, symmetry_of_units, method=WeightMatching())
+    pairs = [chosen.params, *(choose_units(common, a, other).params for other in references)]
+    part, side = common.part_of(b, 1)
+
+    def test() -> Independence | None:
+        tested = find_common(a, b, symmetry, has_widths=False)
+        return None if tested is None else _test(tested.of(a), tested.of(b), tested.symmetry, draws, generator)
+
+    found = _weigh(
+        first,
+        second,
+        symmetry_of_units,
+        result.element,
+        lambda: estimate_chance(
+            part, side, lambda other: _explain(*choose_units(common, a, other).params, symmetry_of_units)
+        ),
+        test,
+        draws,
+        distances=[_fingerprint_distance(*pair, symmetry_of_units) for pair in pairs],
+        common=common,
+        units=chosen.units,
+        notes=result.notes,
+    )
+    return found if found.p_value is not None else replace(found, notes=(*found.notes, NO_ORDER))
+
+
+def _test(
+    a: Mapping[str, Tensor] | Checkpoint,
+    b: Mapping[str, Tensor] | Checkpoint,
+    symmetry: Symmetry,
+    draws: int,
+    generator: torch.Generator,
+) -> Independence | None:
+    """The test of independence, by all tensors that are compared."""
+    _, load = _readers(a, b, symmetry)
+    return measure_independence(load, symmetry, tuple(compared_shapes(a, symmetry)), generator=generator, draws=draws)
+
+
+def _fingerprint_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> float:
+    return float((fingerprint(a, symmetry) - fingerprint(b, symmetry)).norm())
+
+
+def _explain(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> float | None:
+    """The mean share of the first network's matrices that the second one explains after alignment."""
+    return _share(a, b, symmetry, align(a, b, symmetry, method=WeightMatching()).element)
 
 
 def _weigh(
@@ -159,32 +243,38 @@ def _weigh(
     symmetry: Symmetry,
     element: Element,
     estimate: Callable[[], float | None],
+    measure: Callable[[], Independence | None],
     draws: int,
-    generator: torch.Generator,
     *,
-    fingerprint_distance: float | None = None,
-    reference_p_value: float | None = None,
+    distances: Sequence[float] = (),
     function: Mapping[str, float] | None = None,
     common: Common | None = None,
+    units: Mapping[str, tuple[Units, Units]] = MappingProxyType({}),
     notes: tuple[str, ...] = (),
 ) -> Comparison:
-    """Measure what the verdict rests on, tensor by tensor."""
+    """Measure what the verdict rests on, tensor by tensor.
+
+    Args:
+        estimate: Says what strangers explain, if that decides.
+        measure: Tests independence.
+        distances: Those of the fingerprints of the second network and of the references from the first one's.
+    """
     shapes = compared_shapes(a, symmetry)
-    read, load = _readers(a, b, symmetry)
-    shares = tuple(measure_shares(read, symmetry, element, shapes))
-    test = measure_independence(load, symmetry, tuple(shapes), generator=generator, draws=draws)
+    read, _ = _readers(a, b, symmetry)
+    shares, test = tuple(measure_shares(read, symmetry, element, shapes)), measure()
     stored, modulo, norm = (math.sqrt(sum(share.squares[k] for share in shares)) for k in range(3))
     size = norm or math.sqrt(sum(share.squares[0] for share in shares)) or 1.0
     p_value, z_score = (None, None) if test is None else (test.p_value, test.z_score)
     is_equal, precision = _rounding(shares)
     free = sum(math.prod(shape) for shape in shapes.values()) - symmetry.dimension
-    found = mean_share(shares)
+    found, is_whole = mean_share(shares), common is None or common.is_whole
     evidence = Evidence(
-        is_equal, precision, stored / size, modulo / size, free, found, None, p_value, z_score, common is None
+        is_equal, precision, stored / size, modulo / size, free, found, None, p_value, z_score, is_whole
     )
     if needs_chance(evidence):
         evidence = replace(evidence, chance=estimate())
     verdict, reason = judge(evidence)
+    nearer = sum(other <= distances[0] for other in distances[1:])
     return Comparison(
         verdict=verdict,
         reason=reason,
@@ -198,23 +288,23 @@ def _weigh(
         z_score=z_score,
         tested_groups=() if test is None else test.groups,
         draws=draws,
-        reference_p_value=reference_p_value,
-        fingerprint_distance=fingerprint_distance,
+        reference_p_value=(1 + nearer) / len(distances) if len(distances) > 1 else None,
+        fingerprint_distance=distances[0] if distances else None,
         element=element,
         symmetry=symmetry,
+        units=units,
         function=function,
         notes=(*notes, *(() if common is None else common.notes)),
     )
 
 
-def estimate_chance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> float | None:
+def estimate_chance(
+    b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
+) -> float | None:
     """What alignment alone explains of the first network's matrices, by strangers made of the second one."""
-    shares, values = [], sum(tensor.numel() for tensor in b.values())
-    for seed in range(STRANGERS if values <= SMALL else 1):
-        stranger = stranger_of(b, symmetry, seed)
-        element = align(a, stranger, symmetry, method=WeightMatching()).element
-        shares.append(_share(a, stranger, symmetry, element))
-    return by_chance(shares)
+    values = sum(tensor.numel() for tensor in b.values())
+    seeds = range(STRANGERS if values <= SMALL else 1)
+    return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
 
 
 def _share(

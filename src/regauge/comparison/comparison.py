@@ -1,8 +1,11 @@
 """The outcome of comparing two networks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
 
 from regauge.comparison.shares import TensorShare
 from regauge.comparison.verdicts import Verdict, beyond_chance
@@ -35,6 +38,9 @@ class Comparison:
         fingerprint_distance: Distance of both fingerprints; None for networks that are streamed.
         element: What aligns the second network to the first.
         symmetry: The symmetry that it belongs to, with every size known.
+        units: Of networks of different widths, for each group with other numbers of units in both, the numbers of those
+            that are compared: of the first network's and of the second one's, ascending, copy by copy of the group.
+            All else is measured on both networks cut to these, in their order.
         function: With a task: agreement of outputs, losses, barriers before and after, and the loss of the merge.
         notes: Sentences about what is left out, cut or could not be taken over.
     """
@@ -55,6 +61,7 @@ class Comparison:
     fingerprint_distance: float | None
     element: Element
     symmetry: Symmetry
+    units: Mapping[str, tuple[Int[Tensor, "*bases units"], Int[Tensor, "*bases units"]]] = field(default_factory=dict)
     function: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
 

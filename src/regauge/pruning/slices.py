@@ -37,7 +37,7 @@ def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> 
                 value = replace(element[name], perm=_to_front(units, symmetry[name].size))
                 element = element.replace(name, value)
         moved = small.act(element, moved)
-    for name, masks in _kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()}).items():
+    for name, masks in kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()}).items():
         for axis, mask in masks.items():
             moved[name] = take(moved[name].contiguous(), axis, mask.nonzero().flatten().to(moved[name].device))
     return moved
@@ -45,7 +45,7 @@ def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> 
 
 def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     """The symmetry of a network some of whose groups have been cut to smaller sizes."""
-    masks = _kept_entries(symmetry, sizes)
+    masks = kept_entries(symmetry, sizes)
     shapes = dict(symmetry.shapes)
     for name, by_axis in masks.items():
         lengths = [int(by_axis[axis].sum()) if axis in by_axis else n for axis, n in enumerate(shapes[name])]
@@ -73,7 +73,7 @@ def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bas
     return behind.argsort(dim=-1, stable=True)
 
 
-def _kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict[int, Bool[Tensor, " length"]]]:
+def kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict[int, Bool[Tensor, " length"]]]:
     """For each axis that is cut the indices that stay, when the units that stay come first in each group."""
     result: dict[str, dict[int, Tensor]] = {}
     for name, local in symmetry.sites.items():
@@ -90,21 +90,25 @@ def _kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dic
 def _placed(placement: Placement, rows: Int[Tensor, "units entries"], mask: Bool[Tensor, " length"]) -> Placement:
     """A placement on an axis of which only the masked indices are left."""
     columns = mask[rows].all(0)
-    places = (mask.cumsum(0) - 1)[rows[:, columns]].sort(1).values
+    if not torch.equal(mask[rows].any(0), columns):
+        raise ValueError(f"what is left of {_axis(placement)} is in no regular order; cut other groups")
+    return placed_on(placement, (mask.cumsum(0) - 1)[rows[:, columns]])
+
+
+def placed_on(placement: Placement, rows: Int[Tensor, "units entries"]) -> Placement:
+    """A placement with other indices of its axis for each unit; a ValueError if they are in no regular order."""
+    places = rows.sort(1).values
     start, stride = int(places[0, 0]), int(places[1, 0] - places[0, 0]) if len(places) > 1 else 1
     offsets = (places[0] - start).tolist()
     repeats = _repeats(offsets)
-    new = replace(placement, start=start, stride=stride, repeats=repeats)
     again = torch.tensor(offsets) + start + stride * torch.arange(len(places)).unsqueeze(1)
-    if (
-        not torch.equal(again, places)
-        or _written_out(repeats) != offsets
-        or not torch.equal(mask[rows].any(0), columns)
-    ):
-        raise ValueError(
-            f"what is left of axis {placement.axis} of {placement.parameter!r} is in no regular order; cut other groups"
-        )
-    return new
+    if not torch.equal(again, places) or _written_out(repeats) != offsets:
+        raise ValueError(f"what is left of {_axis(placement)} is in no regular order; cut other groups")
+    return replace(placement, start=start, stride=stride, repeats=repeats)
+
+
+def _axis(placement: Placement) -> str:
+    return f"axis {placement.axis} of {placement.parameter!r}"
 
 
 def _repeats(offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:

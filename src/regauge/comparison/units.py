@@ -1,0 +1,110 @@
+"""Units of networks of other widths that are compared: those of the wider one that match the narrower one's best."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regauge.alignment import align
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.comparison.common import Common
+from regauge.core.balance import balance, has_balance
+from regauge.core.element import select_parts
+from regauge.core.families import unit_values
+from regauge.core.movable import VALUES, require_movable
+from regauge.core.params import Params, require_finite, work_dtype
+from regauge.core.symmetry import Symmetry
+from regauge.pruning import cut_params
+from regauge.pruning.extension import pad_params
+
+Units = Int[Tensor, "*bases units"]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Two networks, cut to the units that both have.
+
+    Attributes:
+        params: Both networks, with the chosen units in the order in which they are stored.
+        units: For each group with other numbers of units in both networks those of the first and of the second one.
+    """
+
+    params: tuple[Params, Params]
+    units: Mapping[str, tuple[Units, Units]]
+
+
+def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Chosen:
+    """Choose the units that two networks of different widths have in common, and cut both to these.
+
+    Both networks are balanced, the narrower one of each group gets units without values, and the second network is
+    aligned to the first: units of the wider one that meet no values are left out.
+
+    Args:
+        common: What both networks have in common, with widths that differ.
+        a: The first network.
+        b: The second one.
+
+    Raises:
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: Tensors hold NaN or Inf, or no values.
+    """
+    assert common.widths is not None
+    whole = common.extend(common.widths.whole)
+    sizes = {group.name: common.widths.sizes[group.name] for group in whole.groups if group.name in common.widths.sizes}
+    counts = [{name: pair[k] for name, pair in sizes.items()} for k in range(2)]
+    parts, padded, marks = list[Params](), list[Params](), list[Params]()
+    for k, (label, network) in enumerate((("first", a), ("second", b))):
+        part, symmetry = common.part_of(network, k)
+        require_movable(symmetry.groups, part, symmetry.buffers)
+        symmetry.require_ones(part)
+        require_finite(part, f"the {label} network")
+        parts.append(part)
+        padded.append(pad_params(_balanced(part, symmetry), whole, counts[k]))
+        marks.append(pad_params({name: torch.ones(symmetry.shapes[name]) for name in symmetry.sites}, whole, counts[k]))
+    rigid = _without_stretching(whole)
+    element = align(padded[0], padded[1], rigid, method=WeightMatching()).element
+    element = select_parts(element, rigid.groups, ("permutation",))
+    met = rigid.act(element, marks[1]), rigid.act(rigid.inverse(element), marks[0])
+    units, cut = list[dict[str, Units]](), list[Params]()
+    for k, (part, moved) in enumerate(zip(parts, met, strict=True)):
+        symmetry = whole.bind(moved)
+        units.append({name: _first(_is_met(symmetry, name, moved, counts[k]), min(sizes[name])) for name in sizes})
+        wider = {name: own for name, own in units[k].items() if own.shape[-1] < counts[k][name]}
+        cut.append(cut_params(part, common.part_of(part, k)[1], wider))
+    return Chosen((cut[0], cut[1]), {name: (units[0][name], units[1][name]) for name in sizes})
+
+
+def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
+    """A network at the point of smallest norm on its orbit, in the precision in which it is compared."""
+    values = {n: t.detach().to("cpu", work_dtype(t.dtype)) if t.dtype in VALUES else t for n, t in params.items()}
+    return symmetry.act(balance(values, symmetry), values) if has_balance(symmetry) else values
+
+
+def _without_stretching(symmetry: Symmetry) -> Symmetry:
+    """The symmetry of balanced networks: without scales, and with rotations in place of invertible matrices."""
+    groups = (
+        replace(
+            group,
+            scales=0,
+            matrix="orthogonal" if group.matrix == "linear" else group.matrix,
+            placements=tuple(replace(place, scale=()) for place in group.placements),
+        )
+        for group in symmetry.groups
+    )
+    return replace(symmetry, groups=tuple(groups), ones=())
+
+
+def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, int]) -> Bool[Tensor, "*bases units"]:
+    """Where the units of a group in one network meet values of the other one."""
+    tensor, site = next((n, s) for n, local in symmetry.sites.items() for s in local if s.group.name == name)
+    is_met = unit_values(symmetry, tensor, site, marks[tensor]).ne(0).any(-1)
+    bases = (*symmetry[name].within, name)
+    return is_met[tuple(slice(counts.get(base, symmetry[base].size)) for base in bases)]
+
+
+def _first(is_met: Bool[Tensor, "*bases units"], number: int) -> Units:
+    """The numbers of the units that meet values, ascending; of others where too few do, in bases that are left out."""
+    order = is_met.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return order[..., :number].sort(-1).values

@@ -1,0 +1,117 @@
+"""Symmetries and tensors of networks with more units: the other way round than `regauge.pruning.slices`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from regauge.core.act import covered
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.pruning.slices import kept_entries, placed_on
+
+
+def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
+    """The symmetry of a network some of whose groups have more units, which come after those that are there.
+
+    Cutting the result to the sizes of the given symmetry, by `cut_symmetry`, gives it back.
+
+    Args:
+        symmetry: With every size known.
+        sizes: The larger numbers of units, by names of groups.
+
+    Raises:
+        ValueError: The units of a group do not fill their part of an axis, so that there is no place for more.
+    """
+    shapes = {name: list(shape) for name, shape in symmetry.shapes.items()}
+    axes: dict[tuple[str, int], dict[int, tuple[Group, Placement]]] = {}
+    places = [(group, place) for group in symmetry.groups for place in group.placements]
+    for k, (group, place) in enumerate(places):
+        axes.setdefault((place.parameter, place.axis), {})[k] = (group, place)
+    for (parameter, axis), own in axes.items():
+        for name in dict.fromkeys(group.name for group, _ in own.values() if group.name in sizes):
+            shapes[parameter][axis] = _extend_axis(own, shapes[parameter][axis], name, sizes[name])
+        for k, (_, place) in own.items():
+            places[k] = (places[k][0], place)
+    groups = tuple(
+        replace(group, size=sizes.get(group.name, group.size), placements=tuple(p for g, p in places if g is group))
+        for group in symmetry.groups
+    )
+    known = {name: tuple(shape) for name, shape in shapes.items()}
+    frozen = tuple(
+        replace(one, size=known[one.parameter][one.axis]) if one.parameter in known else one for one in symmetry.frozen
+    )
+    return replace(symmetry, groups=groups, shapes=known, frozen=frozen)
+
+
+def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[str, int]) -> Params:
+    """The tensors of a network with zeros for the units that it lacks, behind those that it has.
+
+    Args:
+        params: One network, unchanged itself.
+        symmetry: That of the network with all units.
+        sizes: How many of them the given network has, by names of groups, where it lacks some.
+    """
+    padded = dict(params)
+    for name, masks in kept_entries(symmetry, sizes).items():
+        for axis, mask in masks.items():
+            tensor = padded[name]
+            shape = (*tensor.shape[:axis], len(mask), *tensor.shape[axis + 1 :])
+            where = mask.nonzero().flatten().to(tensor.device)
+            padded[name] = tensor.new_zeros(shape).index_copy(axis, where, tensor)
+    return padded
+
+
+def _extend_axis(own: dict[int, tuple[Group, Placement]], length: int, name: str, size: int) -> int:
+    """Bring the placements on one axis to where they are when a group has more units; the length of the axis then."""
+    old = next(group.size for group, _ in own.values() if group.name == name)
+    source, ends, copies = [torch.arange(length)], [2 * torch.arange(length)], [torch.zeros(length, dtype=torch.int64)]
+    for group, place in own.values():
+        if group.name == name:
+            last, end = _last_unit(group, place)
+            for number in range(1, size - old + 1):
+                source.append(last)
+                ends.append(2 * end - 1)  # Behind all that lies before the end of the block, and before what follows.
+                copies.append(torch.full_like(last, number))
+    origin, copy, key = torch.cat(source), torch.cat(copies), torch.cat(ends)
+    order = ((key * (size + 1) + copy) * length + origin).argsort()
+    index = order.argsort()
+    for k, (group, place) in own.items():
+        positions, units = covered(group, place, (0,) * place.axis + (length,))
+        rows, owner = index[positions].reshape(group.size, -1), torch.full((length,), -1)
+        owner[positions] = units
+        new = owner[origin[length:]]
+        if group.name == name:
+            new = torch.where(new == old - 1, old - 1 + copy[length:], -1)
+            rows = torch.cat([rows, _by_owner(new, index[length:], range(old, size))])
+        else:
+            rows = torch.cat([rows, _by_owner(new, index[length:], range(group.size))], 1)
+        bigger = replace(group, size=len(rows))
+        own[k] = (bigger, placed_on(place, rows))
+    return len(order)
+
+
+def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
+    """The indices of the last unit of a group, and for each the end of the block of units that it is in."""
+    inner = [(n, step) for n, step in place.repeats if step < place.stride]
+    if prod(n for n, _ in inner) != place.stride:
+        raise ValueError(f"group {group.name!r} does not fill axis {place.axis} of {place.parameter!r}")
+    blocks = torch.tensor([place.start])
+    for n, step in place.repeats:
+        if step >= place.stride:
+            blocks = (blocks.unsqueeze(-1) + torch.arange(n) * step).flatten()
+    ends = (blocks + group.size * place.stride).unsqueeze(-1).expand(-1, place.stride)
+    return (ends - 1 - torch.arange(place.stride)).flatten(), ends.flatten()
+
+
+def _by_owner(owners: Tensor, places: Tensor, units: range) -> Tensor:
+    """The places that each unit owns, as many for each; a ValueError if they are not."""
+    is_own = (owners >= units.start) & (owners < units.stop)
+    order = owners[is_own].argsort(stable=True)
+    counts = torch.bincount(owners[is_own] - units.start, minlength=len(units))
+    if bool((counts != counts[0]).any()):
+        raise ValueError("more units would lie in no regular order on an axis that several groups share")
+    return places[is_own][order].reshape(len(units), -1)
