@@ -13,20 +13,24 @@ Each pair is written as it is done, so that an interrupted run continues with th
 `--part uniform` tests whether p-values are uniform, on pairs of which no two share a network: each of its networks has
 a start of its own and is trained for 60 steps. Every second pair learned from the same half of the data.
 
-    python benchmarks/lineage.py FOLDER [--part calibration|test|uniform|noise] [--family MLP]
+    python benchmarks/lineage.py FOLDER [--part calibration|test|uniform|noise|widths] [--family MLP]
 
 `--part noise` adds noise to the CNN of seed 0 and moves it.
 
     python benchmarks/lineage.py FOLDER --part noise
 
-docs/records has what the test part and the uniform part wrote; the table in docs/comparison.md is made of it.
+`--part widths` compares the networks of the test part with smaller ones: a quarter or half of the units of each group
+removed by `rg.prune`, some of them trained on afterwards; see `lineage_widths.py`.
+
+    python benchmarks/lineage.py FOLDER --part widths
+
+docs/records has what these parts wrote; the tables in docs/comparison.md are made of it.
 """
 
 import argparse
 import itertools
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +38,18 @@ from typing import Any
 
 import torch
 from lineage_networks import Family, Params, Shelf, families, mean, move, prune
+from lineage_scores import cka, cosine, span, spectral_distance, verdicts, weighted_area
+from lineage_widths import narrow_rows, narrow_table
 from scipy.stats import kstest
-from torch import Tensor
 
 import regauge as rg
 from regauge.comparison.independence import measure_independence
 
-SEEDS = {"calibration": ((100,), (100, 101, 102, 103)), "test": ((0, 1), (0, 1, 2, 3, 4, 5))}
+SEEDS = {
+    "calibration": ((100,), (100, 101, 102, 103)),
+    "test": ((0, 1), (0, 1, 2, 3, 4, 5)),
+    "widths": ((0, 1), (0, 1, 2, 3)),
+}
 """Seeds of the networks that have descendants, and of all."""
 SCORES = {
     "share": "share explained",
@@ -118,67 +127,9 @@ def examine(family: Family, pair: Pair) -> dict[str, Any]:
         "z_score": found.z_score,
         "fingerprint": -found.fingerprint_distance,
         "cosine": cosine(a, b),
-        "cka": cka(family, a, b),
+        "cka": cka(family.test[0][:100], (family.module, a), (family.module, b)),
         "spectra": -spectral_distance(a, b),
     }
-
-
-def matrices(params: Params) -> dict[str, Tensor]:
-    """Tensors of two axes and more, as matrices."""
-    return {n: t.flatten(1) for n, t in params.items() if t.is_floating_point() and t.ndim > 1}
-
-
-def cosine(a: Params, b: Params) -> float:
-    """The mean cosine of matrices as they are stored."""
-    left, right = matrices(a), matrices(b)
-    values = [torch.cosine_similarity(left[n].flatten(), right[n].flatten(), dim=0) for n in left]
-    return float(torch.stack(values).mean())
-
-
-def spectral_distance(a: Params, b: Params) -> float:
-    """The mean relative distance of the singular values of all matrices."""
-    left, right = matrices(a), matrices(b)
-    values = []
-    for name in left:
-        x, y = (torch.linalg.svdvals(one[name]) for one in (left, right))
-        values.append((x - y).norm() / x.norm())
-    return float(torch.stack(values).mean())
-
-
-def cka(family: Family, a: Params, b: Params) -> float:
-    """The mean linear centered kernel alignment of what linear layers and convolutions put out for the test data."""
-
-    def activations(params: Params) -> list[Tensor]:
-        seen: list[Tensor] = []
-        layers = [m for m in family.module.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
-        hooks = [m.register_forward_hook(lambda _m, _i, out: seen.append(out.flatten(1))) for m in layers]
-        with torch.no_grad():
-            torch.func.functional_call(family.module, params, (family.test[0][:100],))
-        for hook in hooks:
-            hook.remove()
-        return [x - x.mean(0) for x in seen]
-
-    values = []
-    for x, y in zip(activations(a), activations(b), strict=True):
-        left, right = x @ x.T, y @ y.T
-        values.append((left * right).sum() / (left.norm() * right.norm()))
-    return float(torch.stack(values).mean())
-
-
-def area(related: list[float], unrelated: list[float]) -> float:
-    """The probability that a related pair has the larger score, ties counted half."""
-    x, y = torch.tensor(related, dtype=torch.float64), torch.tensor(unrelated, dtype=torch.float64)
-    gaps = x.unsqueeze(1) - y
-    return float((gaps > 0).double().mean() + (gaps == 0).double().mean() / 2)
-
-
-def weighted_area(rows: list[dict[str, Any]], unrelated: list[dict[str, Any]], score: str) -> float:
-    """The area under the curve within each architecture, weighted by its related pairs."""
-    total = 0.0
-    for family, count in Counter(row["family"] for row in rows).items():
-        own, strangers = ([row[score] for row in some if row["family"] == family] for some in (rows, unrelated))
-        total += count * area(own, strangers)
-    return total / len(rows)
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -213,12 +164,6 @@ def ranges(rows: list[dict[str, Any]]) -> list[str]:
         ]
         lines.append(f"| {family} | {' | '.join(cells)} |")
     return lines
-
-
-def span(rows: list[dict[str, Any]], score: str, digits: int) -> str:
-    """The smallest and the largest number of those that were measured."""
-    known = [row[score] for row in rows if row[score] is not None]
-    return f"{min(known):.{digits}f} to {max(known):.{digits}f}"
 
 
 def uniform_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -281,11 +226,6 @@ def disjoint(family: Family, known: int) -> Iterator[dict[str, Any]]:
         yield {"family": family.name, "kind": kind, "seeds": seeds, "p_value": found.p_value, "z_score": found.z_score}
 
 
-def verdicts(rows: list[dict[str, Any]]) -> str:
-    """How often each verdict was given."""
-    return ", ".join(f"{verdict} {n}" for verdict, n in Counter(row["verdict"] for row in rows).most_common())
-
-
 def read(file: Path) -> list[dict[str, Any]]:
     """The rows that an earlier run wrote."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -318,6 +258,8 @@ def round_to_digits(value: Any) -> Any:
 
 def lines_of(part: str, rows: list[dict[str, Any]]) -> list[str]:
     """Tables of docs/comparison.md for one part, line by line."""
+    if part == "widths":
+        return narrow_table(rows)
     if part == "uniform":
         return uniform_table(rows)
     return noise_table(rows) if part == "noise" else [*table(rows), "", *ranges(rows)]
@@ -331,6 +273,11 @@ def new_rows(family: Family, options: argparse.Namespace, known: list[dict[str, 
     if options.part == "noise":
         if family.name == "CNN":
             yield from noisy(family, Shelf(family, options.folder), len(known))
+        return
+    if options.part == "widths":
+        parents, seeds = SEEDS["widths"]
+        removed = {(row["removed"], row["kind"], row["is_moved"], *row["seeds"]) for row in known}
+        yield from narrow_rows(Shelf(family, options.folder), parents, seeds, removed)
         return
     done = {(row["kind"], row["is_moved"], *row["seeds"]) for row in known}
     for pair in pairs(Shelf(family, options.folder), options.part):

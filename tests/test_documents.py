@@ -131,7 +131,7 @@ def test_the_page_on_limits_agrees_with_its_records(monkeypatch: pytest.MonkeyPa
     assert "\n".join(study.table(records)) in page
 
 
-@pytest.mark.parametrize("part", ["test", "uniform", "noise"])
+@pytest.mark.parametrize("part", ["test", "uniform", "noise", "widths"])
 def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study, page = importlib.import_module("lineage"), (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")

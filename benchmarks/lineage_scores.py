@@ -1,0 +1,81 @@
+"""Scores of pairs of networks, and how well they tell related pairs from others, for `benchmarks/lineage.py`."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from lineage_networks import Params
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Runnable = tuple[nn.Module, Params]
+"""A network with the module that runs it."""
+
+
+def matrices(params: Params) -> dict[str, Tensor]:
+    """Tensors of two axes and more, as matrices."""
+    return {n: t.flatten(1) for n, t in params.items() if t.is_floating_point() and t.ndim > 1}
+
+
+def cosine(a: Params, b: Params) -> float:
+    """The mean cosine of matrices as they are stored."""
+    left, right = matrices(a), matrices(b)
+    values = [torch.cosine_similarity(left[n].flatten(), right[n].flatten(), dim=0) for n in left]
+    return float(torch.stack(values).mean())
+
+
+def spectral_distance(a: Params, b: Params) -> float:
+    """The mean relative distance of the singular values of all matrices."""
+    left, right = matrices(a), matrices(b)
+    values = []
+    for name in left:
+        x, y = (torch.linalg.svdvals(one[name]) for one in (left, right))
+        values.append((x - y).norm() / x.norm())
+    return float(torch.stack(values).mean())
+
+
+def cka(inputs: Tensor, first: Runnable, second: Runnable) -> float:
+    """The mean linear centered kernel alignment of what linear layers and convolutions put out for some inputs."""
+
+    def activations(module: nn.Module, params: Params) -> list[Tensor]:
+        seen: list[Tensor] = []
+        layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+        hooks = [m.register_forward_hook(lambda _m, _i, out: seen.append(out.flatten(1))) for m in layers]
+        with torch.no_grad():
+            functional_call(module, params, (inputs,))
+        for hook in hooks:
+            hook.remove()
+        return [x - x.mean(0) for x in seen]
+
+    values = []
+    for x, y in zip(activations(*first), activations(*second), strict=True):
+        left, right = x @ x.T, y @ y.T
+        values.append((left * right).sum() / (left.norm() * right.norm()))
+    return float(torch.stack(values).mean())
+
+
+def area(related: list[float], unrelated: list[float]) -> float:
+    """The probability that a related pair has the larger score, ties counted half."""
+    x, y = torch.tensor(related, dtype=torch.float64), torch.tensor(unrelated, dtype=torch.float64)
+    gaps = x.unsqueeze(1) - y
+    return float((gaps > 0).double().mean() + (gaps == 0).double().mean() / 2)
+
+
+def weighted_area(rows: list[dict[str, Any]], unrelated: list[dict[str, Any]], score: str) -> float:
+    """The area under the curve within each architecture, weighted by its related pairs."""
+    total = 0.0
+    for family, count in Counter(row["family"] for row in rows).items():
+        own, strangers = ([row[score] for row in some if row["family"] == family] for some in (rows, unrelated))
+        total += count * area(own, strangers)
+    return total / len(rows)
+
+
+def verdicts(rows: list[dict[str, Any]]) -> str:
+    """How often each verdict was given."""
+    return ", ".join(f"{verdict} {n}" for verdict, n in Counter(row["verdict"] for row in rows).most_common())
+
+
+def span(rows: list[dict[str, Any]], score: str, digits: int) -> str:
+    """The smallest and the largest number of those that were measured."""
+    known = [row[score] for row in rows if row[score] is not None]
+    return f"{min(known):.{digits}f} to {max(known):.{digits}f}" if known else ""
