@@ -13,7 +13,7 @@ from regauge.core.params import Params
 from regauge.nets.mlp import MLP
 from regauge.weightspace.chains.net import ChainDWS
 from regauge.weightspace.chains.reading import axes_of
-from regauge.weightspace.layers.exchange import Pools
+from regauge.weightspace.layers.reading import Pools
 
 WIDTHS = (5, 6, 4, 7, 3)
 LAYERS = len(WIDTHS) - 1
@@ -195,7 +195,7 @@ def test_the_last_weight_tells_classes_apart_without_the_fault(is_constant: bool
     net = make(ws.Invariant(2), is_last_constant=is_constant)
     heard = net.layers[0].maps[f"{LAYERS - 2}_{LAYERS - 1}"]
     x = net.chain.read(networks())
-    made = heard(Pools(x[LAYERS - 2], "max"))
+    made = heard(Pools.of(x[LAYERS - 2], "max"))
     assert made.shape[2] == (1 if is_constant else WIDTHS[-1])
     assert is_constant or float(made.detach().std(2).max()) > 1e-3
 

@@ -7,8 +7,10 @@ import torch
 from weightspace_cases import generator, population, symmetry
 
 from regauge import weightspace as ws
-from regauge.weightspace.layers.exchange import _Activated, _Largest
+from regauge.weightspace.layers import reading
+from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.hubs import POOLED, Key, find_hubs
+from regauge.weightspace.layers.reading import Pools, _Activated, _Largest, activate, map_and_pool
 from regauge.weightspace.layout import compile_layout
 
 SETTINGS = [
@@ -105,3 +107,28 @@ def test_settings_that_make_no_layer_get_a_sentence() -> None:
         ws.DWS(sets="median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not divide a width of 6"):
         ws.Metanet(symmetry("siren"), layer=ws.DWS(heads=4), head=ws.Invariant(2), width=6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_what_is_mapped_some_networks_at_a_time_is_what_is_mapped_at_once(
+    pooling: reading.Pooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(5, 4, 3, 2, 6, generator=generator(0), dtype=torch.float64, requires_grad=True)
+    norm, weight = Norm(6).double(), torch.randn(6, 6, generator=generator(1), dtype=torch.float64, requires_grad=True)
+    torch.nn.init.normal_(norm.weight, generator=generator(2))
+    torch.nn.init.normal_(norm.bias, generator=generator(3))
+    kept = [(0,), (0, 1), (2,), (), (0, 1, 2)]
+    active = activate(x, norm)
+    pools = Pools.of(active, pooling)
+    results = [[x + active @ weight.t(), *(pools.over(axes) for axes in kept[:-1])]]
+    monkeypatch.setattr(reading, "AT_ONCE", 2 * x[0].numel())
+    mapped, known = map_and_pool(x, norm, weight, kept, pooling)
+    some = Pools(known, pooling)
+    results.append([mapped, *(some.over(axes) for axes in kept[:-1])])
+    wanted = [torch.randn(one.shape, generator=generator(4), dtype=one.dtype) for one in results[0]]
+    inputs = (x, weight, norm.weight, norm.bias)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    one, other = (torch.autograd.grad(made, inputs, wanted) for made in results)
+    for k in range(len(inputs)):
+        torch.testing.assert_close(one[k], other[k])

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from regauge.weightspace.layers.exchange import Pooling, Sets
+from regauge.weightspace.layers.exchange import Sets
+from regauge.weightspace.layers.reading import Pooling
 
 
 @dataclass(frozen=True)

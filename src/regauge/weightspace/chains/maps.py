@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.chains.config import ChainConfig
-from regauge.weightspace.layers.exchange import Pools
+from regauge.weightspace.layers.reading import Pools
 
 BIAS = 1e-4
 """Biases begin uniform between minus and plus this."""

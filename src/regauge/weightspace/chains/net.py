@@ -11,7 +11,7 @@ from regauge.weightspace.chains.config import ChainConfig
 from regauge.weightspace.chains.maps import Map, Resize, plain, pooled
 from regauge.weightspace.chains.reading import Chain, axes_of
 from regauge.weightspace.heads import Invariant, UnitFeatures
-from regauge.weightspace.layers.exchange import Pools
+from regauge.weightspace.layers.reading import Pools
 from regauge.weightspace.layout import compile_layout
 
 
@@ -173,7 +173,7 @@ class _Layer(nn.Module):
         whole = x[0]
         if self.is_resized:
             x = [self.down(whole), *x[1:]]
-        pools = [Pools(tensor, self.config.pooling) for tensor in x]
+        pools = [Pools.of(tensor, self.config.pooling) for tensor in x]
         made = [tensor.new_zeros(0) for tensor in x]
         for target, sources in self.sources.items():
             parts = [self.maps[f"{source}_{target}"](pools[source]) for source in sources]

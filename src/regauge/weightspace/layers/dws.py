@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer, Pooling, Sets
+from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer, Sets
 from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.reading import Pooling
 
 
 @dataclass(frozen=True)

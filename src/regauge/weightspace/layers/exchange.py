@@ -1,23 +1,25 @@
 """Maps between all features of a network that respect its permutations, with parameters for each tensor."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense, Norm
 from regauge.weightspace.layers.hubs import NOTHING, POOLED, Hub, Key, Link, count_fans, find_hubs
 from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layers.reading import Pooling, Pools, activate, map_and_pool
 from regauge.weightspace.layout import Grid, Layout
-from regauge.weightspace.shares import Shares, average, log_weights
+from regauge.weightspace.shares import Shares, log_weights
 
-Pooling = Literal["mean", "max"]
 Sets = Literal["mean", "attention"]
+Reads = dict[Key, list[tuple[int, ...]]]
+"""For all features the axes that are kept, for each time that they are read."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,22 @@ class ExchangeLayer(nn.Module):
 
     def forward(self, features: Features, layout: Layout) -> Features:
         values = _values(features)
-        active = {
-            key: _Activated.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
-            for norm, (key, x) in zip(self.norms, values.items(), strict=True)
-        }
-        pools = {key: Pools(x, self.settings.pooling, _grid(key, layout), features.shares) for key, x in active.items()}
         hubs = find_hubs(layout, self.targets, is_local=self.settings.is_local)
+        reads, pooling, shares = _reads(hubs), self.settings.pooling, features.shares
+        own = {} if shares else _own_maps(hubs, reads, {int(k) for k in self.attention})
+        result, pools = dict(values), dict[Key, Pools]()
+        for norm, (key, x) in zip(self.norms, values.items(), strict=True):
+            assert isinstance(norm, Norm)
+            if key in own:
+                result[key], known = map_and_pool(x, norm, self.weights[own[key]], reads[key], pooling)
+                pools[key] = Pools(known, pooling)
+            else:
+                pools[key] = Pools.of(activate(x, norm), pooling, _grid(key, layout), shares)
         made: dict[Key, list[Tensor]] = {}
         for k, (hub, weight) in enumerate(zip(hubs, self.weights, strict=True)):
+            if k in own.values():
+                made.setdefault(hub.writes[0].key, [])
+                continue
             arrived = [pools[link.key].read(link, hub) for link in hub.reads]
             gathered = torch.cat(arrived, -1) if len(arrived) > 1 else arrived[0]
             out = nn.functional.linear(gathered, weight)
@@ -78,61 +88,13 @@ class ExchangeLayer(nn.Module):
             parts = out.chunk(len(hub.writes), -1) if len(hub.writes) > 1 else (out,)
             for link, part in zip(hub.writes, parts, strict=True):
                 made.setdefault(link.key, []).append(_write(part, link, values[link.key]))
-        result = dict(values)
         for key, bias in zip([*made], self.biases, strict=True):
-            *small, whole = sorted(made.pop(key), key=Tensor.numel)  # The whole array is touched last.
-            total = sum(small, bias)
-            if whole.numel() == values[key].numel():
-                result[key] = (whole + total).add_(values[key])
-            else:
-                result[key] = values[key] + (total + whole)
-            del whole
+            result[key] = _add(result[key], [bias, *made.pop(key)], is_own=key in own)
         return features.change(
             {name: result["units", name] for name in features.units},
             {name: result["pairs", name] for name in features.pairs},
             result["network", ""],
         )
-
-
-class _Activated(torch.autograd.Function):
-    """`silu(norm(x))` of which only `x` is kept: what lies between is computed again for the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.eps = eps
-        return nn.functional.silu(nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps), inplace=True)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
-        shape = list(x.shape[-1:])
-        normed, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, ctx.eps)
-        grad = torch.ops.aten.silu_backward(grads[0], normed)
-        found = torch.ops.aten.native_layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, [True, True, True])
-        return (*found, None)
-
-
-class _Largest(torch.autograd.Function):
-    """The largest values along an axis; equal ones share the gradient.
-
-    `x.max(axis)` finds places, too, which takes twenty times as long along an axis that is not the last.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int) -> Tensor:
-        largest = x.amax(axis, keepdim=True)
-        ctx.save_for_backward(x, largest)
-        ctx.axis = axis
-        return largest.squeeze(axis)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        x, largest = ctx.saved_tensors
-        are_largest = torch.eq(x, largest, out=torch.empty_like(x))
-        return are_largest.mul_(grads[0].unsqueeze(ctx.axis) / are_largest.sum(ctx.axis, keepdim=True)), None
 
 
 class _Attention(nn.Module):
@@ -154,39 +116,34 @@ class _Attention(nn.Module):
         return result
 
 
-class Pools:
-    """Features pooled over some of their axes, each combination once, from the smallest result that has them."""
-
-    def __init__(self, x: Tensor, pooling: Pooling, grid: Grid | None = None, shares: Shares | None = None) -> None:
-        self.pooling, self.grid, self.shares = pooling, grid, shares or {}
-        self.known = {tuple(range(x.ndim - 2)): x}
-
-    def read(self, link: Link, hub: Hub) -> Tensor:
-        """`[models, *sizes of the hub, width]`."""
+def _reads(hubs: Sequence[Hub]) -> Reads:
+    """The axes that are kept, for each time that features are read."""
+    reads: Reads = {}
+    for link in (link for hub in hubs for link in hub.reads):
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
-        x = self.over(kept)
-        places = [link.axes[axis] for axis in kept]
-        if places == list(range(len(hub.grid.sizes))):
-            return x
-        last = len(hub.grid.sizes) + 1
-        return torch.einsum(x, [0, *(1 + place for place in places), last], [*range(last + 1)])
+        reads.setdefault(link.key, []).append(kept)
+    return reads
 
-    def over(self, kept: tuple[int, ...]) -> Tensor:
-        """Features with some of their axes, in order."""
-        if kept not in self.known:
-            sources = [axes for axes in self.known if {*kept} <= {*axes}]
-            source = min(sources, key=lambda axes: self.known[axes].numel())
-            away = [1 + k for k, axis in enumerate(source) if axis not in kept]
-            x = self.known[source]
-            if self.pooling == "mean" and self.grid is not None and self.shares:
-                x = average(x, away, self.grid.keep(source), self.shares)
-            elif self.pooling == "mean":
-                x = x.mean(away)
-            else:
-                for axis in reversed(away):
-                    x = _Largest.apply(x, axis)  # type: ignore[no-untyped-call]
-            self.known[kept] = x
-        return self.known[kept]
+
+def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[Key, int]:
+    """Hubs where the whole of some features is read that nothing else reads, and written alone; not those of `sets`."""
+    found: dict[Key, int] = {}
+    for k, hub in enumerate(hubs):
+        link, *others = hub.reads
+        whole = tuple(range(len(link.axes)))
+        is_alone = not others and hub.writes == (link,) and k not in sets
+        if is_alone and whole and link.axes == whole and reads[link.key].count(whole) == 1:
+            found[link.key] = k
+    return found
+
+
+def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
+    """The sum of all, in the memory of `x` if this is no input."""
+    *small, last = sorted(parts, key=Tensor.numel)  # The whole array is touched last.
+    if is_own:
+        return (x.add_(reduce(torch.add, small)) if small else x).add_(last)
+    made = reduce(torch.add, [*small, last])
+    return made.add_(x) if made.shape == x.shape else x + made
 
 
 def _write(part: Tensor, link: Link, target: Tensor) -> Tensor:
@@ -199,7 +156,9 @@ def _write(part: Tensor, link: Link, target: Tensor) -> Tensor:
     shape = [1] * len(link.axes)
     for axis in first.values():
         shape[axis] = target.shape[1 + axis]
-    x = part.permute(0, *(1 + place for place in order), part.ndim - 1).reshape(len(part), *shape, part.shape[-1])
+    if order != sorted(order):
+        part = part.permute(0, *(1 + place for place in order), part.ndim - 1)
+    x = part.reshape(len(part), *shape, part.shape[-1])
     for axis, place in enumerate(link.axes):
         if place != POOLED and first[place] != axis:
             x = x * _diagonal(first[place], axis, target)

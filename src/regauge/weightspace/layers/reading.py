@@ -1,0 +1,232 @@
+"""What exchanges read: features that are normalized, activated, and pooled over some of their axes."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from regauge.weightspace.layers.dense import Norm
+from regauge.weightspace.layers.hubs import POOLED, Hub, Link
+from regauge.weightspace.layout import Grid
+from regauge.weightspace.shares import Shares, average
+
+Pooling = Literal["mean", "max"]
+AT_ONCE = 1 << 17
+"""Values of the networks that are worked on at once, which a cache holds."""
+
+
+def activate(x: Tensor, norm: Norm) -> Tensor:
+    """`silu(norm(x))`."""
+    active: Tensor = _Activated.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+    return active
+
+
+def map_and_pool(
+    x: Tensor, norm: Norm, weight: Tensor, kept: Iterable[tuple[int, ...]], pooling: Pooling
+) -> tuple[Tensor, dict[tuple[int, ...], Tensor]]:
+    """`x + silu(norm(x)) weight'`, and `silu(norm(x))` pooled over some axes, which is read in no other way.
+
+    Args:
+        x: `[models, *sizes, width]`.
+        norm: Comes before the activation.
+        weight: Of the linear map.
+        kept: Axes of what is pooled.
+        pooling: How.
+
+    Returns:
+        The first, and what is pooled by its axes.
+    """
+    whole = tuple(range(x.ndim - 2))
+    sizes = {axes: math.prod(x.shape[1 + axis] for axis in axes) for axes in {whole, *kept}}
+    sources: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for axes in sorted({*sizes} - {whole}, key=lambda axes: (-sizes[axes], axes)):
+        sources[axes] = min((one for one in (whole, *sources) if {*axes} <= {*one}), key=sizes.__getitem__)
+    direct = [axes for axes, source in sources.items() if source == whole]
+    away = [_away(whole, axes) for axes in direct]
+    mapped, *pooled = _Mapped.apply(x, norm.weight, norm.bias, weight, norm.eps, pooling, away)  # type: ignore[no-untyped-call]
+    return mapped, dict(zip(direct, pooled, strict=True))
+
+
+class _Activated(torch.autograd.Function):
+    """`silu(norm(x))` of which only `x` is kept: what lies between is computed again for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.eps = eps
+        return nn.functional.silu(nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps), inplace=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        shape = list(x.shape[-1:])
+        normed, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, ctx.eps)
+        grad = torch.ops.aten.silu_backward(grads[0], normed)
+        found = torch.ops.aten.native_layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, [True, True, True])
+        return (*found, None)
+
+
+class _Mapped(torch.autograd.Function):
+    """`x + silu(norm(x)) weight'` and `silu(norm(x))` without some axes, of which only `x` is kept.
+
+    What lies between is made for some networks at a time, and again for the gradient, so that it stays in the cache.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        weight: Tensor,
+        eps: float,
+        pooling: Pooling,
+        away: Sequence[Sequence[int]],
+    ) -> tuple[Tensor, ...]:
+        x = x.contiguous()
+        shapes = [[n for k, n in enumerate(x.shape) if k not in axes] for axes in away]
+        mapped, pooled = x.new_empty(x.shape), [x.new_empty(shape) for shape in shapes]
+        moments = list[tuple[Tensor, Tensor]]()
+        for own, out, *into in _portions(x, mapped, *pooled):
+            active, *found = torch.native_layer_norm(own, own.shape[-1:], scale, shift, eps)
+            moments.append((found[0], found[1]))
+            nn.functional.silu(active, inplace=True)
+            torch.addmm(_rows(own), _rows(active), weight.t(), out=_rows(out))
+            for axes, one in zip(away, into, strict=True):
+                if pooling == "mean":
+                    torch.mean(active, axes, out=one)
+                else:
+                    torch.amax(active, axes, out=one)
+        mean, rstd = map(torch.cat, zip(*moments, strict=True))
+        ctx.save_for_backward(x, scale, shift, weight, mean, rstd)
+        ctx.pooling, ctx.away = pooling, away
+        return mapped, *pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, shift, weight, mean, rstd = ctx.saved_tensors
+        into = torch.empty_like(x)
+        by_scale, by_shift, by_weight = map(torch.zeros_like, (scale, shift, weight))
+        for own, mu, factor, out, given, *pooled in _portions(x, mean, rstd, into, *grads):
+            normed = torch.sub(own, mu).mul_(factor)
+            torch.addcmul(shift, normed, scale, out=normed)
+            sigmoid = torch.sigmoid(normed)
+            active = normed.mul_(sigmoid)
+            rows = _rows(given)
+            by_weight.addmm_(rows.t(), _rows(active))
+            grad = (rows @ weight).view(active.shape)
+            for axes, one in zip(ctx.away, pooled, strict=True):
+                _spread(one, axes, active, ctx.pooling, grad)
+            # The derivative of x s(x) is s + x s (1 - s).
+            grad.mul_(torch.addcmul(active, active, sigmoid, value=-1, out=active).add_(sigmoid))
+            found, *others = torch.ops.aten.native_layer_norm_backward(
+                grad, own, own.shape[-1:], mu, factor, scale, shift, [True, True, True]
+            )
+            torch.add(found, given, out=out)
+            by_scale += others[0]
+            by_shift += others[1]
+        return into, by_scale, by_shift, by_weight, None, None, None
+
+
+def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, grad: Tensor) -> None:
+    """Add the gradient that comes from what was pooled."""
+    if pooling == "mean":
+        one = one / math.prod(active.shape[axis] for axis in axes)
+    for axis in axes:
+        one = one.unsqueeze(axis)
+    if pooling == "mean":
+        grad += one
+        return
+    largest = active.amax(list(axes), keepdim=True)
+    are_largest = torch.eq(active, largest, out=torch.empty_like(active))
+    grad.addcmul_(are_largest, one / are_largest.sum(list(axes), keepdim=True))
+
+
+def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Some networks of all tensors at a time."""
+    step = max(1, AT_ONCE // max(1, tensors[0][:1].numel()))
+    return zip(*(tensor.split(step) for tensor in tensors), strict=True)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """`[vectors, width]`."""
+    return x.reshape(-1, x.shape[-1])
+
+
+class _Largest(torch.autograd.Function):
+    """The largest values along an axis; equal ones share the gradient.
+
+    `x.max(axis)` finds places, too, which takes twenty times as long along an axis that is not the last.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int) -> Tensor:
+        largest = x.amax(axis, keepdim=True)
+        ctx.save_for_backward(x, largest)
+        ctx.axis = axis
+        return largest.squeeze(axis)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        x, largest = ctx.saved_tensors
+        are_largest = torch.eq(x, largest, out=torch.empty_like(x))
+        return are_largest.mul_(grads[0].unsqueeze(ctx.axis) / are_largest.sum(ctx.axis, keepdim=True)), None
+
+
+class Pools:
+    """Features pooled over some of their axes, each combination once, from the smallest result that has them.
+
+    Args:
+        known: Features by the axes that they have.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[tuple[int, ...], Tensor],
+        pooling: Pooling,
+        grid: Grid | None = None,
+        shares: Shares | None = None,
+    ) -> None:
+        self.known, self.pooling, self.grid, self.shares = dict(known), pooling, grid, shares or {}
+
+    @classmethod
+    def of(cls, x: Tensor, pooling: Pooling, grid: Grid | None = None, shares: Shares | None = None) -> "Pools":
+        """Of features with all their axes, `[models, *sizes, width]`."""
+        return cls({tuple(range(x.ndim - 2)): x}, pooling, grid, shares)
+
+    def read(self, link: Link, hub: Hub) -> Tensor:
+        """`[models, *sizes of the hub, width]`."""
+        kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
+        x = self.over(kept)
+        places = [link.axes[axis] for axis in kept]
+        if places == list(range(len(hub.grid.sizes))):
+            return x
+        last = len(hub.grid.sizes) + 1
+        return torch.einsum(x, [0, *(1 + place for place in places), last], [*range(last + 1)])
+
+    def over(self, kept: tuple[int, ...]) -> Tensor:
+        """Features with some of their axes, in order."""
+        if kept not in self.known:
+            source = min((axes for axes in self.known if {*kept} <= {*axes}), key=lambda axes: self.known[axes].numel())
+            away, x = _away(source, kept), self.known[source]
+            if self.pooling == "mean" and self.grid is not None and self.shares:
+                x = average(x, away, self.grid.keep(source), self.shares)
+            elif self.pooling == "mean":
+                # The gradient of a sum takes no memory of its own.
+                x = x.sum(away) / math.prod(x.shape[axis] for axis in away)
+            else:
+                for axis in reversed(away):
+                    x = _Largest.apply(x, axis)  # type: ignore[no-untyped-call]
+            self.known[kept] = x
+        return self.known[kept]
+
+
+def _away(source: tuple[int, ...], kept: tuple[int, ...]) -> list[int]:
+    """Which axes go, counted with the model axis."""
+    return [1 + k for k, axis in enumerate(source) if axis not in kept]
