@@ -5,7 +5,9 @@ neighbors alone. A step reads two networks three times (both ends of a pair, and
 and takes one step of AdamW. The second table is one layer with 32 features that maps all tensors to all others, on 16
 networks 2-32-...-32-1 with nine weights: forward and backward. Every row has a process of its own with one thread;
 seconds are CPU time, the median of some rounds after one that is not counted, and megabytes are the peak above what was
-there before the net was made. Rows that compute another function than the published code are marked.
+there before the net was made. As in a process that trains, a tensor of some megabytes was made and dropped before, so
+that the memory of a step is not asked of the system again each time; `--cold` leaves that out. Rows that compute
+another function than the published code are marked.
 
     python benchmarks/deep_weight_space.py --deep-align FOLDER --dwsnets FOLDER [--rounds 3]
 
@@ -34,6 +36,8 @@ from regauge.weightspace.features import Features
 
 DEEP_ALIGN = (784, 128, 128, 128, 10)
 NINE = (2, *[32] * 8, 1)
+WARM = 7_500_000
+"""Values of the tensor that is made and dropped before."""
 
 Step = Callable[[], None]
 
@@ -162,13 +166,14 @@ def our_layer(layer: ws.DWS | ws.NFN) -> Step:
     return differentiate(made)
 
 
-def measure(make: Callable[[], Step], rounds: int) -> tuple[float, float]:
+def measure(make: Callable[[], Step], rounds: int, warm: int) -> tuple[float, float]:
     """Seconds and megabytes, in a process of its own."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def run() -> None:
         torch.set_num_threads(1)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        torch.ones(warm)
         step = make()
         times = []
         for _ in range(rounds + 1):
@@ -186,12 +191,12 @@ def measure(make: Callable[[], Step], rounds: int) -> tuple[float, float]:
     return result
 
 
-def table(title: str, rows: dict[str, Callable[[], Step]], rounds: int) -> None:
+def table(title: str, rows: dict[str, Callable[[], Step]], rounds: int, warm: int) -> None:
     """Markdown; ratios are to the first row."""
     print(f"\n| {title} | CPU s | times faster | peak MB | share |\n| --- | --- | --- | --- | --- |", flush=True)
     base: tuple[float, float] | None = None
     for name, make in rows.items():
-        seconds, megabytes = measure(make, rounds)
+        seconds, megabytes = measure(make, rounds, warm)
         base = base or (seconds, megabytes)
         ratios = f"{base[0] / seconds:.1f} | {megabytes:.0f} | {megabytes / base[1]:.2f}"
         print(f"| {name} | {seconds:.3f} | {ratios} |", flush=True)
@@ -203,7 +208,9 @@ def main() -> None:
     parser.add_argument("--dwsnets", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("layer", "net"))
+    parser.add_argument("--cold", action="store_true")
     options = parser.parse_args()
+    warm = 0 if options.cold else WARM
     print(f"Load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for widths in (DEEP_ALIGN, NINE):
         networks(widths, 1)  # What discovery holds is there before all rows.
@@ -215,13 +222,13 @@ def main() -> None:
             "DWSNets, attention, largest": lambda: published_layer(options.dwsnets, "sab", "max"),
             "DWS(), another function": lambda: our_layer(ws.DWS()),
         }
-        table(layer, attentive, 3 * options.rounds)
+        table(layer, attentive, 3 * options.rounds, warm)
         linear = {
             "DWSNets, means": lambda: published_layer(options.dwsnets, "ds", "mean"),
             'DWS(sets="mean", pooling="mean"), another function': lambda: our_layer(means),
             "NFN(), another function": lambda: our_layer(ws.NFN()),
         }
-        table(layer, linear, 3 * options.rounds)
+        table(layer, linear, 3 * options.rounds, warm)
     if options.only == "layer":
         return
     table(
@@ -234,6 +241,7 @@ def main() -> None:
             "NFN(), another function": lambda: our_net(ws.NFN()),
         },
         options.rounds,
+        warm,
     )
 
 
