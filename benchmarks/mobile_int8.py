@@ -101,7 +101,7 @@ def spread_out(params: Params, symmetry: rg.Symmetry, seed: int) -> Params:
         (one, DECADES * math.log(10) * torch.randn(one.count, generator=generator, dtype=torch.float64))
         for one in directions(diagonal(symmetry), "move")
     ]
-    return symmetry.act(scaled_element(diagonal(symmetry), logs), params)
+    return symmetry.act(scaled_element(diagonal(symmetry).identity(), logs), params)
 
 
 def ranges_of(params: Params) -> float:

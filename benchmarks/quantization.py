@@ -1,18 +1,27 @@
 """Losses of networks rounded to the nearest level, in several gauges, as Markdown tables.
 
-    REGAUGE_DATA=... .venv/bin/python benchmarks/quantization.py [--seeds 2] [Llama | GPT | ViT | depthwise ...]
+    REGAUGE_DATA=... .venv/bin/python benchmarks/quantization.py --records FILE [GPT | ViT | encoder | Llama ...]
+    REGAUGE_DATA=... .venv/bin/python benchmarks/quantization.py depthwise
 
-Trained here, from several seeds: language models on characters of Python's help topics, a vision transformer on
-Fashion-MNIST, and a network of depthwise convolutions with batch normalization on MNIST, which is then folded into the
-convolutions, as runtimes do it. Shown are the rise of the loss on test data, in nats, or the accuracy: the mean over
-seeds and its standard error.
+Trained here, from several seeds: language models on characters of Python's help topics, an encoder with normalization
+behind its blocks that restores characters there, a vision transformer on Fashion-MNIST, and a network of depthwise
+convolutions with batch normalization on MNIST, which is then folded into the convolutions, as runtimes do it. Methods
+choose on training data. Shown are the rise of the loss on test data and the divergence of the outputs from those that
+are not rounded, or the accuracy: the mean over seeds and, of three or more, its standard error. Every value goes to
+FILE as a line of JSON, and a run goes on where it was interrupted; docs/records/quantization.jsonl has those of
+docs/quantization.md.
 """
 
 import argparse
+import json
 import statistics
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +37,23 @@ from regauge.nets.transformer import GPT, Llama, ViT
 
 SEEDS = 3
 CONTEXT, WIDTH, STEPS, BATCH = 64, 64, 400, 32
-BATCHES = 4
-"""Number of batches of training data that methods read."""
+BATCHES = 8
+"""Of training data, on which all methods but `by="function"` choose."""
+LEARNED_STEPS = 400
+"""Of the descent by function."""
+SMALL_BATCH = 8
+"""Sequences of text in a batch of that descent; of images there are four times as many."""
+SMALL_BATCHES = 128
+"""Batches of it, of which a quarter is held out."""
 Rounding = tuple[RoundToNearest, RoundToNearest | None]
 LOSSES: dict[str, Rounding] = {
     "4 bits per row": (RoundToNearest(4), None),
     "3 bits per row": (RoundToNearest(3), None),
     "4 bits per 32": (RoundToNearest(4, 32), None),
-    "8 bits, 8-bit activations": (RoundToNearest(8), RoundToNearest(8)),
+    "3 bits per 32": (RoundToNearest(3, 32), None),
+    "4 bits, 4-bit activations": (RoundToNearest(4), RoundToNearest(4)),
 }
+METHODS = ("as trained", "equalized", "smoothed", "Hadamard", "learned", "learned by function")
 IMAGES: dict[str, Rounding] = {
     "8 bits per tensor, both": (RoundToNearest(8, is_per_tensor=True), RoundToNearest(8, is_per_tensor=True)),
     "6 bits per tensor, both": (RoundToNearest(6, is_per_tensor=True), RoundToNearest(6, is_per_tensor=True)),
@@ -81,95 +98,141 @@ def _layer(before: int, after: int, kernel: int, stride: int, groups: int) -> li
     return [convolution, nn.BatchNorm2d(after), nn.ReLU()]
 
 
-def main(names: list[str], seeds: int) -> None:
-    warnings.simplefilter("ignore")
-    families: dict[str, Callable[[int], None]] = {
-        "Llama": lambda seeds: text_table("Llama", seeds),
-        "GPT": lambda seeds: text_table("GPT", seeds),
-        "ViT": vision_table,
-        "depthwise": image_table,
-    }
-    for name in names or families:
-        families[name](seeds)
+class Encoder(nn.Module):
+    """PyTorch's encoder with its defaults (normalization behind each block, ReLU): tokens to logits of each."""
+
+    def __init__(self, symbols: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(symbols + 1, WIDTH)
+        self.positions = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, symbols)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.positions[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        result: Tensor = self.head(x)
+        return result
 
 
-def text_table(family: str, seeds: int) -> None:
-    """The rise of the loss of language models."""
+@dataclass(frozen=True)
+class Family:
+    """A network that is trained here, and its data: inputs and targets."""
+
+    make: Callable[[], nn.Module]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    steps: int = STEPS
+    batch: int = SMALL_BATCH
+
+
+def text_family(name: str) -> Family:
+    """A network that reads characters."""
     text = help_topics()
+    symbols = len(text.symbols)
     train, validation = windows(text.train, CONTEXT), windows(text.validation, CONTEXT)
+    test = (validation[0][:256], validation[1][:256])
+    makes: dict[str, Callable[[], nn.Module]] = {
+        "Llama": lambda: Llama(symbols, width=WIDTH, layers=2, heads=4),
+        "GPT": lambda: GPT(symbols, CONTEXT, width=WIDTH, layers=2, heads=4),
+        "encoder": lambda: Encoder(symbols),
+    }
+    if name == "encoder":
+        return Family(makes[name], hidden(train[0], symbols), hidden(test[0], symbols))
+    return Family(makes[name], train, test)
 
-    def make() -> nn.Module:
-        if family == "Llama":
-            return Llama(len(text.symbols), width=WIDTH, layers=2, heads=4)
-        return GPT(len(text.symbols), CONTEXT, width=WIDTH, layers=2, heads=4)
 
-    title = f"{family}, width {WIDTH}, 2 layers, {STEPS} steps"
-    loss_table(title, make, train, (validation[0][:256], validation[1][:256]), seeds)
+def hidden(tokens: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+    """Text with a quarter of its characters hidden, and the whole text."""
+    chosen = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.25
+    return torch.where(chosen, mask, tokens), tokens
 
 
-def vision_table(seeds: int) -> None:
-    """The rise of the loss of vision transformers."""
+def vision_family() -> Family:
+    """A vision transformer."""
     data = fashion_mnist()
-    test = (data.test_images[:2000], data.test_labels[:2000])
-    loss_table(
-        f"ViT, width {WIDTH}, 2 layers, {2 * STEPS} steps on Fashion-MNIST",
-        lambda: ViT(width=WIDTH, layers=2, heads=4),
-        (data.train_images, data.train_labels),
-        test,
-        seeds,
-        steps=2 * STEPS,
-    )
+    train, test = (data.train_images, data.train_labels), (data.test_images[:2000], data.test_labels[:2000])
+    return Family(lambda: ViT(width=WIDTH, layers=2, heads=4), train, test, 2 * STEPS, 4 * SMALL_BATCH)
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {
+    "GPT": lambda: text_family("GPT"),
+    "ViT": vision_family,
+    "encoder": lambda: text_family("encoder"),
+    "Llama": lambda: text_family("Llama"),
+}
 
 
 def methods_for(weights: RoundToNearest) -> dict[str, GaugeMethod | None]:
     """The methods that are compared at one rounding; None leaves the network as trained."""
-    return {
-        "as trained": None,
-        "equalized": rg.Equalize(),
-        "smoothed": rg.Smooth(weights),
-        "Hadamard": rg.Hadamard(weights, is_kept_always=True),
-        "learned on weights": rg.LearnedRotation(weights),
-        "learned on outputs": rg.LearnedRotation(weights, lr=0.02, by="outputs"),
-    }
+    methods = (
+        None,
+        rg.Equalize(),
+        rg.Smooth(weights),
+        rg.Hadamard(weights, is_kept_always=True),
+        rg.LearnedRotation(weights),
+        rg.LearnedRotation(weights, steps=LEARNED_STEPS, by="function"),
+    )
+    return dict(zip(METHODS, methods, strict=True))
 
 
-def loss_table(
-    title: str,
-    make: Callable[[], nn.Module],
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    seeds: int,
-    *,
-    steps: int = STEPS,
-) -> None:
-    """The rise of the loss on test data, by method and rounding."""
-    rows: dict[str, dict[str, list[float]]] = {}
-    far: dict[str, dict[str, list[float]]] = {}
-    losses = []
-    for seed in range(seeds):
-        module = fit(make, train, seed, lr=3e-3, steps=steps)
-        task = rg.Task(module, [test])
-        params = {name: tensor.detach() for name, tensor in module.state_dict().items()}
-        symmetry = rg.discover(module, (train[0][:2],))
-        chosen = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(seed))[: BATCH * BATCHES]
-        calibration = rg.Task(module, [(train[0][some], train[1][some]) for some in chosen.split(BATCH)])
-        losses.append(task.evaluate(params)["loss"])
-        with torch.no_grad():
-            exact = task.run(params, test[0]).log_softmax(-1)
-        for label, (weights, acts) in LOSSES.items():
-            for name, method in methods_for(weights).items():
-                if weights.bits == 8 and isinstance(method, rg.LearnedRotation):
-                    continue  # Hardly anything is lost there.
-                moved = choose(params, symmetry, method, calibration, seed)
-                with rounded_activations(acts), torch.no_grad():
-                    made = task.run(round_network(moved, symmetry, weights), test[0]).log_softmax(-1)
-                rise = float(functional.nll_loss(made.flatten(0, -2), test[1].flatten())) - losses[-1]
-                away = float(functional.kl_div(made, exact, log_target=True, reduction="none").sum(-1).mean())
-                rows.setdefault(name, {}).setdefault(label, []).append(rise)
-                far.setdefault(name, {}).setdefault(label, []).append(away)
-                print(f"{title}, {seed}, {name}, {label}: {rise:.5f}, {away:.5f}", file=sys.stderr, flush=True)
-    show(f"{title}; loss {spread(losses, 3)} nats, rises by", rows, list(LOSSES), 4)
-    show("divergence of the outputs from those not rounded, nats", far, list(LOSSES), 4)
+def measure(name: str, seed: int, roundings: Sequence[str], file: Path) -> None:
+    """Write the rise of the loss and the divergence of one network, by method and rounding, that are not there yet."""
+    done = {(row["family"], row["seed"], row["rounding"], row["method"]) for row in read(file)}
+    missing = [(one, how) for one in roundings for how in METHODS if (name, seed, one, how) not in done]
+    if not missing:
+        return
+    family = FAMILIES[name]()
+    train, test = family.train, family.test
+    module = fit(family.make, train, seed, lr=3e-3, steps=family.steps)
+    task = rg.Task(module, [test])
+    params = {key: tensor.detach() for key, tensor in module.state_dict().items()}
+    symmetry = rg.discover(module, (train[0][:2],))
+    order = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(seed))
+    few, many = (
+        rg.Task(module, [(train[0][some], train[1][some]) for some in order[: size * count].split(size)])
+        for size, count in ((BATCH, BATCHES), (family.batch, SMALL_BATCHES))
+    )
+    loss = task.evaluate(params)["loss"]
+    with torch.no_grad():
+        exact = task.run(params, test[0]).log_softmax(-1)
+    for label, how in missing:
+        weights, acts = LOSSES[label]
+        began = time.process_time()
+        moved = choose(params, symmetry, methods_for(weights)[how], many if "function" in how else few, seed)
+        seconds = time.process_time() - began
+        with rounded_activations(acts), torch.no_grad():
+            made = task.run(round_network(moved, symmetry, weights), test[0]).log_softmax(-1)
+        rise = float(functional.nll_loss(made.flatten(0, -2), test[1].flatten())) - loss
+        away = float(functional.kl_div(made, exact, log_target=True, reduction="none").sum(-1).mean())
+        row = {"family": name, "seed": seed, "rounding": label, "method": how, "loss": loss, "rise": rise}
+        row |= {"divergence": away, "seconds": seconds}
+        digits = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
+        with file.open("a", encoding="utf-8") as out:
+            print(json.dumps(digits), file=out, flush=True)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The rows that an earlier run wrote."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def tables(rows: list[dict[str, Any]]) -> list[str]:
+    """The tables of docs/quantization.md, line by line: thousandths of a nat, by network and rounding."""
+    lines = []
+    for key, title in (("divergence", "divergence of the outputs"), ("rise", "rise of the loss")):
+        lines += ["", f"| {title}, nats / 1000 | {' | '.join(METHODS)} | removed |", f"| --- |{' --- |' * 7}"]
+        for name, label in dict.fromkeys((row["family"], row["rounding"]) for row in rows):
+            own = [row for row in rows if (row["family"], row["rounding"]) == (name, label)]
+            found = {how: [1000 * row[key] for row in own if row["method"] == how] for how in METHODS}
+            means = {how: statistics.mean(values) for how, values in found.items() if values}
+            cells = [spread(found[how], 1) if found[how] else "" for how in METHODS]
+            gone = "" if len(means) < len(METHODS) else f"{1 - means[METHODS[-1]] / means[METHODS[0]]:.0%}"
+            lines.append(f"| {name}, {label} | {' | '.join(cells)} | {gone} |")
+    return lines[1:]
 
 
 def image_table(seeds: int) -> None:
@@ -238,8 +301,10 @@ def rounded_loss(
 
 
 def spread(values: list[float], digits: int) -> str:
-    """The mean and its standard error."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    """The mean and its standard error; of fewer than three values all of them."""
+    if len(values) < 3:
+        return ", ".join(f"{value:.{digits}f}" for value in values)
+    error = statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
 
 
@@ -251,9 +316,22 @@ def show(title: str, rows: dict[str, dict[str, list[float]]], labels: list[str],
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("families", nargs="*")
+def main() -> None:
+    """Measure what is asked for and not there yet, and print the tables."""
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", choices=[*FAMILIES, "depthwise", []], default=[])
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--records", type=Path, default=Path("quantization.jsonl"))
+    parser.add_argument("--roundings", nargs="+", choices=list(LOSSES), default=list(LOSSES)[:2])
     given = parser.parse_args()
-    main(given.families, given.seeds)
+    if "depthwise" in given.families:
+        image_table(given.seeds)
+    for name in given.families or FAMILIES:
+        for seed in range(given.seeds if name in FAMILIES else 0):
+            measure(name, seed, given.roundings, given.records)
+    print("\n".join(tables(read(given.records))))
+
+
+if __name__ == "__main__":
+    main()

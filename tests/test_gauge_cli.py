@@ -109,7 +109,7 @@ def test_a_folder_is_smoothed_and_rotated_on_data(made: tuple[Path, Any], capsys
             "learned",
             "--untie",
             "--by",
-            "outputs",
+            "function",
             "--steps",
             "20",
             *data,
@@ -148,7 +148,7 @@ def test_a_file_is_equalized() -> None:
         (["--method", "learned", "--bits", "1"], "bits is 1, but values are rounded to 2 to 16 bits"),
         (["--group", "-1"], "--group is -1"),
         (["--method", "smooth"], "the method 'smooth' looks at what layers read: give --data"),
-        (["--method", "learned", "--by", "outputs"], "--by outputs is for --method learned with --data"),
+        (["--method", "learned", "--by", "function"], "--by function is for --method learned with --data"),
     ],
 )
 def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

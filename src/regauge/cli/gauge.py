@@ -98,8 +98,8 @@ def method_of(options: Gauge) -> GaugeMethod:
     scheme = RoundToNearest(options.bits, options.group or None)
     if options.method == "smooth" and options.data is None:
         raise UsageError("the method 'smooth' looks at what layers read: give --data, or choose another one")
-    if options.by == "outputs" and (options.method != "learned" or options.data is None):
-        raise UsageError("--by outputs is for --method learned with --data, whose batches the model is run on")
+    if options.by == "function" and (options.method != "learned" or options.data is None):
+        raise UsageError("--by function is for --method learned with --data, whose batches the model is run on")
     methods: dict[str, GaugeMethod] = {
         "equalize": rg.Equalize(),
         "smooth": rg.Smooth(scheme),
@@ -181,7 +181,7 @@ def _choose(
         if found.model.inputs and kwargs:
             raise UsageError("the model needs masks beside its data: give batches whose inputs are named")
         first = [(found.model.inputs or kwargs, torch.zeros(1))]
-        batches = _batches(options) if options.by == "outputs" else first
+        batches = _batches(options) if options.by == "function" else first
         task = rg.Task(found.model.module, batches, outputs=options.inputs.outputs or None)
     problem = GaugeProblem(to_work(found.checkpoints[0].params), found.symmetry, task, generator)
     problem.__dict__["uncovered"] = uncovered
@@ -221,6 +221,10 @@ def _facts(options: Gauge, chosen: Chosen, certificate: Certificate | None, reas
         for g in move.moved_groups()
         if g.matrix != "none"
     ]
+    ones: set[str] = set()
+    for move in chosen.moves:
+        ones -= {place.parameter for group in move.moved_groups() for place in group.placements}
+        ones |= {*move.ones}
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -231,7 +235,7 @@ def _facts(options: Gauge, chosen: Chosen, certificate: Certificate | None, reas
         "certificate": None if certificate is None else {"ok": certificate.ok} | asdict(certificate),
         "not_run": reason,
         "objective": {"before": chosen.initial, "after": chosen.objective, "unit": chosen.unit},
-        "ones": sorted({name for move in chosen.moves for name in move.ones}),
+        "ones": sorted(ones),
         "rotated": rotated,
         "fixed": [{"name": name, "reason": why} for name, why in chosen.fixed],
         "notes": list(chosen.notes),

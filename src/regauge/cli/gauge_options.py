@@ -36,7 +36,7 @@ class Gauge:
     method: Literal["equalize", "smooth", "hadamard", "random", "learned"] = "hadamard"
     """equalize: scales until ranges agree; smooth: scales between activations and weights, as AWQ searches them, which
     needs data; hadamard and random: rotations of the residual stream and of attention's values, queries and keys;
-    learned: the same by descent on the rounding error. docs/quantization.md tells more."""
+    learned: the same by descent on the rounding error, with --by function of scales, too. See docs/quantization.md."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "scales look at the first.")] = None
     batch: Batch = 16
     bits: int = 4
@@ -44,10 +44,10 @@ class Gauge:
     group: int = 0
     """Values that share a scale there; a whole row where left out."""
     steps: int = 100
-    """Steps of learned rotations."""
-    by: Literal["weights", "outputs"] = "weights"
-    """What learned rotations make small: the rounding error of weights, or, with --data, what rounding does to the
-    outputs (the divergence of their softmax)."""
+    """Steps of the method learned; by function some 400 are of use."""
+    by: Literal["weights", "function"] = "weights"
+    """What the method learned makes small: the rounding error of weights, or, with --data, what rounding does to the
+    outputs (the divergence of their softmax). The last quarter of the batches is held out to choose by."""
     mappings: Literal["llm-compressor", "autoawq"] | None = None
     """Move nothing: write the scale pairs that hold for the model to OUT, .json or .yaml, as this tool takes them."""
     untie: bool = False

@@ -164,7 +164,7 @@ class _Audit:
                 continue
             logs = torch.zeros(direction.count, dtype=torch.float64)
             logs[place.index.flatten()] = -factors.log()[place.positions] / (place.exponent / 2)
-            right = self.symmetry.act(scaled_element(self.symmetry, [(direction, logs)]), start)
+            right = self.symmetry.act(scaled_element(self.symmetry.identity(), [(direction, logs)]), start)
             wrong = [one for one in right if not torch.allclose(right[one], moved[one], rtol=1e-9, atol=1e-12)]
             missing = tuple(one for one in wrong if torch.equal(moved[one], start[one]))
             extra = tuple(one for one in wrong if one not in missing)

@@ -33,6 +33,7 @@ def gauge(
     | `Equalize` | every family of positive scales, until ranges agree | nothing else |
     | `Hadamard`, `RandomRotation` | every orthogonal and linear group | a task, to see behind gains |
     | `LearnedRotation` | the same, by descent on the error of rounding | a task, to see behind gains |
+    | `LearnedRotation(by="function")` | scales, too, by descent on what rounding does to the outputs | a task |
     | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | several methods, one after the other | what these need |
 

@@ -58,19 +58,20 @@ class RoundToNearest:
         Rounding takes place in float32, or in float64 where the tensor is that.
         """
         values = self._blocks(tensor.to(work_dtype(tensor.dtype)), rows)
-        step = values.abs().amax(-1, keepdim=True) / self.levels
-        step = torch.where(step == 0, 1.0, step)
+        step = self._steps(values)
         return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
 
-    def noisy(self, tensor: Tensor, rows: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """The tensor with uniform noise as wide as the steps between levels, as if it had been rounded by chance.
+    def straight_through(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
+        """The rounded tensor, differentiable as if the number of each level were a real one: steps keep their gradient.
 
-        Differentiable, through the ranges that the noise is proportional to, too.
+        References:
+            Esser et al. (2020), Learned step size quantization, equation 3, with steps that follow the range.
         """
         values = self._blocks(tensor, rows)
-        step = values.abs().amax(-1, keepdim=True) / self.levels
-        drawn = torch.rand(values.shape, generator=generator, device=generator.device, dtype=values.dtype).cpu()
-        return tensor + self._unblock((drawn - 0.5) * step, tensor, rows)
+        step = self._steps(values)
+        number = values / step
+        number = number + (number.round() - number).detach()
+        return self._unblock(number * step, tensor, rows)
 
     def range_squares(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Float[Tensor, ""]:
         """The sum over all values of the squared range that each shares: what the error is proportional to.
@@ -80,6 +81,11 @@ class RoundToNearest:
         values = self._blocks(tensor, rows)
         count = min(values.shape[-1], tensor.numel())
         return values.abs().amax(-1).square().sum() * count
+
+    def _steps(self, values: Tensor) -> Tensor:
+        """The distance between levels of each block; one where there is nothing but zeros."""
+        step = values.abs().amax(-1, keepdim=True) / self.levels
+        return torch.where(step == 0, 1.0, step)
 
     def _blocks(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
         """Values that share a scale along the last axis, filled up with zeros."""

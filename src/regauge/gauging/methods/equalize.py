@@ -71,7 +71,7 @@ class Equalize(GaugeMethod):
         fixed = [(group.name, NO_SCALES) for group in diagonal(symmetry).groups if not group.scales]
         fixed += [(name, "one side of its units has no values whose range could agree") for name in ranges.alone]
         notes = () if is_settled else (f"still moving after {self.sweeps} sweeps: allow more",)
-        moves = (Move(symmetry, scaled_element(symmetry, best)),)
+        moves = (Move(symmetry, scaled_element(symmetry.identity(), best)),)
         return Chosen(moves, history[-1], history[0], tuple(history), "octaves of imbalance", tuple(fixed), notes)
 
 
@@ -191,9 +191,8 @@ def _telling(symmetry: Symmetry, places: Sequence[Place]) -> tuple[Place, ...]:
     return wide or tuple(places)
 
 
-def scaled_element(symmetry: Symmetry, logs: Sequence[tuple[Direction, Units]]) -> Element:
-    """The element with these factors."""
-    element = symmetry.identity()
+def scaled_element(element: Element, logs: Sequence[tuple[Direction, Units]]) -> Element:
+    """An element, times these factors."""
     for direction, units in logs:
         value = element[direction.group]
         if value.matrix is not None:

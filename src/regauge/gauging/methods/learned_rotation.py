@@ -1,58 +1,64 @@
-"""LearnedRotation: descent over the rotations of all groups for small rounding errors."""
+"""LearnedRotation: descent over a network's orbit for small rounding errors, of weights or of the function."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from regauge.core.element import Element, Value
-from regauge.core.groups import Group
-from regauge.core.params import Params
-from regauge.core.rotations import zero_sum_basis
-from regauge.core.symmetry import Symmetry
-from regauge.gauging.method import GaugeMethod, GaugeProblem, fixed_reasons
-from regauge.gauging.methods.rotation_losses import OfOutputs, OfWeights, RotationLoss, rotated
+from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.methods.reach import Point, Reach
 from regauge.gauging.methods.rotations import Hadamard
-from regauge.gauging.moves import Move
+from regauge.gauging.methods.rounding_losses import OfFunction, OfWeights, RoundingLoss
 from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest
 
+STRETCHING = 5
+"""The rate of scales and whole linear groups, relative to that of rotations."""
 EVERY = 10
-"""Steps after which the rotations so far are tried with true rounding."""
+"""Steps after which the point so far is tried with true rounding."""
+RATES = (0.3, 0.1, 0.03)
+"""Of the rounds of descent on the function, relative to that on weights."""
+ON_WEIGHTS = 100
+"""Steps of the descent on weights, at most, where one on the function follows."""
 
 
 @dataclass(frozen=True)
 class LearnedRotation(GaugeMethod):
-    """Rotations of every orthogonal and linear group, found by descent.
+    """Rotations of every orthogonal and linear group, and with data scales and whole matrices, found by descent.
 
-    It begins at the identity or where Hadamard matrices lead, whichever is better. Rotations are `C(A) R_0` with
-    Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a group. What descends is a smooth
-    stand-in for rounding; the best rotation with true rounding that is met on the way is kept.
+    With `by="weights"` no data are used. Descent begins at the identity or where Hadamard matrices lead, whichever is
+    better. Rotations are `C(A) R_0` with Cayley's map `C(A) = (1 - A)^-1 (1 + A)` of a skew matrix A for each copy of a
+    group. What descends is the expected rounding error, `sum over scales of range^2`, relative to the norm of each
+    layer, and the objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
-    With `by="weights"` no data are used: what descends is the expected rounding error, `sum over scales of range^2`,
-    relative to the norm of each layer, and the objective is the ratio of signal to rounding noise of the weights of all
-    layers, in dB. With `by="outputs"` a second descent from there follows the outputs of the network on the batches of
-    the task, one after the other: their distance from those of the network as it was, with uniform noise as wide as
-    the steps of rounding in its place. The distance is the divergence of the softmax in nats where the task has cross
-    entropy, else the relative squared error; the objective is that with rounded weights over all batches, with its
-    sign turned. Unlike in the paper, gradients do not go straight through the rounding, and targets are not needed.
+    With `by="function"` a second descent follows the outputs of the rounded network on the batches of the task: their
+    distance from those of the network as it was, which is the divergence of the softmax in nats where the task has
+    cross entropy, else the relative squared error. Gradients go straight through the rounding, and through the steps
+    that the ranges set. It moves, besides the rotations, all of the linear groups (queries against keys, values against
+    outputs; by matrix exponentials) and every family of positive scales. It begins at those rotations, or at the
+    network as it is where this is better. The objective is that distance on the last quarter of the batches, which are
+    held out from the descent, with its sign turned. Targets are not needed. Signs are left: they change no rounding.
+
+    Either way the best element with true rounding that is met on the way is kept. Rounding makes the function rugged,
+    by how much depends on the network: the descent on the function is taken in rounds, each from the best element so
+    far and at a lower rate than the one before.
 
     Attributes:
         scheme: How weights are rounded.
-        steps: Of Adam.
-        lr: Its rate at the start; it falls to zero along a line.
-        by: Whether the error of weights or that of outputs is made small; the latter needs a task and a generator.
+        steps: Of Adam; the descent on weights takes at most `ON_WEIGHTS` where one on the function follows.
+        lr: Its rate at the start; it falls to zero along a line, in each round.
+        by: Whether the error of weights or that of the function is made small; the latter needs a task.
 
     References:
-        Liu et al. (2024), SpinQuant, section 3.2, for descent on rotations by Cayley's map.
+        Liu et al. (2024), SpinQuant, section 3.2, for descent on rotations by Cayley's map; Shao et al. (2024),
+        OmniQuant, section 3.3, for learned scales; Esser et al. (2020), Learned step size quantization, equation 3.
     """
 
     scheme: RoundToNearest = FOUR_BITS
     steps: int = 100
     lr: float = 0.01
-    by: Literal["weights", "outputs"] = "weights"
+    by: Literal["weights", "function"] = "weights"
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.lr > 0:
@@ -60,85 +66,66 @@ class LearnedRotation(GaugeMethod):
 
     @property
     def needs_task(self) -> bool:  # type: ignore[override]
-        """Whether outputs are looked at."""
-        return self.by == "outputs"
+        """Whether the model is run."""
+        return self.by == "function"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """The best rotations met on the way."""
-        found = problem.uncovered
-        symmetry, before = found.symmetry, found.before
-        fixed = fixed_reasons(problem.symmetry, found)
-        loss = self._loss(problem)
+        """The best element met on the way."""
+        is_function = self.by == "function"
+        reach, on_weights = Reach(problem, is_scaled=is_function), OfWeights(self.scheme)
+        loss: RoundingLoss = on_weights
+        if is_function:
+            assert problem.task is not None
+            loss = OfFunction(problem.params, self.scheme, problem.task)
         initial = loss.score(problem.params, problem.symmetry)
-        if all(group.matrix == "none" for group in symmetry.groups):
-            return Chosen((), initial, initial, (initial,), loss.unit, fixed, ("there is nothing to rotate",))
-        start = problem.params if before is None else before(problem.params)
-
-        def score(one: Element) -> float:
-            return loss.score({**start, **rotated(start, symmetry, one)}, symmetry)
-
-        best, reached, history = symmetry.identity(), initial, [initial]
-        flat = Hadamard(self.scheme).rotate(symmetry, problem.generator)
-        ways: list[RotationLoss] = [loss] if self.by == "weights" else [OfWeights(self.scheme), loss]
-        starts = [symmetry.identity(), flat]
-        for way in ways:
-            for element in self._descend(way, start, symmetry, max(starts, key=score)):
-                objective = score(element)
-                if objective > reached:
-                    best, reached = element, objective
-                history.append(reached)
+        if not reach.can_rotate and not reach.can_scale:
+            return Chosen((), initial, initial, (initial,), loss.unit, reach.fixed, ("there is nothing to move",))
+        starts, scores = [reach.as_it_is], [initial]
+        if reach.can_rotate:
+            symmetry = reach.found.symmetry
+            ways = [symmetry.identity(), Hadamard(self.scheme).rotate(symmetry, problem.generator)]
+            steps = min(self.steps, ON_WEIGHTS) if is_function else self.steps
+            turning = Reach(problem, is_scaled=False)
+            best, scores = self._climb(on_weights, turning, [Point(way, None) for way in ways], [(steps, self.lr)])
             starts.append(best)
-        if reached == initial:
-            notes = ("the network stays as it is: no rotation on the way makes rounding better",)
-            return Chosen((), initial, initial, tuple(history), loss.unit, fixed, notes)
-        moves = (*([] if before is None else [before]), Move(symmetry, best))
-        return Chosen(moves, reached, initial, tuple(history), loss.unit, fixed)
+        if is_function:
+            each = -(-self.steps // len(RATES))
+            best, scores = self._climb(loss, reach, starts, [(each, self.lr * rate) for rate in RATES])
+        history = (initial, *(max(score, initial) for score in scores))
+        if history[-1] == initial:
+            notes = ("the network stays as it is: nothing that was met on the way makes rounding better",)
+            return Chosen((), initial, initial, history, loss.unit, reach.fixed, notes)
+        return Chosen(reach.moves(best), history[-1], initial, history, loss.unit, reach.fixed)
 
-    def _descend(self, loss: RotationLoss, params: Params, symmetry: Symmetry, element: Element) -> Iterator[Element]:
-        """The rotations that descent from an element meets, now and then."""
-        groups = [group for group in symmetry.groups if group.matrix != "none"]
-        skew = {group.name: _skew_start(group, symmetry).requires_grad_() for group in groups}
-        optimizer = torch.optim.Adam(list(skew.values()), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, self.steps)
-        for step in range(self.steps + 1):
-            if step % EVERY == 0 or step == self.steps:
-                yield _turn(element, symmetry, groups, skew)
-            with torch.enable_grad():
-                optimizer.zero_grad()
-                turned = _turn(element, symmetry, groups, skew, is_tracked=True)
-                loss.descend(params, symmetry, turned).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
+    def _climb(
+        self, loss: RoundingLoss, reach: Reach, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
+    ) -> tuple[Point, list[float]]:
+        """The best point that descents meet, each from the best so far, and at each trial the best score so far.
 
-    def _loss(self, problem: GaugeProblem) -> RotationLoss:
-        if self.by == "weights":
-            return OfWeights(self.scheme)
-        if problem.generator is None:
-            raise ValueError("LearnedRotation(by='outputs') draws noise: give a generator, or learn by='weights'")
-        assert problem.task is not None
-        return OfOutputs(problem.params, self.scheme, problem.task, problem.generator)
-
-
-def _skew_start(group: Group, symmetry: Symmetry) -> Tensor:
-    n = group.size - group.keeps_ones
-    lead = tuple(symmetry[base].size for base in group.within)
-    return torch.zeros(*lead, n, n, dtype=torch.float64)
-
-
-def _turn(
-    element: Element, symmetry: Symmetry, groups: list[Group], skew: Mapping[str, Tensor], *, is_tracked: bool = False
-) -> Element:
-    """The element turned on by Cayley's map."""
-    values: dict[str, Value] = dict(element.items())
-    for group in groups:
-        raw = skew[group.name] if is_tracked else skew[group.name].detach()
-        a = raw - raw.mT
-        one = torch.eye(a.shape[-1], dtype=a.dtype)
-        turn = torch.linalg.solve(one - a, one + a)
-        if group.keeps_ones:
-            basis = zero_sum_basis(group.size)
-            turn = basis.mT @ turn @ basis + 1 / group.size
-        known = values[group.name].matrix
-        assert known is not None
-        values[group.name] = replace(values[group.name], matrix=turn @ known)
-    return Element(values)
+        `rounds` has the steps of each descent, and its rate at the start.
+        """
+        symmetry, names = reach.symmetry, loss.needed(reach.symmetry)
+        scored = [(loss.score(reach.params(start), symmetry), start) for start in starts]
+        reached, best = max(scored, key=lambda one: one[0])
+        history = [reached]
+        for steps, rate in rounds:
+            tangents = reach.tangents(best)
+            groups = [{"params": tangents.turns}, {"params": tangents.stretches, "lr": STRETCHING * rate}]
+            optimizer = torch.optim.Adam(groups, lr=rate)
+            schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+            for step in range(1, steps + 1):
+                with torch.enable_grad():
+                    optimizer.zero_grad()
+                    point = tangents.point()
+                    loss.descend(reach.params(point, names), symmetry).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+                tangents.clip()
+                if step % EVERY == 0 or step == steps:
+                    with torch.no_grad():
+                        point = tangents.point()
+                    score = loss.score(reach.params(point), symmetry)
+                    if score > reached:
+                        reached, best = score, point
+                    history.append(reached)
+        return best, history

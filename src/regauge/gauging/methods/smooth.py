@@ -86,7 +86,7 @@ class Smooth(GaugeMethod):
                 steps.append((direction, logs))
                 work.move(direction, logs)
         fixed += [(group.name, NO_SCALES) for group in diagonal(problem.symmetry).groups if not group.scales]
-        moves = (Move(problem.symmetry, scaled_element(problem.symmetry, steps)),)
+        moves = (Move(problem.symmetry, scaled_element(problem.symmetry.identity(), steps)),)
         count = max(len(gains), 1)
         history = [sum(before for before, _ in gains) / count]
         for before, after in gains:
@@ -195,7 +195,7 @@ class _Work:
             return self._found.intermediate.run(params, self._inputs, self._kwargs, names, changes)
 
     def _moved(self, params: Params, direction: Direction, logs: Units) -> Params:
-        element = scaled_element(self._symmetry, [(direction, logs)])
+        element = scaled_element(self._symmetry.identity(), [(direction, logs)])
         return _act_on(self._symmetry, element, params, {place.name for place in direction.places})
 
 

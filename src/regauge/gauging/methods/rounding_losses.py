@@ -1,7 +1,7 @@
-"""What learned rotations descend on: the rounding error of weights, or what rounding does to the network's outputs."""
+"""What descents over a network's orbit follow: the rounding error of weights, or what rounding does to the outputs."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -10,32 +10,26 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from regauge.core.act import act
-from regauge.core.element import Element
 from regauge.core.given import as_pair
-from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, cross_entropy
 from regauge.gauging.methods.rotations import Weights
 from regauge.gauging.rounding import RoundToNearest, layer_rows, round_network
 
 
-class RotationLoss(Protocol):
-    """How good a rotation of a network is, with true rounding, and a smooth loss that leads to better ones."""
+class RoundingLoss(Protocol):
+    """How good a point of the orbit is with true rounding, and a differentiable loss that leads to better ones."""
 
     unit: str
+
+    def needed(self, symmetry: Symmetry) -> Iterable[str] | None:
+        """The tensors that `descend` looks at; all where it is None."""
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
         """What is maximized, of a network and its symmetry."""
 
-    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry, element: Element) -> Tensor:
-        """The differentiable loss of a network that is moved by an element."""
-
-
-def rotated(params: Mapping[str, Tensor], symmetry: Symmetry, element: Element) -> Params:
-    """The parameters that a symmetry moves, moved; differentiable in the element, and others are left out."""
-    sites = {name: local for name, local in symmetry.sites.items() if name in params}
-    return act(symmetry.groups, sites, element, params, {name: params[name].ndim for name in sites})
+    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> Tensor:
+        """The differentiable loss of a network."""
 
 
 class OfWeights:
@@ -46,56 +40,65 @@ class OfWeights:
     def __init__(self, scheme: RoundToNearest) -> None:
         self._scheme = scheme
 
+    def needed(self, symmetry: Symmetry) -> Iterable[str]:
+        """The weights of the layers."""
+        return layer_rows(symmetry)
+
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
         """The ratio of signal to rounding noise of the weights."""
         return Weights(params, symmetry, self._scheme).decibels
 
-    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry, element: Element) -> Tensor:
+    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> Tensor:
         """The expected error, `sum over scales of range^2`, over all values."""
         layers = {n: rows for n, rows in layer_rows(symmetry).items() if n in symmetry.sites and n in params}
-        own = {name: params[name] for name in layers}
-        moved = rotated(own, symmetry, element)
         terms = [
-            self._scheme.range_squares(moved[name], rows)
-            * (own[name].numel() / max(float(own[name].square().sum()), 1e-30))
+            self._scheme.range_squares(params[name], rows)
+            * (params[name].numel() / max(float(params[name].detach().square().sum()), 1e-30))
             for name, rows in layers.items()
         ]
-        return torch.stack(terms).sum() / max(sum(tensor.numel() for tensor in own.values()), 1)
+        return torch.stack(terms).sum() / max(sum(params[name].numel() for name in layers), 1)
 
 
-class OfOutputs:
+class OfFunction:
     """How far the outputs of the rounded network are from those of the network as it was, on the task's batches.
 
     For a task with cross entropy that is the Kullback-Leibler divergence of the softmax over the last axis, in nats;
-    for others the squared distance relative to the squared outputs. Targets are not used. The smooth loss replaces
-    rounding by uniform noise as wide as its steps, on one batch after the other.
+    for others the squared distance relative to the squared outputs. Targets are not used. The last quarter of the
+    batches, at least one, is held out: scores are taken there, and descents see the others, one after the other. A
+    single batch serves both.
     """
 
-    def __init__(
-        self, params: Mapping[str, Tensor], scheme: RoundToNearest, task: Task, generator: torch.Generator
-    ) -> None:
-        self._scheme, self._generator = scheme, generator
+    def __init__(self, params: Mapping[str, Tensor], scheme: RoundToNearest, task: Task) -> None:
+        self._scheme = scheme
         self._task = replace(task, module=copy.deepcopy(task.module).float())
         self._is_divergence = task.criterion is cross_entropy
         self.unit = "nats" if self._is_divergence else "relative squared error"
         self._inputs: list[Any] = [pytree.tree_map_only(Tensor, _single, as_pair(batch)[0]) for batch in task.batches]
+        if not self._inputs:
+            raise ValueError("the task has no batches to learn from")
         with torch.no_grad():
             self._outputs = [self._run(params, inputs) for inputs in self._inputs]
+        count = len(self._inputs)
+        self._seen = range(max(count - max(count // 4, 1), 1))
+        self._held = range(self._seen.stop, count) if count > 1 else self._seen
         self._next = 0
 
+    def needed(self, symmetry: Symmetry) -> None:
+        """All tensors: the network is run."""
+        return
+
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """The negative distance with rounded weights, over all batches."""
+        """The negative distance with rounded weights, over the batches that are held out."""
         rounded = round_network(params, symmetry, self._scheme)
         with torch.no_grad():
-            found = [float(self._distance(rounded, k)) for k in range(len(self._inputs))]
+            found = [float(self._distance(rounded, k)) for k in self._held]
         return -sum(found) / len(found)
 
-    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry, element: Element) -> Tensor:
-        """The distance with noise in place of rounding, on the next batch."""
-        moved = {**params, **rotated(params, symmetry, element)}
-        noisy = round_network(moved, symmetry, lambda tensor, rows: self._scheme.noisy(tensor, rows, self._generator))
-        self._next = (self._next + 1) % len(self._inputs)
-        return self._distance(noisy, self._next)
+    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> Tensor:
+        """The distance with rounded weights on the next batch, whose gradient goes straight through the rounding."""
+        rounded = round_network(params, symmetry, self._scheme.straight_through)
+        self._next = (self._next + 1) % len(self._seen)
+        return self._distance(rounded, self._next)
 
     def _distance(self, params: Mapping[str, Tensor], batch: int) -> Tensor:
         made, wanted = self._run(params, self._inputs[batch]), self._outputs[batch]

@@ -1,0 +1,164 @@
+"""The part of a network's orbit that descents move over: matrices behind gains of one, and scales behind these."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regauge.core.act import act
+from regauge.core.element import Element, Value
+from regauge.core.groups import Group
+from regauge.core.params import Params
+from regauge.core.rotations import zero_sum_basis
+from regauge.core.scales import directions
+from regauge.core.symmetry import Symmetry
+from regauge.gauging.method import GaugeProblem, fixed_reasons
+from regauge.gauging.methods.equalize import scaled_element
+from regauge.gauging.moves import Move
+
+FURTHEST = math.log(1e3) / 2
+"""Bound of logarithms: of scales, and of matrices of linear groups, whose condition number it keeps below 1000."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the orbit.
+
+    Attributes:
+        matrices: Of the groups that rotate, acting where gains are one.
+        scales: Of the whole symmetry, acting after them; None where there are none.
+    """
+
+    matrices: Element
+    scales: Element | None
+
+
+class Reach:
+    """Where a network can go on its orbit, and how it gets there.
+
+    Args:
+        problem: The network.
+        is_scaled: Whether scales and whole linear groups are moved, not only rotations.
+    """
+
+    def __init__(self, problem: GaugeProblem, *, is_scaled: bool) -> None:
+        self.found, self.symmetry = problem.uncovered, problem.symmetry
+        self._is_scaled = is_scaled
+        self._start = problem.params if self.found.before is None else self.found.before(problem.params)
+        if is_scaled:
+            self._start = {name: t.float() if t.is_floating_point() else t for name, t in self._start.items()}
+
+    @property
+    def can_rotate(self) -> bool:
+        """Whether a group has matrices."""
+        return any(group.matrix != "none" for group in self.found.symmetry.groups)
+
+    @property
+    def can_scale(self) -> bool:
+        """Whether scales are moved, and there are some."""
+        return self._is_scaled and bool(directions(self.symmetry, "move"))
+
+    @property
+    def fixed(self) -> tuple[tuple[str, str], ...]:
+        """Groups and gains that nothing here moves, each with the reason."""
+        scaled = {direction.group for direction in directions(self.symmetry, "move")} if self.can_scale else set()
+        return tuple((name, why) for name, why in fixed_reasons(self.symmetry, self.found) if name not in scaled)
+
+    @property
+    def as_it_is(self) -> Point:
+        """The network as it was: gains get their values back."""
+        still = self.found.symmetry.identity()
+        if not self.can_scale:
+            return Point(still, None)
+        scales, before = self.symmetry.identity(), self.found.before
+        if before is not None:
+            back = before.symmetry.inverse(before.element)
+            for group in before.symmetry.groups:
+                if group.scales or group.signs:
+                    scales = scales.replace(group.name, back[group.name])
+        return Point(still, scales)
+
+    def moves(self, point: Point) -> tuple[Move, ...]:
+        """What takes the network to a point."""
+        before = () if self.found.before is None else (self.found.before,)
+        turns = (Move(self.found.symmetry, point.matrices),) if self.can_rotate else ()
+        return (*before, *turns, *(() if point.scales is None else (Move(self.symmetry, point.scales),)))
+
+    def params(self, point: Point, names: Iterable[str] | None = None) -> Params:
+        """The network at a point, or some tensors of it; differentiable in the point."""
+        moved = self._start if names is None else {name: self._start[name] for name in names if name in self._start}
+        for symmetry, element in ((self.found.symmetry, point.matrices), (self.symmetry, point.scales)):
+            if element is not None:
+                sites = {name: local for name, local in symmetry.sites.items() if name in moved}
+                moved = act(symmetry.groups, sites, element, moved, {name: moved[name].ndim for name in sites})
+        return moved
+
+    def tangents(self, start: Point) -> "Tangents":
+        """Free parameters around a point."""
+        scales = start.scales
+        if scales is None and self.can_scale:
+            scales = self.symmetry.identity()
+        return Tangents(self.found.symmetry, self.symmetry, replace(start, scales=scales), is_whole=self._is_scaled)
+
+
+class Tangents:
+    """Free parameters of the points around a start, which is where they are zero.
+
+    A matrix is `T(A) M` with that of the start, M, and `T(A)` Cayley's map `(1 - S)^-1 (1 + S)` of `S = A - A^T`; with
+    `is_whole`, of linear groups the exponential of A. Scales have logarithms that are added to those of the start.
+
+    Attributes:
+        turns: The parameters of rotations.
+        stretches: Those of whole linear groups and of scales.
+    """
+
+    def __init__(self, rotating: Symmetry, symmetry: Symmetry, start: Point, *, is_whole: bool) -> None:
+        self._start = start
+        self._groups = [group for group in rotating.groups if group.matrix != "none"]
+        self._whole = [group.name for group in self._groups if is_whole and group.matrix == "linear"]
+        self._raw = {group.name: _zeros(group, rotating).requires_grad_() for group in self._groups}
+        self._families = [] if start.scales is None else directions(symmetry, "move")
+        self._logs = [torch.zeros(one.count, dtype=torch.float64, requires_grad=True) for one in self._families]
+        self.turns = [raw for name, raw in self._raw.items() if name not in self._whole]
+        self.stretches = [*(self._raw[name] for name in self._whole), *self._logs]
+
+    def point(self) -> Point:
+        """The point at these parameters, differentiable in them."""
+        values: dict[str, Value] = dict(self._start.matrices.items())
+        for group in self._groups:
+            known = values[group.name].matrix
+            assert known is not None
+            values[group.name] = replace(values[group.name], matrix=self._turn(group) @ known)
+        scales = self._start.scales
+        if scales is not None:
+            scales = scaled_element(scales, list(zip(self._families, self._logs, strict=True)))
+        return Point(Element(values), scales)
+
+    def clip(self) -> None:
+        """Bring back parameters of scales and whole linear groups that went too far."""
+        with torch.no_grad():
+            for name in self._whole:
+                sizes = self._raw[name].norm(dim=(-2, -1), keepdim=True)
+                self._raw[name] *= FURTHEST / sizes.clamp_min(FURTHEST)
+            for logs in self._logs:
+                logs.clamp_(-FURTHEST, FURTHEST)
+
+    def _turn(self, group: Group) -> Tensor:
+        raw = self._raw[group.name]
+        if group.name in self._whole:
+            return torch.linalg.matrix_exp(raw)
+        skew = raw - raw.mT
+        one = torch.eye(skew.shape[-1], dtype=skew.dtype)
+        turn: Tensor = torch.linalg.solve(one - skew, one + skew)
+        if group.keeps_ones:
+            basis = zero_sum_basis(group.size)
+            turn = basis.mT @ turn @ basis + 1 / group.size
+        return turn
+
+
+def _zeros(group: Group, symmetry: Symmetry) -> Tensor:
+    n = group.size - group.keeps_ones
+    lead = tuple(symmetry[base].size for base in group.within)
+    return torch.zeros(*lead, n, n, dtype=torch.float64)
