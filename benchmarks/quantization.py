@@ -222,17 +222,23 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def tables(rows: list[dict[str, Any]]) -> list[str]:
     """The tables of docs/quantization.md, line by line: thousandths of a nat, by network and rounding."""
+    methods = [how for how in METHODS if any(row["method"] == how for row in rows)]
     lines = []
     for key, title in (("divergence", "divergence of the outputs"), ("rise", "rise of the loss")):
-        lines += ["", f"| {title}, nats / 1000 | {' | '.join(METHODS)} | removed |", f"| --- |{' --- |' * 7}"]
+        head = ["", f"{title}, nats / 1000", *methods, "removed", ""]
+        lines += ["", " | ".join(head).strip(), f"|{' --- |' * (len(head) - 2)}"]
         for name, label in dict.fromkeys((row["family"], row["rounding"]) for row in rows):
             own = [row for row in rows if (row["family"], row["rounding"]) == (name, label)]
-            found = {how: [1000 * row[key] for row in own if row["method"] == how] for how in METHODS}
-            means = {how: statistics.mean(values) for how, values in found.items() if values}
-            cells = [spread(found[how], 1) if found[how] else "" for how in METHODS]
-            gone = "" if len(means) < len(METHODS) else f"{1 - means[METHODS[-1]] / means[METHODS[0]]:.0%}"
-            lines.append(f"| {name}, {label} | {' | '.join(cells)} | {gone} |")
+            found = {how: [1000 * row[key] for row in own if row["method"] == how] for how in methods}
+            cells = [spread(values, 1) if values else "" for values in found.values()]
+            lines.append(f"| {name}, {label} | {' | '.join(cells)} | {removed(found)} |")
     return lines[1:]
+
+
+def removed(found: dict[str, list[float]]) -> str:
+    """The share of the mean as trained that is gone after learning by function."""
+    before, after = (found.get(how, []) for how in (METHODS[0], METHODS[-1]))
+    return f"{1 - statistics.mean(after) / statistics.mean(before):.0%}" if before and after else ""
 
 
 def image_table(seeds: int) -> None:

@@ -140,6 +140,14 @@ def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: 
         assert table.replace("\n", "\n  ") in page or table in page
 
 
+def test_the_page_on_quantization_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study = importlib.import_module("quantization")
+    rows = study.read(ROOT / "docs" / "records" / "quantization.jsonl")
+    page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    assert "\n".join(study.tables(rows)) in page
+
+
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
 def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["reproduce", "--draw", str(record), "--out", str(tmp_path)])
