@@ -1,15 +1,19 @@
 """The cost of a batch of networks: reading it, and moving each network by a random element.
 
-    OMP_NUM_THREADS=1 python benchmarks/loader.py [networks]
+    OMP_NUM_THREADS=1 python benchmarks/loader.py [networks] [--disk]
 
 CPU milliseconds of one thread for a batch of 64 or 256 networks, drawn at random from a store in the page cache: means
 over the batches of an epoch, medians of interleaved rounds. "Random elements" and "permutations alone" come on top of
 reading; "apart" draws an element and acts with it (`symmetry.random`, `symmetry.act`). As in a process that trains,
 tensors of some megabytes were there before, so that the memory of batches is not asked of the system again each time.
+
+`--disk` measures reading in wall-clock milliseconds, too, where nothing of the store is in the page cache, as in the
+first epoch and in each one of a store that is larger than memory (Linux only).
 """
 
+import argparse
+import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -74,7 +78,7 @@ def cpu(run: Callable[[], Any]) -> float:
     return (time.process_time() - start) * 1e3
 
 
-def measure(name: str, folder: Path, count: int) -> Iterator[str]:
+def measure(name: str, folder: Path, count: int, *, is_on_disk: bool) -> Iterator[str]:
     architecture, shape, parts = CASES[name]
     generator = torch.Generator().manual_seed(0)
     symmetry = discover(architecture.module().eval(), (torch.randn(2, *shape, generator=generator),))
@@ -89,7 +93,22 @@ def measure(name: str, folder: Path, count: int) -> Iterator[str]:
         times = [statistics.median(spent) for spent in _times(store, symmetry, parts, batch)]
         read, elements, permutations, apart = times
         row = f"{read:.2f} | {elements - read:.2f} | {permutations - read:.2f} | {apart:.2f}"
+        if is_on_disk:
+            row += f" | {statistics.median(_from_disk(folder, batch) for _ in range(ROUNDS)):.2f}"
         yield f"| {len(store):,} {name} ({architecture.size:,} values) | {', '.join(parts)} | {batch} | {row} |"
+
+
+def _from_disk(folder: Path, batch: int) -> float:
+    """Wall-clock milliseconds for a batch, where nothing of the store is in the page cache."""
+    for path in folder.rglob("*.safetensors"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    loader = Loader(Store.open(folder), batch=batch, generator=torch.Generator().manual_seed(1))
+    start = time.perf_counter()
+    number = sum(1 for _ in loader)
+    return (time.perf_counter() - start) * 1e3 / number
 
 
 def _times(store: Store, symmetry: Symmetry, parts: tuple[str, ...], batch: int) -> list[list[float]]:
@@ -112,14 +131,19 @@ def _times(store: Store, symmetry: Symmetry, parts: tuple[str, ...], batch: int)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", type=int, nargs="?", default=8192)
+    parser.add_argument("--disk", action="store_true", help="reading from the disk, too, by the clock")
+    parser.add_argument("--only", choices=tuple(CASES), help="that architecture alone")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 8192
     torch.ones(WARM)
-    print("| networks | parts | batch | reading | random elements | permutations alone | apart |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name in CASES:
+    columns = ["networks", "parts", "batch", "reading", "random elements", "permutations alone", "apart"]
+    columns += ["reading from the disk"] if options.disk else []
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
+    for name in [options.only] if options.only else CASES:
         with tempfile.TemporaryDirectory() as place:
-            for row in measure(name, Path(place) / "store", count):
+            for row in measure(name, Path(place) / "store", options.networks, is_on_disk=options.disk):
                 print(row, flush=True)
 
 
