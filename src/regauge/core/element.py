@@ -9,7 +9,7 @@ so that multiplying two elements gathers the right one by the left one and combi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,8 +37,8 @@ class Value:
         sign: Plus or minus one for each family, int8.
         shift: Half periods of each family, int64.
         matrix: Rotation or invertible matrix, float64, for orthogonal and linear groups.
-        product: The same matrix by its factors, if it was made of them: it then acts in fewer operations. What is made
-            of this value by `map`, `zip` or `replace(matrix=...)` has none.
+        product: The same matrix by its factors, if the value was made by `of_product`: it then acts in fewer
+            operations. What `map`, `zip` or `replace` make of this value has none.
     """
 
     perm: Int[Tensor, "*lead size"] | None = None
@@ -46,11 +46,14 @@ class Value:
     sign: Num[Tensor, "*lead signs size"] | None = None
     shift: Num[Tensor, "*lead shifts size"] | None = None
     matrix: Float[Tensor, "*lead size size"] | None = None
-    product: Kronecker | None = None
+    product = cast(Kronecker | None, None)  # Without an annotation: no field, so that it is not copied.
 
-    def __post_init__(self) -> None:
-        if self.product is not None and self.product.matrix is not self.matrix:
-            object.__setattr__(self, "product", None)
+    @classmethod
+    def of_product(cls, product: Kronecker) -> "Value":
+        """The value with the matrix that is a product of factors."""
+        value = cls(matrix=product.matrix)
+        object.__setattr__(value, "product", product)
+        return value
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that the value has, by field name."""
@@ -74,8 +77,8 @@ class Value:
         return replace(blank, **dict(self.items()))
 
 
-FIELDS = tuple(field.name for field in fields(Value) if field.name != "product")
-"""The names of the fields of a value that are tensors."""
+FIELDS = tuple(field.name for field in fields(Value))
+"""The names of the fields of a value."""
 
 
 class Element(Mapping[str, Value]):

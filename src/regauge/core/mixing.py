@@ -86,7 +86,8 @@ def multiply_copies(
         copies = blocks.shape[-3] if others is not None else 1
         rows = values.reshape(*shape[:lead], -1, copies, n, inner)
         return (blocks.reshape(*own, *ones, 1, copies, n, n) @ rows).reshape(shape)
-    last = values.movedim(axis, -1).unflatten(-1, (-1, n))  # [*lead, *remaining axes, copies, n]
+    last = torch.unflatten(values.movedim(axis, -1), -1, (-1, n))  # [*lead, *remaining axes, copies, n]
+    product: Tensor
     if others is None:
         # A single product instead of one for every vector.
         product = (last.flatten(lead, -2) @ blocks.reshape(*own, *ones, n, n).mT).reshape(last.shape)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -110,7 +110,10 @@ class LearnedRotation(GaugeMethod):
         history = [reached]
         for steps, rate in rounds:
             tangents = reach.tangents(best)
-            groups = [{"params": tangents.turns}, {"params": tangents.stretches, "lr": STRETCHING * rate}]
+            groups: list[dict[str, Any]] = [
+                {"params": tangents.turns},
+                {"params": tangents.stretches, "lr": STRETCHING * rate},
+            ]
             optimizer = torch.optim.Adam(groups, lr=rate)
             schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
             for step in range(1, steps + 1):

@@ -148,7 +148,8 @@ class Tangents:
     def _turn(self, group: Group) -> Tensor:
         raw = self._raw[group.name]
         if group.name in self._whole:
-            return torch.linalg.matrix_exp(raw)
+            whole: Tensor = torch.linalg.matrix_exp(raw)
+            return whole
         skew = raw - raw.mT
         one = torch.eye(skew.shape[-1], dtype=skew.dtype)
         turn: Tensor = torch.linalg.solve(one - skew, one + skew)

@@ -143,7 +143,7 @@ def _flat(group: Group, lead: tuple[int, ...], generator: torch.Generator | None
     n = group.size
     if not (lead or group.is_proper or group.keeps_ones):
         product = Kronecker(flat_factors(n), _signs((n,), generator))
-        return Value(matrix=product.matrix, product=product)
+        return Value.of_product(product)
     if not group.keeps_ones:
         matrix = flat_rotation(n).expand(*lead, n, n) * _signs((*lead, n), generator).unsqueeze(-2)
         return Value(matrix=without_reflection(matrix) if group.is_proper else matrix)

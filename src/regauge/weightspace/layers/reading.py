@@ -98,9 +98,9 @@ class _Mapped(torch.autograd.Function):
             torch.addmm(_rows(own), _rows(active), weight.t(), out=_rows(out))
             for axes, one in zip(away, into, strict=True):
                 if pooling == "mean":
-                    torch.mean(active, axes, out=one)
+                    torch.mean(active, list(axes), out=one)
                 else:
-                    torch.amax(active, axes, out=one)
+                    torch.amax(active, list(axes), out=one)
         mean, rstd = map(torch.cat, zip(*moments, strict=True))
         ctx.save_for_backward(x, scale, shift, weight, mean, rstd)
         ctx.pooling, ctx.away = pooling, away
@@ -150,7 +150,7 @@ def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, 
 def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some networks of all tensors at a time."""
     step = max(1, AT_ONCE // max(1, tensors[0][:1].numel()))
-    return zip(*(tensor.split(step) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
 
 def _rows(x: Tensor) -> Tensor:
