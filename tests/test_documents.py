@@ -140,11 +140,11 @@ def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: 
         assert table.replace("\n", "\n  ") in page or table in page
 
 
-def test_the_page_on_quantization_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_gauges_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = importlib.import_module("quantization")
     rows = study.read(ROOT / "docs" / "records" / "quantization.jsonl")
-    page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "gauges.md").read_text(encoding="utf-8")
     assert "\n".join(study.tables(rows)) in page
 
 
