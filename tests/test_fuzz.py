@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("ignore:var")
 
 BLOCK = 20
-MORE = [pytest.param(first, marks=pytest.mark.thorough) for first in range(10_250, 11_000, 50)]
+MORE = [pytest.param(first, marks=pytest.mark.thorough) for first in range(10_050, 11_000, 50)]
 """Blocks of seeds for `make thorough`."""
 
 
@@ -26,7 +26,7 @@ def test_random_networks_have_no_wrong_symmetry(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [*range(10_000, 10_250, 50), *MORE])
+@pytest.mark.parametrize("first", [10_000, *MORE])
 def test_many_more_random_networks(first: int) -> None:
     for seed in range(first, first + 50):
         _, message = fuzz_graphs.unsound(seed, length=12)
