@@ -59,6 +59,20 @@ def test_example_inputs_without_a_plain_meaning_are_refused() -> None:
     assert rg.discover(Keywords(), ({"x": X},)).groups
 
 
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ((A, (X,)), r"a tuple of 2, but a torch.nn.Module is expected; its first entry is one: unpack it"),
+        (Keywords, r"the class Keywords, but a torch.nn.Module is expected; write Keywords\(...\)"),
+        (a, r"an OrderedDict, but a torch.nn.Module is expected$"),
+    ],
+    ids=["a factory's pair", "a class", "parameters"],
+)
+def test_a_model_that_is_no_module_is_refused(model: Any, sentence: str) -> None:
+    with pytest.raises(TypeError, match=f"the model is {sentence}"):
+        rg.discover(model, X)
+
+
 def test_a_model_that_cannot_be_traced_is_told_its_line() -> None:
     lines = Path(__file__).read_text().splitlines()
     number = next(k for k, line in enumerate(lines, 1) if "# the line that the error names" in line)

@@ -43,7 +43,7 @@ SMALL = 1 << 14
 PIECE = 1 << 26
 """Bytes of a piece of a tensor that nothing moves along its first axis."""
 
-NO_ORDER = "no p-value: it is of the order of units in groups of which both networks have as many, and there is none"
+NO_ORDER = "no p-value: it compares the order of units, and no group has the same number of them in both networks"
 
 
 def compare(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regauge.core.params import Params
 
@@ -57,6 +57,17 @@ def require_instance(value: object, kind: type, what: str, named: Mapping[str, s
     raise TypeError(
         f"{what} is {_describe(value)}, but a {kind.__name__} is expected, such as {next(iter(named.values()))}"
     )
+
+
+def require_module(module: object) -> None:
+    """Raise a TypeError unless a model that a caller gave is a module."""
+    if isinstance(module, nn.Module):
+        return
+    what = f"the class {module.__name__}" if isinstance(module, type) else _describe(module)
+    way = f"; write {module.__name__}(...)" if isinstance(module, type) else ""
+    if isinstance(module, tuple | list) and module and isinstance(module[0], nn.Module):
+        way = "; its first entry is one: unpack it, as in `module, inputs = ...`"
+    raise TypeError(f"the model is {what}, but a torch.nn.Module is expected{way}")
 
 
 def example_arguments(

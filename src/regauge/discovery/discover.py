@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from regauge.core.given import example_arguments
+from regauge.core.given import example_arguments, require_module
 from regauge.core.groups import Frozen
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
@@ -64,7 +64,7 @@ def discover(
         The symmetry, with the reason for every axis that is frozen.
 
     Raises:
-        TypeError: The example inputs are none of these.
+        TypeError: The module is none, or the example inputs are none of these.
         TraceError: `torch.export` cannot trace the module.
         ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`.
 
@@ -97,6 +97,7 @@ def _discover(
     verify: bool | None = None,
     program: Program | None = None,
 ) -> Symmetry:
+    require_module(module)
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     is_meta = any(t.is_meta for t in module.state_dict().values())
     known = pytree.tree_leaves((inputs, kwargs))
