@@ -38,9 +38,9 @@ from regauge.nets.transformer import GPT, Llama, ViT
 SEEDS = 3
 CONTEXT, WIDTH, STEPS, BATCH = 64, 64, 400, 32
 BATCHES = 8
-"""Of training data, on which all methods but `by="function"` choose."""
+"""Batches of training data that the methods with data see, except for `by="function"`."""
 LEARNED_STEPS = 400
-"""Of the descent by function."""
+"""Steps of `LearnedRotation(by="function")`."""
 SMALL_BATCH = 8
 """Sequences of text in a batch of that descent; of images there are four times as many."""
 SMALL_BATCHES = 128

@@ -46,8 +46,8 @@ class Gauge:
     steps: int = 100
     """Steps of the method learned; by function some 400 are of use."""
     by: Literal["weights", "function"] = "weights"
-    """What the method learned makes small: the rounding error of weights, or, with --data, what rounding does to the
-    outputs (the divergence of their softmax). The last quarter of the batches is held out to choose by."""
+    """Objective of the method learned: the rounding error of the weights, or, with --data, the divergence of the
+    rounded model's outputs from those of the model; the best is chosen on the last quarter of the batches."""
     mappings: Literal["llm-compressor", "autoawq"] | None = None
     """Move nothing: write the scale pairs that hold for the model to OUT, .json or .yaml, as this tool takes them."""
     untie: bool = False

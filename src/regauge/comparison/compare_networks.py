@@ -141,7 +141,7 @@ def compare(
     params_a, params_b = (one.params if isinstance(one, Checkpoint) else one for one in (params_a, params_b))
     symmetry = bind_networks([params_a, params_b], symmetry, "compare single networks, two at a time")
     result = align(params_a, params_b, symmetry, method=WeightMatching())
-    distances = [_fingerprint_distance(params_a, other, symmetry) for other in (params_b, *references)]
+    own, *numbers = (fingerprint(one, symmetry) for one in (params_a, params_b, *references))
     return _weigh(
         params_a,
         params_b,
@@ -150,7 +150,7 @@ def compare(
         lambda: estimate_chance(params_b, symmetry, lambda other: _explain(params_a, other, symmetry)),
         partial(_test, params_a, params_b, symmetry, draws, generator),
         draws,
-        distances=distances,
+        distances=[float((own - other).norm()) for other in numbers],
         function=None if task is None else measure_function(dict(params_a), dict(params_b), result.params, task),
         common=common,
         notes=result.notes,
@@ -158,7 +158,7 @@ def compare(
 
 
 def _without_widths(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, job: FileJob) -> Common:
-    """What streamed networks of different widths have in common; their units are not matched.
+    """The common part of streamed networks without the tensors of different widths, whose units are not matched.
 
     Raises:
         ValueError: Nothing is left without them.
@@ -192,6 +192,7 @@ def _compare_widths(
     symmetry_of_units = bind_networks(chosen.params, common.symmetry, "compare single networks, two at a time")
     result = align(first, second, symmetry_of_units, method=WeightMatching())
     pairs = [chosen.params, *(choose_units(common, a, other).params for other in references)]
+    numbers = [[fingerprint(one, symmetry_of_units) for one in pair] for pair in pairs]
     part, side = common.part_of(b, 1)
 
     def test() -> Independence | None:
@@ -208,7 +209,7 @@ def _compare_widths(
         ),
         test,
         draws,
-        distances=[_fingerprint_distance(*pair, symmetry_of_units) for pair in pairs],
+        distances=[float((one - other).norm()) for one, other in numbers],
         common=common,
         units=chosen.units,
         notes=result.notes,
@@ -226,10 +227,6 @@ def _test(
     """The test of independence, by all tensors that are compared."""
     _, load = _readers(a, b, symmetry)
     return measure_independence(load, symmetry, tuple(compared_shapes(a, symmetry)), generator=generator, draws=draws)
-
-
-def _fingerprint_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-    return float((fingerprint(a, symmetry) - fingerprint(b, symmetry)).norm())
 
 
 def _explain(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> float | None:

@@ -115,7 +115,7 @@ def count_units(shapes: Shapes, symmetry: Symmetry) -> dict[str, int]:
 
 
 def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """What each axis says about the one group on it that is not counted yet; 0 for no number."""
+    """Yield groups and their numbers of units, from each axis with one uncounted group; 0 where no number fits."""
     for name, sites in symmetry.sites.items():
         if name not in shapes:
             continue

@@ -19,7 +19,7 @@ from regauge.gauging.methods.equalize import scaled_element
 from regauge.gauging.moves import Move
 
 FURTHEST = math.log(1e3) / 2
-"""Bound of logarithms: of scales, and of matrices of linear groups, whose condition number it keeps below 1000."""
+"""Bound of the logarithms of scales and of matrices of linear groups in one descent: a condition number of 1000."""
 
 
 @dataclass(frozen=True)
