@@ -331,7 +331,7 @@ def test_what_is_learned_by_function_serves_batches_that_were_not_seen() -> None
     method = rg.LearnedRotation(scheme, steps=45, lr=0.03, by="function")
     result = rg.gauge(params, symmetry, method=method, task=task, generator=generator(0))
     assert result.unit == "nats"
-    assert result.objective > 0.85 * result.initial
+    assert result.objective > 0.8 * result.initial
     # Scales are moved as well, behind the rotations, and matrices of linear groups beyond their rotations.
     assert [move.symmetry for move in result.moves][-1] == symmetry
     assert any(group.scales for group in result.moves[-1].moved_groups())
