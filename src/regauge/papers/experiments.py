@@ -6,7 +6,7 @@ from regauge.papers import (
     deep_align,
     digit_orbits,
     flows,
-    learned_alignment,
+    learned,
     one_classifier,
     residual,
     resnets,
@@ -19,7 +19,7 @@ from regauge.papers.experiment import Experiment
 
 EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "000": flows.EXPERIMENTS,
-    "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS | learned_alignment.EXPERIMENTS,
+    "001": deep_align.EXPERIMENTS | sine_waves.EXPERIMENTS | learned.EXPERIMENTS,
     "002": digit_orbits.EXPERIMENTS | autoencoders.EXPERIMENTS,
     "003": shapes.EXPERIMENTS,
     "004": bayesian.EXPERIMENTS,

@@ -1,0 +1,19 @@
+"""Paper 001: a net learns to align.
+
+References:
+    Navon et al. (2024), Equivariant Deep Weight Space Alignment, which calls it Deep-Align.
+"""
+
+from functools import partial
+
+from regauge.papers.experiment import Experiment
+from regauge.papers.learned import tables
+
+EXPERIMENTS = {
+    key: Experiment(
+        f"{what}: a net learns to align, beside methods that do not",
+        partial(tables.config, name=name, what=what, population=population, paper=paper),
+        tables.measure,
+    )
+    for key, (name, what, population, paper) in tables.STUDIES.items()
+}

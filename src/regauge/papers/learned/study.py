@@ -1,0 +1,239 @@
+"""What experiments on learned alignment share: populations, matchers trained on them, pairs aligned in many ways.
+
+References:
+    Navon et al. (2024), section 6 and appendix E.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+import regauge as rg
+from regauge import learn
+from regauge.alignment import Method
+from regauge.alignment.problem import Problem
+from regauge.alignment.result import Results
+from regauge.core.params import Params, select
+from regauge.core.task import cross_entropy
+from regauge.learn import MatchingConfig
+from regauge.papers.experiment import Run
+from regauge.papers.populations import SECONDS
+from regauge.papers.table import AREA, BARRIER, Record, Row
+from regauge.papers.ways import TEMPERED, TEMPERED_NOTE, Way
+from regauge.papers.weight_nets.accuracy import train_population
+from regauge.storage.store import Store
+from regauge.zoo.training.config import ClassHalves, Config
+from regauge.zoo.training.examples import Examples, load_examples
+
+POINTS = 11
+"""Networks on each line, both ends included."""
+BATCH = 128
+"""Examples of a batch."""
+QUANTITIES = (BARRIER, AREA, SECONDS)
+"""The columns of tables."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """Networks of one kind, and how many of them no matcher sees."""
+
+    folder: str  # beginning of the name of its folder
+    config: Config
+    pairs: int  # of networks, kept for the table
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What a matcher is trained on, and how."""
+
+    populations: tuple[Population, ...]
+    matching: MatchingConfig
+    examples: int  # for training, that the networks are run on; methods with data see as many
+    networks: int | None = None  # of each population that it learns from; all that are not kept unless given
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """The networks of a population, and the examples that they learned."""
+
+    population: Population
+    store: Store
+    examples: Examples
+
+    @classmethod
+    def of(cls, population: Population, run: Run) -> "Networks":
+        """The population, trained unless an earlier run did."""
+        store = train_population(population.folder, population.config, run)
+        return cls(population, store, load_examples(population.config.data))
+
+    @cached_property
+    def split(self) -> dict[str, NDArray[np.int64]]:
+        """The last networks for the pairs of the table, those before for validation, the first for training.
+
+        Views of a signal are neighbors. Networks of both halves of the classes alternate.
+        """
+        rows, order = self.store.rows, np.arange(len(self.store))
+        if self.examples.is_signals:
+            order = order[np.argsort(rows["signal"], kind="stable")]
+        elif isinstance(self.population.config.subset, ClassHalves):
+            halves = [order[np.asarray(rows["half"]) == half] for half in (0, 1)]
+            order = np.stack([half[: min(map(len, halves))] for half in halves], 1).flatten()
+        tested, kept = 2 * self.population.pairs, max(4, 2 * (len(order) // 40))
+        return {
+            "test": order[-tested:],
+            "validation": order[-tested - kept : -tested],
+            "train": order[: -tested - kept],
+        }
+
+    @cached_property
+    def tested(self) -> Params:
+        """The networks of the pairs of the table."""
+        return self.store.read(self.split["test"])
+
+    def pair(self, number: int) -> tuple[Params, Params]:
+        """A pair of networks that are kept for the table."""
+        return select(self.tested, 2 * number), select(self.tested, 2 * number + 1)
+
+    def task(self, count: int, number: int = 0, *, is_kept: bool = False) -> rg.Task:
+        """Some examples for training, or those that were kept from it; of signals those of a pair's signal."""
+        known = self.examples
+        inputs = known.validation_inputs if is_kept else known.inputs[:count]
+        targets = known.validation_targets if is_kept else known.targets
+        if known.is_signals:
+            targets = targets[int(self.store.rows["signal"][self.split["test"][2 * number]])]
+        batches = list(zip(torch.split(inputs, BATCH), torch.split(targets[: len(inputs)], BATCH), strict=True))
+        criterion = functional.mse_loss if targets.is_floating_point() else cross_entropy
+        return rg.Task(self.store.architecture.module(), batches, criterion)
+
+
+def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> learn.LearnedMatching:
+    """The matcher of the networks of the lessons' populations, trained unless an earlier run did."""
+    is_signals, stores = several[0].examples.is_signals, [one.store for one in several]
+    path = run.place("matchers", lessons)
+    if not path.exists():
+        state = path.with_name(f"{path.stem}.partial.safetensors")
+        made = learn.fit_matching(
+            stores,
+            config=lessons.matching,
+            task=[one.task(lessons.examples) for one in several],
+            generator=run.generator("matcher", lessons.matching),
+            split=_split(several, lessons.networks),
+            pair_by="signal" if is_signals else None,
+            inputs=several[0].examples.inputs[:512],
+            state=state,
+            progress=run.progress,
+        )
+        made.save(path, overwrite=True)
+        state.unlink(missing_ok=True)
+    return learn.load_matching(path, module=stores[0].architecture.module() if lessons.matching.probes else None)
+
+
+def _split(several: Sequence[Networks], most: int | None) -> dict[str, NDArray[np.int64]]:
+    """The split of several populations, numbered one after the other, with so many of each for training at most."""
+    starts = np.cumsum([0, *(len(one.store) for one in several)])
+    return {
+        part: np.concatenate(
+            [
+                start + (one.split[part][:most] if part == "train" else one.split[part])
+                for start, one in zip(starts[:-1], several, strict=True)
+            ]
+        )
+        for part in ("train", "validation", "test")
+    }
+
+
+def untrained_ways(*, has_classes: bool) -> tuple[Way, ...]:
+    """The rows without any training: the paper's, mixed matching, and for classifiers a fitted temperature."""
+    return (
+        Way("Naive"),
+        *([Way(TEMPERED, is_tempered=True)] if has_classes else []),
+        Way("Weight Matching", rg.WeightMatching()),
+        Way("Mixed Matching", rg.MixedMatching()),
+        Way("Mixed + Sinkhorn, midpoint", _refined(rg.MixedMatching())),
+    )
+
+
+def learned_ways(matcher: learn.LearnedMatching, label: str = "Deep-Align") -> tuple[Way, ...]:
+    """The rows of a matcher."""
+    return (
+        Way(label, _Alone(matcher)),
+        Way(f"{label} and sweeps, judged", matcher),
+        Way(f"{label} + Sinkhorn", _refined(matcher)),
+    )
+
+
+def _refined(init: Method) -> Method:
+    return rg.Sinkhorn(loss="midpoint", init=init)
+
+
+@dataclass(frozen=True, repr=False)
+class _Alone(Method):
+    """What the vectors of a matcher say, whatever the data say."""
+
+    matcher: learn.LearnedMatching
+
+    def __repr__(self) -> str:
+        return "Alone()"
+
+    def match(self, problem: Problem) -> Results:
+        return replace(self.matcher, sweeps=0).match(replace(problem, task=None))
+
+
+def align_pairs(
+    networks: Networks, ways: Sequence[Way], examples: int, run: Run, lessons: Lessons | None = None
+) -> list[list[Record]]:
+    """Align the pairs of a population in every way, and evaluate the lines between them.
+
+    Args:
+        networks: The population.
+        ways: How pairs are aligned.
+        examples: For training, that methods with data see.
+        run: Keeps what was measured.
+        lessons: Of the matcher in these ways, if there is one.
+
+    Returns:
+        For each way a record of each pair.
+    """
+    symmetry = networks.store.require_symmetry()
+
+    def one(way: Way, number: int) -> Record:
+        a, b = networks.pair(number)
+        task, judge = (networks.task(examples, number, is_kept=kept) for kept in (False, True))
+        moved, seconds = way.align(a, b, symmetry, task, run.generator("alignment", way.label, number))
+        curve = rg.line(a, moved, way.judge(judge, task), points=POINTS)
+        return {"line": list(curve.table), SECONDS.name: seconds if way.method else None}
+
+    settings = (networks.population, examples, lessons)
+    return run.records("aligning", settings, one, ways, range(networks.population.pairs))
+
+
+def rows_of(ways: Sequence[Way], found: Sequence[Sequence[Record]], paper: Mapping[str, str]) -> list[Row]:
+    """A row for each way, with the paper's barrier by its label."""
+    return [
+        Row.of(way.label, [records], QUANTITIES, paper={"barrier": paper.get(way.label, "")})
+        for way, records in zip(ways, found, strict=True)
+    ]
+
+
+def notes_of(networks: Networks) -> tuple[str, ...]:
+    """How pairs are judged."""
+    return (
+        f"{networks.population.pairs} pairs of networks that no matcher has seen; losses on examples kept from "
+        f"training, at {POINTS} points of each line",
+        "CPU s: of one pair alone; in batches of `rg.align_pairs` matchers take a fraction of it",
+        *([] if networks.examples.is_signals else [TEMPERED_NOTE]),
+    )
+
+
+def describe_training(matcher: learn.LearnedMatching, lessons: Lessons) -> str:
+    """What a matcher was trained on, in words."""
+    return (
+        f"a matcher trained on {matcher.about['networks']['train']} networks for {matcher.about['seconds']:.0f} "
+        f"seconds: {matcher.about['steps']} steps of {lessons.matching.batch} pairs, with {lessons.examples:,} "
+        "training examples"
+    )
