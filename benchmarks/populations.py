@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from regauge.storage.architecture import Architecture
 from regauge.training.programs import mean_loss
-from regauge.zoo.presets import cnn_architecture, mlp_architecture, siren_architecture, table4_architecture
+from regauge.zoo.presets import cifar10_cnns, cnn_architecture, mlp_architecture, siren_architecture
 from regauge.zoo.training import Adam, Checkpoints, Config, Examples, LogUniform, train
 
 
@@ -107,7 +107,7 @@ def cases() -> list[Case]:
         Case("small CNN, stride 2, 32 x 32 gray", population(gray, 32, 20), grays, 1955, 4),
         Case("small CNN, stride 2, 32 x 32 color", population(color, 32, 20), colors, 1955, 4),
         Case("small CNN, max pooling, 32 x 32 color", population(pooled, 4, 8), colors, 1955, 2),
-        Case("CNN of table 4", population(table4_architecture(), 2, 8), colors, 7030, 1),
+        Case("CNN of table 4", population(cifar10_cnns().architecture, 2, 8), colors, 7030, 1),
     ]
 
 

@@ -82,6 +82,17 @@ def test_gray_images() -> None:
         gray.grayscale()
 
 
+def test_pooled_images() -> None:
+    pixels = torch.arange(16.0).reshape(1, 1, 4, 4)
+    data = ImageData("squares", pixels, torch.zeros(1), pixels + 1, torch.zeros(1))
+    small = data.pooled(2)
+    assert small.train_images.flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
+    assert small.test_images.flatten().tolist() == [3.5, 5.5, 11.5, 13.5]
+    assert small.name == "squares at 2 x 2 pixels"
+    with pytest.raises(ValueError, match="images of squares have 4 x 4 pixels, which squares of 3 x 3 do not fill"):
+        data.pooled(3)
+
+
 @needs_mnist
 def test_mnist() -> None:
     data = mnist()

@@ -19,6 +19,7 @@ SIZES = {
     "fashion-mlps": 134_794,
     "cifar10-mlps": 427_658,
     "cifar10-cnns": 311_690,
+    "cifar10-vggs": 9_225_610,
     "cifar10-halves": 311_690,
     "small-cnns-relu": 4970,  # As many as the public zoo's.
     "small-cnns-tanh": 4970,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from regauge.data.files import DataFile, check, folders, in_folder, locate, present
 
@@ -121,6 +122,18 @@ class ImageData:
         both = (self.train_images, self.test_images)
         train, test = (torch.einsum("nchw,c->nhw", images, weights).unsqueeze(1) for images in both)
         return replace(self, name=f"{self.name} in gray", train_images=train, test_images=test)
+
+    def pooled(self, size: int) -> "ImageData":
+        """Smaller images: the means of squares of `size` by `size` pixels, which divide height and width."""
+        height, width = self.train_images.shape[2:]
+        if size < 1 or height % size or width % size:
+            raise ValueError(
+                f"images of {self.name} have {height} x {width} pixels, which squares of {size} x {size} do not fill; "
+                "give a size that divides both"
+            )
+        train, test = (functional.avg_pool2d(images, size) for images in (self.train_images, self.test_images))
+        name = f"{self.name} at {height // size} x {width // size} pixels"
+        return replace(self, name=name, train_images=train, test_images=test)
 
 
 def pixel_centers(height: int, width: int) -> Tensor:

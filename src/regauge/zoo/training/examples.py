@@ -223,10 +223,12 @@ SETS: dict[str, Callable[[], Examples]] = {
     "fashion-mnist": lambda: image_classes(fashion_mnist(), 0.2860, 0.3530),
     "cifar10": lambda: image_classes(cifar10(), 0.5, 0.5),
     "cifar10-gray": lambda: image_classes(cifar10().grayscale(), 0.5, 0.5),
+    "cifar10-16": lambda: image_classes(cifar10().pooled(2), 0.5, 0.5),
     "breast-cancer": _breast_cancer,
     "sine-waves": _waves,
     "digits-signals": lambda: image_signals(digits()),
     "mnist-signals": lambda: image_signals(mnist()),
     "fashion-mnist-signals": lambda: image_signals(fashion_mnist()),
     "cifar10-signals": lambda: image_signals(cifar10()),
+    "cifar10-16-signals": lambda: image_signals(cifar10().pooled(2)),
 }
