@@ -34,7 +34,12 @@ def _without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGAUGE_DATA", raising=False)
 
 
-TWINS = {("weightspace", "fashion"): "mnist", ("003", "alignment-512"): "alignment", ("003", "basin-512"): "basin"}
+TWINS = {
+    ("001", "learned-vgg"): "learned-cnn",
+    ("weightspace", "fashion"): "mnist",
+    ("003", "alignment-512"): "alignment",
+    ("003", "basin-512"): "basin",
+}
 """Experiments that in small do what another one of the paper does."""
 
 

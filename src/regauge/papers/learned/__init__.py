@@ -7,13 +7,16 @@ References:
 from functools import partial
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.learned import tables
+from regauge.papers.learned import reduced, tables
 
-EXPERIMENTS = {
-    key: Experiment(
-        f"{what}: a net learns to align, beside methods that do not",
-        partial(tables.config, name=name, what=what, population=population, paper=paper),
-        tables.measure,
-    )
-    for key, (name, what, population, paper) in tables.STUDIES.items()
-}
+EXPERIMENTS = (
+    {
+        key: Experiment(
+            f"{what}: a net learns to align, beside methods that do not",
+            partial(tables.config, name=name, what=what, population=population, paper=paper),
+            tables.measure,
+        )
+        for key, (name, what, population, paper) in tables.STUDIES.items()
+    }
+    | reduced.EXPERIMENTS
+)

@@ -4,7 +4,7 @@ References:
     Navon et al. (2024), section 6 and appendix E.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from regauge.alignment import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.params import Params, select
+from regauge.core.symmetry import Symmetry
 from regauge.core.task import cross_entropy
 from regauge.learn import MatchingConfig
 from regauge.papers.experiment import Run
@@ -44,7 +45,8 @@ class Population:
 
     folder: str  # beginning of the name of its folder
     config: Config
-    pairs: int  # of networks, kept for the table
+    pairs: int  # of networks, kept for the table; of signals one of each
+    judged: int | None = None  # examples kept from training that lines are judged on; all unless given
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Networks:
     def split(self) -> dict[str, NDArray[np.int64]]:
         """The last networks for the pairs of the table, those before for validation, the first for training.
 
-        Views of a signal are neighbors. Networks of both halves of the classes alternate.
+        Views of a signal are neighbors; two views of each of the last signals are pairs. Networks of both halves of the
+        classes alternate.
         """
         rows, order = self.store.rows, np.arange(len(self.store))
         if self.examples.is_signals:
@@ -83,9 +86,10 @@ class Networks:
         elif isinstance(self.population.config.subset, ClassHalves):
             halves = [order[np.asarray(rows["half"]) == half] for half in (0, 1)]
             order = np.stack([half[: min(map(len, halves))] for half in halves], 1).flatten()
-        tested, kept = 2 * self.population.pairs, max(4, 2 * (len(order) // 40))
+        views = max(2, self.population.config.copies)
+        tested, kept = views * self.population.pairs, views * max(2, len(order) // (20 * views))
         return {
-            "test": order[-tested:],
+            "test": order[-tested:].reshape(-1, views)[:, :2].flatten(),
             "validation": order[-tested - kept : -tested],
             "train": order[: -tested - kept],
         }
@@ -102,7 +106,7 @@ class Networks:
     def task(self, count: int, number: int = 0, *, is_kept: bool = False) -> rg.Task:
         """Some examples for training, or those that were kept from it; of signals those of a pair's signal."""
         known = self.examples
-        inputs = known.validation_inputs if is_kept else known.inputs[:count]
+        inputs = known.validation_inputs[: self.population.judged] if is_kept else known.inputs[:count]
         targets = known.validation_targets if is_kept else known.targets
         if known.is_signals:
             targets = targets[int(self.store.rows["signal"][self.split["test"][2 * number]])]
@@ -167,6 +171,10 @@ def learned_ways(matcher: learn.LearnedMatching, label: str = "Deep-Align") -> t
     )
 
 
+FROM_IDENTITY = Way("Sinkhorn", rg.Sinkhorn(loss="midpoint", init=None, confidence=0.02, lr=0.3, steps=100))
+"""Sinkhorn that begins at the identity; the paper has 1,000 steps with a learning rate of 0.1."""
+
+
 def _refined(init: Method) -> Method:
     return rg.Sinkhorn(loss="midpoint", init=init)
 
@@ -185,7 +193,13 @@ class _Alone(Method):
 
 
 def align_pairs(
-    networks: Networks, ways: Sequence[Way], examples: int, run: Run, lessons: Lessons | None = None
+    networks: Networks,
+    ways: Sequence[Way],
+    examples: int,
+    run: Run,
+    lessons: Lessons | None = None,
+    *,
+    also: Callable[[Params, Params, Symmetry], Record] | None = None,
 ) -> list[list[Record]]:
     """Align the pairs of a population in every way, and evaluate the lines between them.
 
@@ -195,6 +209,7 @@ def align_pairs(
         examples: For training, that methods with data see.
         run: Keeps what was measured.
         lessons: Of the matcher in these ways, if there is one.
+        also: Measures more of a first network, the moved second one and their symmetry.
 
     Returns:
         For each way a record of each pair.
@@ -206,7 +221,8 @@ def align_pairs(
         task, judge = (networks.task(examples, number, is_kept=kept) for kept in (False, True))
         moved, seconds = way.align(a, b, symmetry, task, run.generator("alignment", way.label, number))
         curve = rg.line(a, moved, way.judge(judge, task), points=POINTS)
-        return {"line": list(curve.table), SECONDS.name: seconds if way.method else None}
+        more = also(a, moved, symmetry) if also else {}
+        return {"line": list(curve.table), SECONDS.name: seconds if way.method else None, **more}
 
     settings = (networks.population, examples, lessons)
     return run.records("aligning", settings, one, ways, range(networks.population.pairs))
@@ -222,11 +238,24 @@ def rows_of(ways: Sequence[Way], found: Sequence[Sequence[Record]], paper: Mappi
 
 def notes_of(networks: Networks) -> tuple[str, ...]:
     """How pairs are judged."""
+    examples = networks.examples
+    where = "all examples" if examples.validation_inputs is examples.inputs else "examples kept from training"
     return (
-        f"{networks.population.pairs} pairs of networks that no matcher has seen; losses on examples kept from "
-        f"training, at {POINTS} points of each line",
+        f"{networks.population.pairs} pairs of networks that no matcher has seen; losses on {where}, at {POINTS} "
+        "points of each line",
+        *_tell_accuracy(networks),
         "CPU s: of one pair alone; in batches of `rg.align_pairs` matchers take a fraction of it",
         *([] if networks.examples.is_signals else [TEMPERED_NOTE]),
+    )
+
+
+def _tell_accuracy(networks: Networks) -> tuple[str, ...]:
+    """How good the networks are, if they are classifiers."""
+    if not networks.examples.is_classification:
+        return ()
+    found = np.asarray(networks.store.rows["validation_accuracy"], np.float64)
+    return (
+        f"accuracy of the networks on these examples: {found.mean():.3f}, from {found.min():.3f} to {found.max():.3f}",
     )
 
 
