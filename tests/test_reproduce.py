@@ -35,6 +35,7 @@ def _without_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TWINS = {
+    ("001", "learned-start-sines"): "learned-start",
     ("001", "learned-vgg"): "learned-cnn",
     ("weightspace", "fashion"): "mnist",
     ("003", "alignment-512"): "alignment",

@@ -7,7 +7,7 @@ References:
 from functools import partial
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.learned import reduced, tables
+from regauge.papers.learned import images, reduced, starts, tables
 
 EXPERIMENTS = (
     {
@@ -19,4 +19,6 @@ EXPERIMENTS = (
         for key, (name, what, population, paper) in tables.STUDIES.items()
     }
     | reduced.EXPERIMENTS
+    | images.EXPERIMENTS
+    | starts.EXPERIMENTS
 )
