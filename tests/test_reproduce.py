@@ -40,6 +40,7 @@ TWINS = {
     ("weightspace", "fashion"): "mnist",
     ("003", "alignment-512"): "alignment",
     ("003", "basin-512"): "basin",
+    ("001", "learned-ablation-cifar10"): "learned-ablation",
 }
 """Experiments that in small do what another one of the paper does."""
 

@@ -130,7 +130,9 @@ class Table:
     pictures: Mapping[str, Picture] = field(default_factory=dict)  # further pictures, by the names of their files
     strips: Mapping[str, Path] = field(default_factory=dict)  # files that `save_strips` wrote, by name
     unit: str = ""  # what each list of values is, such as a shape, if only these are independent; else each value is
-    paired: str = ""  # the row that others are compared with pair by pair: all have the same pairs
+    # The row that others are compared with pair by pair: all have the same pairs. Rows "GROUP: WAY" are compared with
+    # that of this name in their group, "GROUP: NAME", if there is one.
+    paired: str = ""
 
     def cells(self) -> list[list[str]]:
         """The printed table, its header first.
@@ -160,10 +162,11 @@ class Table:
         return summarize([[statistics.fmean(one) for one in values]] if self.unit else values)
 
     def _difference(self, row: Row, quantity: Quantity) -> str:
-        """The mean over pairs of this row's value less that of the row `paired`, with its standard error."""
-        own = row.values.get(quantity.name, ())
-        other = next(one for one in self.rows if one.label == self.paired).values.get(quantity.name, ())
-        if row.label == self.paired or [*map(len, own)] != [*map(len, other)]:
+        """The mean over pairs of this row's value less that of its reference, with its standard error."""
+        known, group = {one.label: one for one in self.rows}, row.label.rpartition(": ")[0]
+        reference = known.get(f"{group}: {self.paired}") or known[self.paired]
+        own, other = (one.values.get(quantity.name, ()) for one in (row, reference))
+        if row is reference or [*map(len, own)] != [*map(len, other)]:
             return ""
         gaps = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(own, other, strict=True)]
         return self._summary(gaps).print_mean(quantity.digits)

@@ -7,7 +7,7 @@ References:
 from functools import partial
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.learned import images, reduced, starts, tables
+from regauge.papers.learned import ablation, elsewhere, halves, images, reduced, samples, starts, tables
 
 EXPERIMENTS = (
     {
@@ -21,4 +21,8 @@ EXPERIMENTS = (
     | reduced.EXPERIMENTS
     | images.EXPERIMENTS
     | starts.EXPERIMENTS
+    | ablation.EXPERIMENTS
+    | samples.EXPERIMENTS
+    | elsewhere.EXPERIMENTS
+    | halves.EXPERIMENTS
 )

@@ -126,7 +126,7 @@ def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> le
             config=lessons.matching,
             task=[one.task(lessons.examples) for one in several],
             generator=run.generator("matcher", lessons.matching),
-            split=_split(several, lessons.networks),
+            split=join_splits(several, lessons.networks),
             pair_by="signal" if is_signals else None,
             inputs=several[0].examples.inputs[:512],
             state=state,
@@ -137,7 +137,7 @@ def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> le
     return learn.load_matching(path, module=stores[0].architecture.module() if lessons.matching.probes else None)
 
 
-def _split(several: Sequence[Networks], most: int | None) -> dict[str, NDArray[np.int64]]:
+def join_splits(several: Sequence[Networks], most: int | None) -> dict[str, NDArray[np.int64]]:
     """The split of several populations, numbered one after the other, with so many of each for training at most."""
     starts = np.cumsum([0, *(len(one.store) for one in several)])
     return {
@@ -151,23 +151,28 @@ def _split(several: Sequence[Networks], most: int | None) -> dict[str, NDArray[n
     }
 
 
-def untrained_ways(*, has_classes: bool) -> tuple[Way, ...]:
-    """The rows without any training: the paper's, mixed matching, and for classifiers a fitted temperature."""
+def untrained_ways(*, has_classes: bool, is_refined: bool = True) -> tuple[Way, ...]:
+    """The rows without any training: the paper's, mixed matching, and for classifiers a fitted temperature.
+
+    Those that are refined by the midpoint are left out if that is said.
+    """
     return (
         Way("Naive"),
         *([Way(TEMPERED, is_tempered=True)] if has_classes else []),
         Way("Weight Matching", rg.WeightMatching()),
         Way("Mixed Matching", rg.MixedMatching()),
-        Way("Mixed + Sinkhorn, midpoint", _refined(rg.MixedMatching())),
+        *([Way("Mixed + Sinkhorn, midpoint", _refined(rg.MixedMatching()))] if is_refined else []),
     )
 
 
-def learned_ways(matcher: learn.LearnedMatching, label: str = "Deep-Align") -> tuple[Way, ...]:
-    """The rows of a matcher."""
+def learned_ways(
+    matcher: learn.LearnedMatching, label: str = "Deep-Align", *, is_refined: bool = True
+) -> tuple[Way, ...]:
+    """The rows of a matcher; see `untrained_ways`."""
     return (
         Way(label, _Alone(matcher)),
         Way(f"{label} and sweeps, judged", matcher),
-        Way(f"{label} + Sinkhorn", _refined(matcher)),
+        *([Way(f"{label} + Sinkhorn", _refined(matcher))] if is_refined else []),
     )
 
 
@@ -228,11 +233,14 @@ def align_pairs(
     return run.records("aligning", settings, one, ways, range(networks.population.pairs))
 
 
-def rows_of(ways: Sequence[Way], found: Sequence[Sequence[Record]], paper: Mapping[str, str]) -> list[Row]:
-    """A row for each way, with the paper's barrier by its label."""
+def rows_of(
+    ways: Sequence[Way], found: Sequence[Sequence[Record]], paper: Mapping[str, str] | None = None, group: str = ""
+) -> list[Row]:
+    """A row for each way, labelled by its group and the way, with the paper's barrier by that label."""
+    labels = [f"{group}: {way.label}" if group else way.label for way in ways]
     return [
-        Row.of(way.label, [records], QUANTITIES, paper={"barrier": paper.get(way.label, "")})
-        for way, records in zip(ways, found, strict=True)
+        Row.of(label, [records], QUANTITIES, paper={"barrier": (paper or {}).get(label, "")}, is_drawn=not group)
+        for label, records in zip(labels, found, strict=True)
     ]
 
 
