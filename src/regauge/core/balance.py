@@ -22,6 +22,8 @@ MAX_SWEEPS = 2000
 """Most sweeps over all families."""
 PATIENCE = 300
 """Sweeps after which matrices that still move are given up."""
+FORECAST = PATIENCE // 5
+"""Sweeps after which those are given up that would still move then, at the rate of the last half of the sweeps."""
 LARGEST = 30.0
 """Where the logarithm of a factor is beyond this, the sum of squares has no minimum."""
 JOINED = 1 << 20
@@ -207,8 +209,9 @@ def _minimize(
     visited: list[tuple[Logs, Logs]] = []  # Points after a sweep, and the steps that led there.
     leap = np.zeros_like(logs)
     for sweep in range(MAX_SWEEPS):
-        if matrices is not None and sweep == PATIENCE:
-            matrices.give_up(tolerance)
+        if matrices is not None and sweep in (FORECAST, PATIENCE):
+            # Where the norm has no smallest value, steps shrink like 1/sweep; a forecast that is near is no reason.
+            matrices.give_up(tolerance if sweep == PATIENCE else tolerance ** (2 / 3), PATIENCE)
         turned = 0.0 if matrices is None else matrices.step(squares)
         steps = [descend(direction, squares, batch) for direction in directions]
         step = np.concatenate(steps, axis=1) if steps else logs

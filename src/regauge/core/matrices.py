@@ -143,7 +143,7 @@ class Matrices:
         self._own = [_Own.of(symmetry, key, owners) for key in owners]
         blank = symmetry.identity((self._batch,))
         self._found = {own.group.name: blank[own.group.name].matrix for own in self._own}
-        self._moved = {own.group.name: torch.zeros(self._batch, dtype=torch.float64) for own in self._own}
+        self._moved = {own.group.name: [torch.zeros(self._batch, dtype=torch.float64)] for own in self._own}
 
     def step(self, squares: Squares) -> float:
         """Take the best step of each group at the present scales; how far groups that depend on others moved."""
@@ -160,14 +160,19 @@ class Matrices:
             one = torch.eye(own.group.size, dtype=torch.float64)
             matrix = torch.where(is_rigid.reshape(-1, *[1] * (matrix.ndim - 1)), one, matrix)
             if own.shared > 1 or not own.is_alone:  # All others are at their best at once.
-                self._moved[own.group.name] = (matrix.mT @ matrix - one).abs().reshape(self._batch, -1).amax(1)
+                self._moved[own.group.name] += [(matrix.mT @ matrix - one).abs().reshape(self._batch, -1).amax(1)]
             self._move(own, matrix, squares)
-        return max(float(moved.max()) for moved in self._moved.values())
+        return max(float(moved[-1].max()) for moved in self._moved.values())
 
-    def give_up(self, tolerance: float) -> None:
-        """Leave groups alone that still move: their norm has no smallest value."""
+    def give_up(self, tolerance: float, last: int) -> None:
+        """Leave groups alone that would still move in step `last`: their norm has no smallest value.
+
+        What they would move is what they move now, times the rate of the last half of the steps for each that is left.
+        """
         for name, moved in self._moved.items():
-            self.rigid[name] = self.rigid[name] | (moved > tolerance)
+            half, tiny = len(moved) // 2, torch.finfo(torch.float64).tiny
+            rate = (moved[-1] / moved[half].clamp_min(tiny)).pow(1 / max(len(moved) - 1 - half, 1))
+            self.rigid[name] = self.rigid[name] | (moved[-1] * rate.pow(max(last + 1 - len(moved), 0)) > tolerance)
 
     def _move(self, own: _Own, matrix: Gram, squares: Squares) -> None:
         known = self._found[own.group.name]
