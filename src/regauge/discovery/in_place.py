@@ -1,0 +1,70 @@
+"""Operators that write into an operand, replaced by those that return a new tensor, where that changes nothing."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+
+def without_mutation(program: GraphModule) -> bool:
+    """Replace operators that write into an operand; False, with nothing changed, where one of them must stay.
+
+    `relu_(x)` becomes `relu(x)` if nothing reads x, or anything that shares memory with it, afterwards, and if x is no
+    input. Tracing the model a second time, which rewrites any such operator, takes twice as long as the first time.
+    """
+    graphs = [part for part in program.modules() if isinstance(part, GraphModule)]
+    found = [(node, _functional(node, graph)) for graph in graphs for node in graph.graph.nodes if writes(node)]
+    if any(functional is None for _, functional in found):
+        return False
+    for node, functional in found:
+        assert functional is not None
+        node.target = functional
+    for graph in graphs if found else ():
+        graph.recompile()
+    return True
+
+
+def writes(node: Node) -> bool:
+    """Whether an operator writes into an operand."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
+    """The operator that returns what this one writes into its first operand; None if they are not interchangeable."""
+    target, written = node.target, node.args[0] if node.args else None
+    if not isinstance(target, OpOverload) or not isinstance(written, Node):
+        return None
+    name = target._schema.name.split("::")[-1]
+    writing = [k for k, argument in enumerate(target._schema.arguments) if argument.is_write]
+    packet = getattr(getattr(torch.ops, target.namespace), name[:-1], None) if name.endswith("_") else None
+    functional = getattr(packet, target._overloadname, None)
+    if writing != [0] or not isinstance(functional, OpOverload) or len(target._schema.returns) != 1:
+        return None
+    kept = next(_tensors(written)).dtype
+    if name == "detach_":  # It writes no values.
+        return functional
+    others = {t.dtype for operand in node.all_input_nodes for t in _tensors(operand)}
+    if others - {kept, torch.bool}:  # The result could have another dtype than the operand.
+        return None
+    memory = _memory(written)
+    for earlier in graph.graph.nodes:
+        if earlier is node:
+            return functional
+        if memory.isdisjoint(_memory(earlier)):
+            continue
+        if earlier.op in ("placeholder", "get_attr") or any(node < user for user in earlier.users):
+            return None
+    raise AssertionError("a node is in its own graph")
+
+
+def _tensors(node: Node) -> Iterator[Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor))
+
+
+def _memory(node: Node) -> set[int]:
+    """Where the values of a node are: views have them from what they show."""
+    return {int(tensor.untyped_storage()._cdata) for tensor in _tensors(node)}
