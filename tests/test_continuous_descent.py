@@ -1,11 +1,14 @@
 """Continuous descent: never worse, on the orbit, and better where rotations and scales are free."""
 
+import importlib
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import regauge as rg
+from regauge.alignment.result import Results
 from regauge.core.params import Params
 from regauge.nets.transformer import GPT
 
@@ -122,6 +125,48 @@ def test_only_the_continuous_part_moves() -> None:
     assert changed == {"scale", "matrix"}
 
 
+def test_scales_make_up_for_what_shrinks_halfway() -> None:
+    """Halfway between the matched networks activations are small, so that the loss is; scales alone repair it."""
+    module = nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 2)).double()
+    symmetry = rg.discover(module, (torch.randn(4, 3).double(),))
+    inputs = torch.randn(256, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    a, b = drawn(module, 1), drawn(module, 2)
+    ends = [torch.func.functional_call(module, params, (inputs,)) for params in (a, b)]
+    task = rg.Task(module, [(inputs, sum(ends) / 2)], functional.mse_loss)
+    start = rg.align(a, b, symmetry)
+    method = rg.ContinuousDescent(init=start.element, steps=60, checks=1)
+    found = rg.align(a, b, symmetry, method=method, task=task)
+    assert task.midpoint_loss(a, found.params) < 0.7 * task.midpoint_loss(a, start.params)
+    assert torch.allclose(task.run(found.params, inputs), ends[1], rtol=1e-9, atol=1e-9)
+    for group in symmetry.groups:
+        assert torch.equal(found.element[group.name].perm, start.element[group.name].perm)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", ["midpoint", "random"])
+def test_pairs_fall_in_one_program_as_they_do_alone(
+    case: tuple[rg.Symmetry, rg.Task, Params, Params], loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    symmetry, task, a, b = case
+    pairs = [(a, b), (b, a), (a, a)]
+    first, second = ({name: torch.stack([pair[k][name] for pair in pairs]) for name in a} for k in (0, 1))
+    method = rg.ContinuousDescent(loss, init=rg.WeightMatching(), steps=6, lr=0.06, checks=2)
+
+    def align(of: slice) -> Results:
+        left, right = ({name: tensor[of] for name, tensor in one.items()} for one in (first, second))
+        chance = torch.Generator().manual_seed(0)
+        return rg.align_pairs(left, right, symmetry, method=method, task=task, generator=chance)
+
+    together = align(slice(None))
+    assert (together.objective[:2] > together.initial[:2]).all()
+    assert together.objective[2] >= together.initial[2]
+    if loss == "midpoint":
+        for k in range(2):  # Between equal networks Adam follows rounding errors.
+            alone = align(slice(k, k + 1))
+            assert torch.allclose(alone.objective, together.objective[k : k + 1], rtol=1e-9)
+    monkeypatch.setattr(importlib.import_module("regauge.alignment.methods.continuous_descent"), "PROGRAM", 1)
+    assert (align(slice(None)).objective >= together.initial).all()
+
+
 def test_without_continuous_freedom_the_start_is_returned() -> None:
     module = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 4)).double()
     symmetry = rg.discover(module, (torch.randn(4, 3).double(),))
@@ -141,6 +186,8 @@ def test_what_it_needs() -> None:
         rg.ContinuousDescent(steps=2, checks=3)
     with pytest.raises(ValueError, match="lr must be positive"):
         rg.ContinuousDescent(lr=0.0)
+    with pytest.raises(ValueError, match="as scale_lr"):
+        rg.ContinuousDescent(scale_lr=0.0)
     module = Stream(False).double()
     symmetry, a = rg.discover(module, (torch.randn(4, 3).double(),)), drawn(module, 1)
     with pytest.raises(ValueError, match="ContinuousDescent needs data"):

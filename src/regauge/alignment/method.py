@@ -103,6 +103,16 @@ def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results
     return join([match(problem[k : k + 1]) for k in range(problem.pairs)])
 
 
+PROGRAM = 1 << 24
+"""About how many parameters of second networks are optimized in one program; more pairs take turns."""
+
+
+def chunks(problem: Problem, size: int) -> list[slice]:
+    """Parts of the pairs with about this many parameters of second networks in each, and one pair at least."""
+    count = max(1, size // max(1, sum(tensor[0].numel() for tensor in problem.b.values())))
+    return [slice(first, first + count) for first in range(0, problem.pairs, count)]
+
+
 Start: TypeAlias = Element | Method | None
 """Where a method begins: at an element, at the result of a method, or (None) at the identity."""
 

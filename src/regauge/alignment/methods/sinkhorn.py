@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.paired_networks import dots
-from regauge.alignment.method import Candidates, Measure, Method, Start, are_alike, start_of
+from regauge.alignment.method import PROGRAM, Candidates, Measure, Method, Start, are_alike, chunks, start_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
@@ -23,8 +23,6 @@ from regauge.relaxed.soft_elements import SoftElement, movable
 from regauge.training import Adam, PlainProgram, descend, differentiate
 from regauge.training.descent import check_steps, cycle
 
-PROGRAM = 1 << 24
-"""About how many parameters of second networks are optimized in one program; more pairs take turns."""
 POINTS = (0.25, 0.5, 0.75)
 """Where the "random" loss is judged, so that elements can be compared."""
 
@@ -91,8 +89,7 @@ class Sinkhorn(Method):
         if self.loss == "random":
             problem.require_generator("loss='random' takes the loss at random points of the line")
         start, notes = start_of(self.init, problem)
-        chunk = max(1, PROGRAM // max(1, sum(t[0].numel() for t in problem.b.values())))
-        parts = [slice(first, first + chunk) for first in range(0, problem.pairs, chunk)]
+        parts = chunks(problem, PROGRAM)
         return join([self._descend(problem[part], start.rows(part), notes) for part in parts])
 
     def _descend(self, problem: Problem, start: Element, notes: tuple[str, ...]) -> Results:

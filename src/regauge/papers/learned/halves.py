@@ -52,7 +52,7 @@ def measure(study: Study, run: Run) -> Table:
     lessons = study.lessons
     networks = Networks.of(lessons.populations[0], run)
     matcher = train_matcher(lessons, [networks], run)
-    without, trained = untrained_ways(has_classes=True), learned_ways(matcher)
+    without, trained = untrained_ways(has_classes=True), learned_ways(matcher, has_classes=True)
     found = align_pairs(networks, without, lessons.examples, run)
     found += align_pairs(networks, trained, lessons.examples, run, lessons)
     rows = tuple(

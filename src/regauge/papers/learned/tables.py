@@ -42,7 +42,7 @@ def measure(study: Study, run: Run) -> Table:
     networks = Networks.of(lessons.populations[0], run)
     matcher = train_matcher(lessons, [networks], run)
     without = (*untrained_ways(has_classes=not networks.examples.is_signals), *study.further)
-    trained = learned_ways(matcher)
+    trained = learned_ways(matcher, has_classes=not networks.examples.is_signals)
     found = align_pairs(networks, without, lessons.examples, run)
     found += align_pairs(networks, trained, lessons.examples, run, lessons)
     rows = rows_of((*without, *trained), found, study.paper)
@@ -60,7 +60,9 @@ def config(scale: Scale, *, name: str, what: str, population: Config, paper: Map
         short: dict[str, Any] = {"steps": 5} if is_signals else {"epochs": 1}
         kept = Population(f"{name}-smoke", replace(population if is_signals else tiny, count=24, **short), 2)
         return Study(what, Lessons((kept,), matching, 200), paper)
-    count, seconds, pairs = (2000, 900.0, 16) if scale == "cpu" else (population.count, None, 100)
+    count, seconds, pairs = (
+        (2000 if is_signals else 640, 900.0, 16) if scale == "cpu" else (population.count, None, 100)
+    )
     matching = MatchingConfig(
         depth=2,
         probes=0 if is_signals else 128,
@@ -77,7 +79,7 @@ def config(scale: Scale, *, name: str, what: str, population: Config, paper: Map
     return Study(what, Lessons((kept,), matching, 8192), paper, (REDUCED,))
 
 
-REDUCED = "reduced at the scale cpu: 2,000 networks and 15 CPU minutes of training; the paper has thousands, on a GPU"
+REDUCED = "reduced at the scale cpu: fewer networks, and 15 CPU minutes of training; the paper has thousands, on a GPU"
 STUDIES = {
     "learned-mnist": ("mnist-mlps", "MLPs 784-128-128-128-10 on MNIST", mnist_mlps(), {
         "Naive": "2.007", "Weight Matching": "0.047", "Deep-Align": "0.005", "Deep-Align + Sinkhorn": "0.000",
