@@ -7,7 +7,7 @@ References:
 from functools import partial
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.learned import ablation, elsewhere, halves, images, reduced, samples, starts, tables
+from regauge.papers.learned import ablation, elsewhere, halves, images, reduced, samples, scales, starts, tables
 
 EXPERIMENTS = (
     {
@@ -25,4 +25,5 @@ EXPERIMENTS = (
     | samples.EXPERIMENTS
     | elsewhere.EXPERIMENTS
     | halves.EXPERIMENTS
+    | scales.EXPERIMENTS
 )

@@ -162,7 +162,7 @@ def untrained_ways(*, has_classes: bool, is_refined: bool = True) -> tuple[Way, 
         Way("Weight Matching", rg.WeightMatching()),
         Way("Mixed Matching", rg.MixedMatching()),
         *([Way("Mixed + Sinkhorn, midpoint", _refined(rg.MixedMatching()))] if is_refined else []),
-        *([Way("Weight Matching + scales", _rescaled(rg.WeightMatching()))] if has_classes and is_refined else []),
+        *([Way("Weight Matching + scales", rescaled(rg.WeightMatching()))] if has_classes and is_refined else []),
     )
 
 
@@ -174,7 +174,7 @@ def learned_ways(
         Way(label, _Alone(matcher)),
         Way(f"{label} and sweeps, judged", matcher),
         *([Way(f"{label} + Sinkhorn", _refined(matcher))] if is_refined else []),
-        *([Way(f"{label} + scales", _rescaled(_Alone(matcher)))] if has_classes and is_refined else []),
+        *([Way(f"{label} + scales", rescaled(_Alone(matcher)))] if has_classes and is_refined else []),
     )
 
 
@@ -186,7 +186,7 @@ def _refined(init: Method) -> Method:
     return rg.Sinkhorn(loss="midpoint", init=init)
 
 
-def _rescaled(init: Method) -> Method:
+def rescaled(init: Method) -> Method:
     """The order of units that a method finds, and as many steps on their positive scales as Sinkhorn has."""
     return rg.ContinuousDescent(init=init, steps=30, checks=2)
 
