@@ -14,9 +14,9 @@ from regauge.training.settings import Choice, LogUniform
 from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Fraction
 from regauge.zoo.training.examples import WAVE_POINTS, WAVES
 
-TABLE_4 = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
+TABLE_4: list[int | str] = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
 """Channels and pooling of the CNN of Navon et al. (2024), table 4."""
-VGG11 = [64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"]
+VGG11: list[int | str] = [64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"]
 """Channels and pooling of VGG11, configuration A of Simonyan and Zisserman (2015)."""
 SMALL = (1, 16, 16, 16)
 """Channels of the CNNs of Unterthiner et al. (2020), on gray images."""

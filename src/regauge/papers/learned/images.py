@@ -30,7 +30,7 @@ from regauge.zoo.presets import cifar10_inrs, siren_architecture
 
 LINE = "Deep-Align"
 """The row of a matcher without the loss of the distance, as the paper has it for signals."""
-LOSSES: Mapping[str, Mapping[str, float]] = {
+LOSSES: Mapping[str, Mapping[str, Any]] = {
     LINE: {"distance": 0.0},
     "Deep-Align by distance": {"line": 0.0},
     "Deep-Align by all losses": {},

@@ -66,7 +66,9 @@ def measure(study: Study, run: Run) -> Table:
     matcher = train_matcher(lessons, [networks], run)
     series = series_of(learned_ways(matcher)[0], study.steps)
     ways = [way for several in series.values() for way in several]
-    ways.append(Way("Deep-Align + Weight Matching", Continued(learned_ways(matcher)[0].method)))
+    alone = learned_ways(matcher)[0].method
+    assert alone is not None
+    ways.append(Way("Deep-Align + Weight Matching", Continued(alone)))
     found = align_pairs(networks, ways, lessons.examples, run, lessons, also=cosine_of)
     quantities = (*QUANTITIES, COSINE)
     rows = tuple(
@@ -124,7 +126,8 @@ def draw_starts(rows: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> tupl
 
     def series(label: str, xs: Sequence[float], several: Sequence[Row]) -> Series:
         found = [summarize(row.values[BARRIER.name]) for row in several]
-        return Series(label, xs, [one.mean for one in found], *zip(*(one.span for one in found), strict=True))
+        low, high = zip(*(one.span for one in found), strict=True)
+        return Series(label, xs, [one.mean for one in found], low, high)
 
     by_steps = tuple(series(label, (0, *steps), several) for label, several in rows.items())
     timed = {label: [row for row in several if SECONDS.name in row.values] for label, several in rows.items()}
