@@ -109,7 +109,7 @@ def measure(study: Study, run: Run) -> Table:
     notes = (
         *(f"{label}: {describe_training(made[label], lessons)}" for label, lessons in study.matchers.items()),
         *notes_of(networks),
-        "methods with data, and the losses, use the data of the networks that are aligned; no matcher sees these",
+        "data are those of the networks that are aligned; what vectors say alone does not depend on any",
         mlps.REDUCED,
         *study.notes,
     )

@@ -65,7 +65,7 @@ def measure(study: Study, run: Run) -> Table:
     notes = (
         "one half of the networks was trained on 95% of the examples of the first half of the classes and 5% of the "
         "others, the other one on the rest; pairs are one network of each, losses and accuracies those of all classes",
-        describe_training(matcher, lessons) + " of any halves",
+        f"{describe_training(matcher, lessons)}; the two of a pair in training are of the same half or not",
         *notes_of(networks),
         "loss of both, accuracy of both: the means of both networks, at the ends of the line; a barrier is measured "
         "against them, so that it is zero where the line lies below",
