@@ -8,7 +8,7 @@ from regauge.papers.learned.study import Lessons, Population
 from regauge.zoo.presets import mlp_architecture, mnist_mlps
 from regauge.zoo.training import Config
 
-COUNTS, PAIRS = {"smoke": 24, "cpu": 256, "paper": 10_000}, {"smoke": 1, "cpu": 10, "paper": 100}
+COUNTS, PAIRS = {"smoke": 24, "cpu": 640, "paper": 10_000}, {"smoke": 1, "cpu": 10, "paper": 100}
 """Networks of a population, and the pairs that are kept of them."""
 EXAMPLES = {"smoke": 200, "cpu": 4096, "paper": 8192}
 """Training examples that matchers and methods with data see."""

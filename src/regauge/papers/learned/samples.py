@@ -47,7 +47,7 @@ def config(scale: Scale) -> Study:
     """Matchers of MLPs 784-128-128-128-10 on MNIST."""
     lessons = mlps.lessons(scale, mlps.mnist(scale))
     matching = lessons.matching
-    counts = {"smoke": (8,), "cpu": (16, 64), "paper": (100, 400, 1800)}[scale]
+    counts = {"smoke": (8,), "cpu": (16, 100), "paper": (100, 400, 1800)}[scale]
     shares = {"smoke": (), "cpu": (0.25, 0.5), "paper": (0.05, 0.2)}[scale]
     widths = {"smoke": (4,), "cpu": (16,), "paper": (16, 32)}[scale]
     limit = "seconds" if matching.seconds else "epochs"
