@@ -17,6 +17,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.learn import MatchingConfig
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.learned.study import (
+    BATCH,
     QUANTITIES,
     Lessons,
     Networks,
@@ -77,8 +78,8 @@ def measure(study: Study, run: Run) -> Table:
     notes = (
         describe_training(matcher, lessons),
         *(note for note in notes_of(networks) if note != TEMPERED_NOTE),
-        "Sinkhorn: on the loss halfway between the networks, in batches of 128 examples; after no alignment with a "
-        "learning rate of 0.3 and little confidence in the start, after others with the settings of this library",
+        f"Sinkhorn: on the loss halfway between the networks, in batches of {BATCH} examples; after no alignment with "
+        "a learning rate of 0.3 and little confidence in the start, after others with the settings of this library",
         f"{COSINE.name}: of both networks' parameters with balanced scales, which is what weight matching maximizes",
         "the paper shows these results as figures, without numbers",
         *study.notes,
@@ -178,8 +179,8 @@ KINDS = {
         "mnist-mlps",
         mnist_mlps(),
         replace(mnist_mlps(12), architecture=mlp_architecture(64, 8, 8, 10), data="digits", epochs=1),
-        count=640,
-        pairs=12,
+        count=256,
+        pairs=8,
         matching=MatchingConfig(depth=2, probes=128, lr=3e-3, batch=16),
         examples=4096,
     ),
@@ -189,7 +190,7 @@ KINDS = {
         sine_inrs(),
         replace(sine_inrs(12), steps=5),
         count=240,
-        pairs=16,
+        pairs=12,
         matching=MatchingConfig(depth=2, lr=3e-3, batch=16, line_by="outputs", distance=0.0),
         examples=512,
     ),
