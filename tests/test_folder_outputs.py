@@ -25,9 +25,10 @@ def batches():
 """
 
 
-def model(seed: int) -> Any:
+def model(seed: int, layers: int = 1) -> Any:
     torch.manual_seed(seed)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL_LLAMA, tie_word_embeddings=False)).eval()
+    config = transformers.LlamaConfig(**SMALL_LLAMA | {"num_hidden_layers": layers}, tie_word_embeddings=False)
+    return transformers.LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +181,10 @@ def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsy
 
 
 def test_settings_per_layer_and_module_on_the_command_line() -> None:
-    main(["merge", "one", "two", "--weights", "1,0", "mlp=1/0,1", "-o", "merged"])
-    a, merged = load("one"), load("merged")
+    for seed, name in enumerate(("left", "right")):
+        model(seed, layers=2).save_pretrained(name)
+    main(["merge", "left", "right", "--weights", "1,0", "mlp=1/0,1", "-o", "merged"])
+    a, merged = load("left"), load("merged")
     for name in ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"):
         assert torch.equal(merged[name], a[name])
     assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], a["model.layers.0.mlp.up_proj.weight"])

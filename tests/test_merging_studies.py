@@ -54,8 +54,8 @@ def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: 
 
 def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Path) -> None:
     config = resnets.config("smoke")
-    training = Training(epochs=4, batch=32, optimizer=Adam(1e-2))
-    population = replace(config[1].population, training=training, examples=1000)
+    training = Training(epochs=4, batch=16, optimizer=Adam(1e-2))
+    population = replace(config[1].population, training=training, examples=500)
     config = {1: replace(config[1], population=population, pairs=1)}
     table = resnets.measure(config, Run("smoke", 0, tmp_path))
     assert [row.label for row in table.rows][:2] == ["x1: as trained", "x1: as trained, new statistics"]
