@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import CASES
+from models import CASES, symmetry_of
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -54,7 +54,7 @@ def problem(name: str, batches: int = 5) -> tuple[rg.Task, rg.Symmetry, rg.Param
     module = case.module().double().eval()
     inputs = tuple(double(x) for x in case.inputs())
     kwargs = {key: double(x) for key, x in case.kwargs().items()}
-    symmetry = rg.discover(module, inputs, kwargs, outputs=case.outputs, verify=False)
+    symmetry = symmetry_of(case)
     state = {key: t.detach() for key, t in module.state_dict().items()}
     params = perturb(state, set(symmetry.buffers), generator(1))
     data: list[Any] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from models import CASES, Case
+from models import CASES, Case, symmetry_of
 
 import regauge as rg
 from regauge.core.probe import TOLERANCE, TOLERANCE_SINGLE, Probe, perturb, relative_change
@@ -34,9 +34,7 @@ class Found:
 def found(request: pytest.FixtureRequest) -> Found:
     case = request.param
     torch.manual_seed(0)
-    module = case.module().eval()
-    symmetry = rg.discover(module, case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
-    return Found(case, module, symmetry)
+    return Found(case, case.module().eval(), symmetry_of(case))
 
 
 def test_finds_the_groups_that_a_person_would_name(found: Found) -> None:

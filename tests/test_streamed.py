@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES
+from models import CASES, symmetry_of
 from torch import Tensor
 
 import regauge as rg
@@ -69,7 +69,7 @@ def _pair(name: str, folder: Path, noise: float = 0.02, dtype: torch.dtype = tor
     case, generator = BY_NAME[name], torch.Generator().manual_seed(1)
     torch.manual_seed(0)
     module = case.module().eval()
-    symmetry = rg.discover(module, case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    symmetry = symmetry_of(case)
 
     def noisy(params: Params, amount: float) -> Params:
         return {

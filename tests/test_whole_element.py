@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES
+from models import CASES, symmetry_of
 from symmetries import generator
 from torch import Tensor, nn
 
@@ -47,7 +47,7 @@ def network(name: str) -> Network:
     case = next(case for case in CASES if case.name == name)
     torch.manual_seed(0)
     module = case.module().eval()
-    symmetry = rg.discover(module, case.inputs(), case.kwargs(), outputs=case.outputs, verify=False)
+    symmetry = symmetry_of(case)
     params = {n: t.detach().double() if t.is_floating_point() else t for n, t in module.state_dict().items()}
     params = perturb(params, {n for n, _ in module.named_buffers()}, generator(0))
     return Network(module, params, symmetry.bind(params), Probe(module, case.inputs(), case.kwargs(), case.outputs))
