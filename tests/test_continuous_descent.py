@@ -186,7 +186,7 @@ def test_what_it_needs() -> None:
         rg.ContinuousDescent(steps=2, checks=3)
     with pytest.raises(ValueError, match="lr must be positive"):
         rg.ContinuousDescent(lr=0.0)
-    with pytest.raises(ValueError, match="as scale_lr"):
+    with pytest.raises(ValueError, match="scale_lr and lr must be positive"):
         rg.ContinuousDescent(scale_lr=0.0)
     module = Stream(False).double()
     symmetry, a = rg.discover(module, (torch.randn(4, 3).double(),)), drawn(module, 1)

@@ -71,7 +71,7 @@ class ContinuousDescent(Method):
         if not (1 <= self.checks <= self.steps and self.lr > 0 and self.scale_lr > 0):
             raise ValueError(
                 f"steps={self.steps}, checks={self.checks}, lr={self.lr}, scale_lr={self.scale_lr}: there must be as "
-                "many steps as checks and at least one of both, and lr must be positive, as scale_lr"
+                "many steps as checks and at least one of both, and scale_lr and lr must be positive"
             )
 
     def match(self, problem: Problem) -> Results:

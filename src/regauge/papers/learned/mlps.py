@@ -49,5 +49,5 @@ def matching(scale: Scale) -> MatchingConfig:
 
 
 def lessons(scale: Scale, *populations: Population) -> Lessons:
-    """What a matcher of these populations is trained on, and how."""
+    """The networks and the settings of a matcher's training."""
     return Lessons(populations, matching(scale), EXAMPLES[scale])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.learned import mlps
@@ -53,8 +54,8 @@ def config(scale: Scale) -> Study:
     limit = "seconds" if matching.seconds else "epochs"
     whole = matching.seconds or matching.epochs
 
-    def point(x: float, **changes: int | float) -> Point:
-        return Point(x, replace(lessons, matching=replace(matching, **changes)))  # type: ignore[arg-type]
+    def point(x: float, **changes: Any) -> Point:
+        return Point(x, replace(lessons, matching=replace(matching, **changes)))
 
     return Study(
         {

@@ -1,4 +1,4 @@
-"""What positive scales do where nothing is learned: the halves of tables 1 and 2 of paper 001 that it leaves out.
+"""Positive scales of ReLU units, which paper 001 leaves as they are, chosen by descent after an alignment.
 
 A hidden ReLU unit may be multiplied by any positive number, and what reads it divided by it. The papers match orders of
 units alone. Here the orders of weight matching and of mixed matching are kept, and scales descend on the loss halfway.
@@ -58,6 +58,7 @@ def measure(study: Study, run: Run) -> Table:
         *untrained_ways(has_classes=True),
         Way(TEMPERED_WEIGHTS, rg.WeightMatching(), is_tempered=True),
         Way("Mixed Matching + scales", rescaled(rg.MixedMatching())),
+        Way("Naive + scales", rescaled(None)),
     )
     rows = []
     for place, population in study.tested.items():

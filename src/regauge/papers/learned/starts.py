@@ -35,7 +35,7 @@ from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
 from regauge.zoo.training import Config
 
 COSINE = Quantity("cosine")
-"""What weight matching maximizes, as the cosine of both networks' parameters with balanced scales."""
+"""The cosine of both networks' parameters at balanced scales: the objective of weight matching, without units."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def config(scale: Scale, *, kind: Kind) -> Study:
 
 
 STEPS = (3, 10, 30, 100)
-"""Of Sinkhorn, after each start; the paper has up to 1,000."""
+"""Numbers of steps of Sinkhorn after each start; the paper has up to 1,000."""
 BUDGET = 60.0
 """CPU seconds of a matcher's training at the scale "cpu"."""
 KINDS = {

@@ -1,4 +1,4 @@
-"""What experiments on learned alignment share: populations, matchers trained on them, pairs aligned in many ways.
+"""Parts of all experiments on learned alignment: populations, matchers trained on them, pairs aligned in many ways.
 
 References:
     Navon et al. (2024), section 6 and appendix E.
@@ -186,8 +186,8 @@ def _refined(init: Method) -> Method:
     return rg.Sinkhorn(loss="midpoint", init=init)
 
 
-def rescaled(init: Method) -> Method:
-    """The order of units that a method finds, and as many steps on their positive scales as Sinkhorn has."""
+def rescaled(init: Method | None) -> Method:
+    """The order of units that a method finds, or theirs as trained, and as many steps on scales as Sinkhorn has."""
     return rg.ContinuousDescent(init=init, steps=30, checks=2)
 
 
