@@ -1,7 +1,7 @@
 """Paper 000: flows over weights."""
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.flows import barriers, gaussians, quality, sizes, transfer
+from regauge.papers.flows import barriers, gaussians, quality, signals, sizes, transfer
 
 EXPERIMENTS = {
     "gaussians": Experiment(
@@ -21,6 +21,9 @@ EXPERIMENTS = {
     ),
     "widths": Experiment(
         "a flow of networks of 10 units draws networks of 32 (table 7.4)", transfer.config, transfer.widths
+    ),
+    "signals": Experiment(
+        "sine networks of digits drawn from flows, by class, and recognized", signals.config, signals.measure
     ),
     "sizes": Experiment("flows by the width of their nets (figure 7.7)", sizes.config, sizes.measure),
 }
