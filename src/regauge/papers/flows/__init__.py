@@ -1,7 +1,7 @@
 """Paper 000: flows over weights."""
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.flows import barriers, gaussians, quality, signals, sizes, transfer
+from regauge.papers.flows import barriers, cnns, gaussians, quality, signals, sizes, transfer
 
 EXPERIMENTS = {
     "gaussians": Experiment(
@@ -25,5 +25,6 @@ EXPERIMENTS = {
     "signals": Experiment(
         "sine networks of digits drawn from flows, by class, and recognized", signals.config, signals.measure
     ),
+    "cnns": Experiment("small CNNs of MNIST drawn from a flow", cnns.config, quality.measure),
     "sizes": Experiment("flows by the width of their nets (figure 7.7)", sizes.config, sizes.measure),
 }
