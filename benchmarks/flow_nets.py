@@ -3,11 +3,13 @@
 The published net has its sizes: width 64 on MLPs 30-16-16-2 and 32 on MLPs 784-10-10, five layers, one head, and three
 layers that read values. Its units attend to all units, also to those that no weight joins, so that its memory grows
 with the square of their number. Here they attend to those that they are connected with, to themselves and to the
-network, which is another function of the same width and depth. `Tokens` is the net of `regauge reproduce 000 uci` and
-`mnist`, for aligned networks. A step is forward, backward and Adam, from points and times to the mean squared error of
-predicted ends, in single precision. Every row has a process of its own with one thread; seconds are CPU time, the
-median of some rounds after one that is not counted, and megabytes are the peak above what was there before the net was
-made.
+network, and what no permutation moves (inputs, classes) is no unit: values along such axes are features of units, read
+by maps of their own. So 30-16-16-2 has two groups of 16 units and the pairs between them, and 784-10-10 has ten units
+and no pairs. That is another function of the same width and depth, which respects the same symmetry. `Tokens` is the
+net of `regauge reproduce 000 uci` and `mnist`, for aligned networks. A step is forward, backward and Adam, from points
+and times to the mean squared error of predicted ends, in single precision. Every row has a process of its own with one
+thread; seconds are CPU time, the median of some rounds after one that is not counted, and megabytes are the peak above
+what was there before the net was made.
 
     python benchmarks/flow_nets.py --weightflow FOLDER [--packages FOLDER] [--only uci|mnist] [--at-once 1]
 

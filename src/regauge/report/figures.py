@@ -116,7 +116,7 @@ def _draw_images(axes: Axes, images: Images) -> None:
     axes.grid(False)
     (height, width), names = sheet.shape, (images.rows, images.columns)
     middles = [(np.arange(n) + 0.5) * size / n - 0.5 for n, size in zip(counts, (height, width), strict=True)]
-    axes.set_yticks(middles[0], ["\n".join(textwrap.wrap(name, 26)) for name in names[0]])
+    axes.set_yticks(middles[0], ["\n".join(textwrap.wrap(name, 20)) for name in names[0]])
     axes.set_xticks(middles[1], names[1])
 
 
