@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from coverings import covering
 from symmetries import BY_HAND, PARTS, drawn, every_element, experts, generator, mlp_symmetry, recurrent
 
 import regauge as rg
@@ -46,8 +47,7 @@ def is_close(x: Element, y: Element) -> bool:
     return True
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", [name for name in BY_HAND if name != "scaled"])
+@pytest.mark.parametrize(("name", "method"), covering([name for name in BY_HAND if name != "scaled"], METHODS, of=2))
 def test_it_never_falls_nor_ends_below_the_identity_and_reports_what_it_reaches(name: str, method: str) -> None:
     symmetry = BY_HAND[name]
     networks = [drawn(symmetry, seed) for seed in (0, 100, 200)]
@@ -65,8 +65,7 @@ def test_it_never_falls_nor_ends_below_the_identity_and_reports_what_it_reaches(
     assert all(torch.equal(networks[0][key], result.params[0][key]) for key in networks[0])
 
 
-@pytest.mark.parametrize("method", ["merge", "frank-wolfe"])
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize(("name", "method"), covering(BY_HAND, ["merge", "frank-wolfe"], of=2))
 def test_moving_between_networks_is_cycle_consistent(name: str, method: str) -> None:
     symmetry = BY_HAND[name]
     result = rg.align_many([drawn(symmetry, seed) for seed in range(3)], symmetry, method=METHODS[method])
@@ -93,8 +92,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("method", ["merge", "frank-wolfe"])
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(("name", "method"), covering(PLANTED, ["merge", "frank-wolfe"], part=1, of=2))
 def test_copies_of_one_network_coincide_in_the_universe(name: str, method: str) -> None:
     symmetry = PLANTED[name]
     first = drawn(symmetry, 7)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import weightspace_cases as cases
+from coverings import covering
 from methods import MODULES, module_case, outputs, teacher_task
 from symmetries import BY_HAND, drawn, generator
 from torch import Tensor, nn
@@ -54,8 +55,7 @@ def are_close(x: Params, y: Params, tolerance: float = 1e-7) -> bool:
 
 
 @pytest.mark.parametrize("sweeps", [0, 2])
-@pytest.mark.parametrize("layer", ws.LAYERS)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "layer"), covering(MODULES, ws.LAYERS, of=2))
 def test_a_moved_copy_is_found_and_functions_stay(name: str, layer: str, sweeps: int) -> None:
     """Proposition 5 of the paper, for every kind of group and every layer: no training is needed for it."""
     module, inputs, symmetry = module_case(name)

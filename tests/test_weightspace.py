@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from coverings import covering
 from torch import Tensor
 from weightspace_cases import NAMES, generator, move_units, population, symmetry
 
@@ -23,22 +24,17 @@ HEADS: dict[str, Callable[[], Any]] = {
 }
 EVERY_LAYER = pytest.mark.parametrize("layer", list(ws.LAYERS))
 EVERY_CASE = pytest.mark.parametrize("case", NAMES)
-EVERY_HEAD = pytest.mark.parametrize(
-    ("case", "head"),
-    [(case, "invariant") for case in NAMES]
-    + [(case, head) for head in ("equivariant", "unit_features") for case in ("siren", "lstm", "grouped_conv", "vit")],
-)
-"""Every architecture with one head, and every head with some: for laws in which these do not meet."""
-EVERY_MOVE = pytest.mark.parametrize(
+EVERY_MOVE = pytest.mark.parametrize(("case", "layer", "head"), covering(NAMES, ws.LAYERS, HEADS, of=1))
+"""Every architecture with every layer, and the heads in turn."""
+EVERY_SECOND = pytest.mark.parametrize(
     ("case", "layer", "head"),
     [
-        (case, layer, head)
-        for i, case in enumerate(NAMES)
-        for k, layer in enumerate(ws.LAYERS)
-        for head in ("equivariant", ("invariant", "unit_features")[(i + k) % 2])
+        case
+        for case in covering(NAMES, ws.LAYERS, HEADS, part=1, of=2)
+        if case.values[::2] != ("mlp_linear", "unit_features")
     ],
 )
-"""Every architecture and layer with changes of all parameters, and with one of the other heads in turn."""
+"""Every second of them, but features of units where all groups are of matrices: these have no units."""
 SOME = pytest.mark.parametrize(
     ("case", "layer", "head"),
     [
@@ -111,8 +107,7 @@ def test_what_is_not_wanted_is_not_respected(case: str) -> None:
     assert far(net(moved), net(networks)) > 1e-4
 
 
-@EVERY_CASE
-@EVERY_LAYER
+@pytest.mark.parametrize(("case", "layer"), covering(NAMES, ws.LAYERS, part=0))
 def test_output_depends_on_every_tensor(case: str, layer: str) -> None:
     net = make(case, layer, ws.Invariant(3))
     networks = population(case)
@@ -161,8 +156,7 @@ def test_networks_may_be_read_in_groups(layer: str, head: str, monkeypatch: pyte
     assert far(net(networks), whole) < 1e-12
 
 
-@EVERY_LAYER
-@EVERY_HEAD
+@EVERY_SECOND
 def test_every_parameter_gets_a_gradient(case: str, layer: str, head: str) -> None:
     net = make(case, layer, HEADS[head]()).train()
     made = net(population(case))
@@ -175,8 +169,7 @@ def test_every_parameter_gets_a_gradient(case: str, layer: str, head: str) -> No
     assert not without
 
 
-@EVERY_LAYER
-@pytest.mark.parametrize("case", ["mlp_relu", "siren", "resnet8_batch_A", "vit"])
+@pytest.mark.parametrize(("case", "layer"), covering(["mlp_relu", "siren", "resnet8_batch_A", "vit"], ws.LAYERS, of=2))
 @torch.no_grad()
 def test_spread_over_networks_lasts_through_eight_layers(case: str, layer: str) -> None:
     net = make(case, layer, ws.Invariant(3), depth=8, width=16)

@@ -8,6 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from coverings import covering
 from torch import Tensor, nn
 from weightspace_cases import generator
 
@@ -169,8 +170,7 @@ def test_units_that_are_split_compute_what_they_did(family: str) -> None:
     assert far(after, before) < 1e-10
 
 
-@EVERY_LAYER
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize(("family", "layer"), covering(FAMILIES, LAYERS, of=2))
 def test_a_unit_split_in_two_counts_as_one(family: str, layer: str) -> None:
     net = make(family, LAYERS[layer], ws.Invariant(3))
     made = net(networks(family))
@@ -178,8 +178,7 @@ def test_a_unit_split_in_two_counts_as_one(family: str, layer: str) -> None:
     assert float(made.detach().std(0).min()) > 1e-4  # and networks are told apart
 
 
-@EVERY_LAYER
-@pytest.mark.parametrize("family", ["siren", "cnn", "vit"])
+@pytest.mark.parametrize(("family", "layer"), covering(["siren", "cnn", "vit"], LAYERS, part=1, of=2))
 def test_changes_of_a_split_unit_are_split(family: str, layer: str) -> None:
     net = make(family, LAYERS[layer], ws.Equivariant())
     with torch.no_grad():
@@ -189,8 +188,7 @@ def test_changes_of_a_split_unit_are_split(family: str, layer: str) -> None:
         assert float((made[name] - change).abs().max()) <= EXACT * float(change.abs().max().clamp(min=1e-12)), name
 
 
-@EVERY_LAYER
-@pytest.mark.parametrize("family", ["siren", "cnn"])
+@pytest.mark.parametrize(("family", "layer"), covering(["siren", "cnn"], LAYERS, part=0, of=2))
 def test_copies_have_the_features_of_the_unit(family: str, layer: str) -> None:
     net = make(family, LAYERS[layer], ws.UnitFeatures(4))
     before, after = net(networks(family)), net(split(family, networks(family)))

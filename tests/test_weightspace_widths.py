@@ -8,6 +8,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from coverings import covering
 from torch import Tensor, nn
 from weightspace_cases import generator
 
@@ -74,7 +75,6 @@ HEADS: dict[str, Callable[[], Any]] = {
     "equivariant": ws.Equivariant,
     "unit_features": lambda: ws.UnitFeatures(5),
 }
-EVERY_LAYER = pytest.mark.parametrize("layer", list(ws.LAYERS))
 
 
 @cache
@@ -107,12 +107,7 @@ def far(a: Any, b: Any) -> float:
     return max(far(a[name], b[name]) for name in a)
 
 
-@EVERY_LAYER
-@pytest.mark.parametrize(
-    ("family", "head"),
-    [(family, "invariant") for family in FAMILIES]
-    + [(family, head) for head in ("equivariant", "unit_features") for family in ("siren", "cnn", "vit")],
-)
+@pytest.mark.parametrize(("family", "layer", "head"), covering(FAMILIES, ws.LAYERS, HEADS, of=2))
 def test_every_net_reads_other_widths(family: str, layer: str, head: str) -> None:
     (narrow, networks), (wide, others) = members(family)
     net = ws.Metanet(narrow, layer=ws.LAYERS[layer](), head=HEADS[head](), width=8, depth=2, generator=generator(0))

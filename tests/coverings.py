@@ -1,0 +1,55 @@
+"""Coverings: the part of a product of settings that runs in CI; `make thorough` runs the rest."""
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def covering(
+    first: Iterable[str], second: Iterable[str], third: Iterable[str] | None = None, *, part: int = 0, of: int = 3
+) -> list[Any]:
+    """The product of two or three settings as cases, all but a part of which are marked as thorough.
+
+    Pairs of the first two settings lie on diagonals of their table, which are dealt out to the parts in turn: every
+    pair is in one part, so that laws over the same settings that take different parts meet every pair together. With
+    each pair goes one value of the third setting, in turn along the diagonals. In every part each value of a setting
+    meets every value of the third one.
+
+    Args:
+        first: Names of the values of one setting.
+        second: The same of another one.
+        third: The same of a third one, if there is one.
+        part: The part that runs in CI, from 0.
+        of: Number of parts.
+
+    Raises:
+        ValueError: The part would miss a value, or a pair of one with a value of the third setting.
+    """
+    rows, columns = list(first), list(second)
+    depths: list[tuple[str, ...]] = [()] if third is None else [(name,) for name in third]
+    diagonals = {(row, column): i + j for (i, row), (j, column) in product(enumerate(rows), enumerate(columns))}
+    chosen = {(*pair, *depths[k // of % len(depths)]) for pair, k in diagonals.items() if k % of == part}
+    for place, values in enumerate((rows, columns)):
+        met = {(case[place], *case[2:]) for case in chosen}
+        missed = [(value, *depth) for value, depth in product(values, depths) if (value, *depth) not in met]
+        if missed:
+            raise ValueError(f"part {part} of {of} has no case with {' and '.join(missed[0])}; take fewer parts")
+    return [
+        pytest.param(*case, marks=() if case in chosen else pytest.mark.thorough, id="-".join(case))
+        for case in ((*pair, *depth) for pair in diagonals for depth in depths)
+    ]
+
+
+def every_other(names: Iterable[str], *, part: int, among: Iterable[str] | None = None) -> list[Any]:
+    """One setting, of which every second value runs in CI: the even ones or the odd ones.
+
+    Laws over the same values that take both parts meet every value together. Values are counted `among` others where
+    laws have different ones.
+    """
+    names = list(names)
+    place = {name: k for k, name in enumerate(names if among is None else among)}
+    return [
+        pytest.param(name, marks=() if place[name] % 2 == part else pytest.mark.thorough, id=name) for name in names
+    ]
