@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from coverings import every_other
 from models import CASES, symmetry_of
 from symmetries import generator
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ FAMILIES = (
     *("mlp_relu", "mlp_sine", "cnn_flatten", "glu", "rnn_relu", "lstm", "gru"),
     *("gpt", "llama", "vit", "hf_bert", "hf_gpt2", "hf_gpt_neox", "hf_llama", "hf_mixtral"),
     *("hf_t5", "hf_whisper", "hf_vit", "hf_dinov2", "hf_mamba", "densenet"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("unet", "hf_clip", "hf_distilbert", "torch_transformer")),
+    *("unet", "hf_clip", "hf_distilbert", "torch_transformer"),
 )
 
 
@@ -60,7 +61,7 @@ def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
     return float((squares[0] / sum(float(a[n].double().square().sum()) for n in names)) ** 0.5)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "mobilenet_v2"])
+@pytest.mark.parametrize("name", every_other([*FAMILIES, "mobilenet_v2"], part=0))
 def test_nothing_is_left_of_a_random_element(name: str) -> None:
     """In float64 and in float32, and the merge of a network with its copy is the network."""
     found = network(name)
@@ -74,7 +75,7 @@ def test_nothing_is_left_of_a_random_element(name: str) -> None:
     assert relative_change(found.probe(a), found.probe(merged)) <= 1e-5
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "resnet20_batch_A", "mobilenet_v2"])
+@pytest.mark.parametrize("name", every_other([*FAMILIES, "mobilenet_v2", "resnet20_batch_A"], part=1))
 def test_no_more_is_left_than_the_noise(name: str) -> None:
     found = network(name)
     a, symmetry, chance = found.params, found.symmetry, generator(1)
