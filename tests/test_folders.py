@@ -18,7 +18,8 @@ from folder_cases import CASES, LOOPS, MIXTURES, FolderCase, first_tensor, open_
 
 import regauge as rg  # noqa: E402
 from regauge.cli.main import main  # noqa: E402
-from regauge.cli.models import load_module  # noqa: E402
+from regauge.cli.models import Model, load_module, trace_model  # noqa: E402
+from regauge.cli.options import ExampleInputs  # noqa: E402
 from regauge.core.params import Params  # noqa: E402
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
 from regauge.storage.checkpoints.names.from_transformers import name_by  # noqa: E402
@@ -38,24 +39,40 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def outputs(model: torch.nn.Module, folder: str) -> Tensor:
-    """What a model computes of the example inputs of a folder."""
-    example = load_module(folder, values="always")
+def outputs(model: torch.nn.Module, example: Model) -> Tensor:
+    """What a model computes of example inputs."""
     with torch.no_grad():
         return first_tensor(model(*example.inputs, **(example.kwargs or {})))
 
 
+@pytest.fixture(scope="module")
+def aligned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Aligns two networks of a family, each once; a folder with `one`, `two` and `aligned`."""
+    known: dict[str, Path] = {}
+
+    def run(name: str) -> Path:
+        if name not in known:
+            folder = tmp_path_factory.mktemp("family")
+            CASES[name].save(folder / "one", 0)
+            CASES[name].save(folder / "two", 1, shard="4KB")
+            before = (folder / "one/config.json").read_bytes()
+            main(["align", str(folder / "one"), str(folder / "two"), "-o", str(folder / "aligned")])
+            assert (folder / "one/config.json").read_bytes() == before
+            known[name] = folder
+        return known[name]
+
+    return run
+
+
 @pytest.mark.parametrize("name", in_suite(CASES))
-def test_aligned_folders_load_and_compute_the_same(name: str) -> None:
+def test_aligned_folders_load_and_compute_the_same(name: str, aligned: Callable[[str], Path]) -> None:
     """The output has the files, names, shapes and dtypes of B, a clean load report, and B's outputs to rounding."""
-    case = CASES[name]
-    case.save(Path("one"), 0)
-    two = case.save(Path("two"), 1, shard="4KB")
-    main(["align", "one", "two", "-o", "aligned"])
-    loaded = open_clean("aligned", type(two))
-    expected = outputs(type(two).from_pretrained("two").eval(), "two")
-    assert float((outputs(loaded, "two") - expected).abs().max()) < 1e-5 * float(expected.abs().max())
-    source, written = Checkpoint.open("two"), Checkpoint.open("aligned")
+    folder, kind = aligned(name), getattr(transformers, CASES[name].model)
+    loaded = open_clean(folder / "aligned", kind)
+    example = load_module(str(folder / "two"), values="always")
+    expected, found = (outputs(model, example) for model in (kind.from_pretrained(folder / "two").eval(), loaded))
+    assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    source, written = Checkpoint.open(folder / "two"), Checkpoint.open(folder / "aligned")
     assert [(n, t.file.name, t.shape, t.dtype) for n, t in source.stored.items()] == [
         (n, t.file.name, t.shape, t.dtype) for n, t in written.stored.items()
     ]
@@ -65,18 +82,21 @@ def test_aligned_folders_load_and_compute_the_same(name: str) -> None:
             assert opened.metadata()["format"] == "pt"
 
 
+def symmetry_of(folder: Path) -> rg.Symmetry:
+    """The symmetry by which the networks of a folder were aligned, which is known from then."""
+    found = trace_model(str(folder / "one"), ExampleInputs(), values="if small")
+    assert found.is_known
+    return found.symmetry
+
+
 @pytest.mark.parametrize("name", in_suite(MIXTURES))
-def test_experts_and_their_hidden_units_are_reordered(name: str) -> None:
+def test_experts_and_their_hidden_units_are_reordered(name: str, aligned: Callable[[str], Path]) -> None:
     """A folder's mixture is traced such that nothing of it is frozen: experts move, and units within each of them."""
-    MIXTURES[name].save(Path("one"), 0)
-    config = Path("one/config.json").read_bytes()
-    main(["discover", "one", "-o", "found.json"])
-    found = rg.Symmetry.from_json(Path("found.json").read_text(encoding="utf-8"))
+    found = symmetry_of(aligned(name))
     assert not found.unknown
     on_experts = [g for g in found.groups if any("expert" in p.parameter for p in g.placements)]
     experts = {g.name for g in on_experts if g.is_permuted and any(p.axis == 0 for p in g.placements)}
     assert any(g.is_permuted and experts & set(g.within) for g in on_experts), str(found)
-    assert Path("one/config.json").read_bytes() == config
 
 
 ONE_ORDER = ("longcat", "jetmoe")
@@ -84,17 +104,26 @@ ONE_ORDER = ("longcat", "jetmoe")
 
 
 @pytest.mark.parametrize("name", in_suite(LOOPS))
-def test_hidden_units_of_experts_in_a_loop_are_reordered(name: str) -> None:
+def test_hidden_units_of_experts_in_a_loop_are_reordered(name: str, aligned: Callable[[str], Path]) -> None:
     """Loops over the experts that were chosen are followed as loops over all: units move in each expert by itself.
 
     Where a router with an open order chooses rows of one tensor, fewer moves are found than there are: one for all.
     """
-    LOOPS[name].save(Path("one"), 0)
-    main(["discover", "one", "-o", "found.json"])
-    found = rg.Symmetry.from_json(Path("found.json").read_text(encoding="utf-8"))
+    found = symmetry_of(aligned(name))
     inside = [g for g in found.groups if g.is_permuted and all("experts" in p.parameter for p in g.placements)]
     assert inside, str(found)
     assert name in ONE_ORDER or len(inside) % 4 == 0, str(found)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "switch"])
+def test_discover_finds_the_groups_by_which_folders_are_aligned(name: str, aligned: Callable[[str], Path]) -> None:
+    """Both trace the model; the configuration stays as it is."""
+    folder = aligned(name)
+    before = (folder / "one/config.json").read_bytes()
+    main(["discover", str(folder / "one"), "-o", "found.json"])
+    found = rg.Symmetry.from_json(Path("found.json").read_text(encoding="utf-8"))
+    assert found.groups == symmetry_of(folder).groups
+    assert (folder / "one/config.json").read_bytes() == before
 
 
 def old_norms(params: Params) -> Params:
@@ -137,8 +166,9 @@ def test_what_from_pretrained_understands_is_understood(name: str) -> None:
     main(["align", "one", "two", "-o", "aligned"])
     assert list(Checkpoint.open("aligned")) == list(Checkpoint.open("two"))
     before, after = (getattr(transformers, case.model).from_pretrained(f).eval() for f in ("two", "aligned"))
-    expected = outputs(before, "two")
-    assert float((outputs(after, "two") - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    example = load_module("two", values="always")
+    expected = outputs(before, example)
+    assert float((outputs(after, example) - expected).abs().max()) < 1e-5 * float(expected.abs().max())
     main(["apply", "aligned", "two", "-o", "again"])
     for tensor, other in zip(load("again").values(), load("aligned").values(), strict=True):
         torch.testing.assert_close(tensor, other)
