@@ -5,7 +5,7 @@ refuses is refused: operands on two devices, but for numbers without axes and in
 arrays of numpy; random numbers from a generator of another device; matrix products of integers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class PretendDevice(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        operands = [*_tensors_in((args, kwargs))]
         marked = [tensor for tensor in operands if self.holds(tensor)]
         if func == Tensor.device.__get__:  # type: ignore[attr-defined]
             return DEVICE if marked else func(*args, **kwargs)
@@ -78,9 +78,8 @@ class PretendDevice(TorchFunctionMode):
                 if self.holds(leaf) and gradient is not None:
                     self._mark(gradient)
         elif target:
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._mark(leaf)
+            for leaf in _tensors_in(result):
+                self._mark(leaf)
         return result
 
     def _mark(self, tensor: Tensor) -> Tensor:
@@ -127,6 +126,17 @@ class PretendDevice(TorchFunctionMode):
         if others:
             shapes = [(tuple(t.shape), "device" if self.holds(t) else "CPU") for t in operands]
             raise TwoDevicesError(f"{getattr(func, '__name__', func)} got tensors on two devices: {shapes}")
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists and dictionaries; torch's own function for this takes half of the time."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors_in(one)
+    elif isinstance(value, dict):
+        yield from _tensors_in(tuple(value.values()))
 
 
 def _is_device(value: object) -> bool:
