@@ -31,7 +31,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate("ab"):
         torch.manual_seed(seed)
         config = transformers.LlamaConfig(
-            vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+            vocab_size=16,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            initializer_range=0.3,
         )
         config.tie_word_embeddings = True
         transformers.LlamaForCausalLM(config).save_pretrained(root / name)
