@@ -80,6 +80,14 @@ def test_the_page_stands_alone(demo_folder: Path, results: dict[str, Any]) -> No
             assert f"<code>{group['name']}</code>" in page
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, which take most of the time."""
+    empty: dict[str, list[str]] = {"line": [], "permutations": [], "weights": []}
+    monkeypatch.setattr("regauge.report.demo_page._figures", lambda *args: empty)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_same_seed_gives_the_same_numbers(
     tmp_path: Path, results: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +99,7 @@ def test_the_same_seed_gives_the_same_numbers(
     assert f"{results['models'][0]['barriers']['naive']:.3f}" in printed
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_text_in_results_is_escaped(demo_folder: Path, tmp_path: Path) -> None:
     results = json.loads((demo_folder / "results.json").read_text())
     results["data"]["name"] = "<script>alert(1)</script>"
@@ -154,10 +163,17 @@ def test_many_methods_have_names_at_their_curves_and_few_to_a_panel() -> None:
 
 
 @pytest.mark.slow
-def test_alignment_removes_the_barrier(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("key", ["mlp", pytest.param("cnn", marks=pytest.mark.thorough)])
+def test_alignment_removes_the_barrier(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one of the demo's architectures: training a convolutional one takes three quarters of a minute."""
+    monkeypatch.setattr(
+        "regauge.cli.demo.cases", lambda *args, **options: [c for c in cases(*args, **options) if c.key == key]
+    )
     main(["demo", "--data", "digits", "--out", str(tmp_path)])
-    for model in json.loads((tmp_path / "results.json").read_text())["models"]:
-        assert model["barriers"]["naive"] > 0.3
-        assert model["barriers"]["aligned"] < 0.06
-        assert model["midpoints"]["aligned"]["accuracy"] > 0.95
-        assert model["merged"]["aligned"]["loss"] < model["merged"]["naive"]["loss"] / 4
+    (model,) = json.loads((tmp_path / "results.json").read_text())["models"]
+    assert model["key"] == key
+    assert model["barriers"]["naive"] > 0.3
+    assert model["barriers"]["aligned"] < 0.06
+    assert model["midpoints"]["aligned"]["accuracy"] > 0.95
+    assert model["merged"]["aligned"]["loss"] < model["merged"]["naive"]["loss"] / 4

@@ -43,6 +43,25 @@ TWINS = {
     ("001", "learned-ablation-cifar10"): "learned-ablation",
 }
 """Experiments that in small do what another one of the paper does."""
+SIBLINGS = {
+    ("000", "mnist"): "uci",
+    ("001", "table1-cifar10"): "table1",
+    ("001", "learned-sines"): "learned-mnist",
+    ("001", "learned-cifar10"): "learned-cnn",
+    ("001", "learned-transfer"): "learned-widths",
+    ("004", "figure8"): "figure4",
+    ("004", "figure9"): "figure5",
+    ("004", "figure11"): "figure7",
+    ("merging", "cifar10"): "mnist",
+    ("transformers", "llama"): "gpt",
+    ("weightspace", "vits"): "cnns",
+}
+"""Experiments that measure what another one of the paper does, on other networks; `make thorough` runs them."""
+IN_SMALL = [
+    pytest.param(*pair, id="-".join(pair), marks=pytest.mark.thorough if pair in SIBLINGS else ())
+    for pair in NAMES
+    if pair not in TWINS
+]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +87,7 @@ def results(folder: Path, paper: str, name: str) -> dict[str, Any]:
 # --- from end to end --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("paper", "name"), [pair for pair in NAMES if pair not in TWINS], ids=lambda text: text)
+@pytest.mark.parametrize(("paper", "name"), IN_SMALL)
 def test_every_experiment_runs_in_small(paper: str, name: str, ran: Callable[[str, str], tuple[Path, str]]) -> None:
     tmp_path, printed = ran(paper, name)
     found = results(tmp_path, paper, name)
@@ -100,6 +119,14 @@ def test_twins_are_measured_alike_and_differ_at_scale(paper: str, name: str) -> 
     assert own.measure is other.measure
     assert type(own.config("smoke")) is type(other.config("smoke"))
     assert own.config("cpu") != other.config("cpu")
+
+
+@pytest.mark.parametrize(("paper", "name"), SIBLINGS)
+def test_siblings_are_measured_alike(paper: str, name: str) -> None:
+    own, other = EXPERIMENTS[paper][name], EXPERIMENTS[paper][SIBLINGS[paper, name]]
+    assert (paper, SIBLINGS[paper, name]) not in {*SIBLINGS, *TWINS}
+    assert own.measure is other.measure
+    assert type(own.config("smoke")) is type(other.config("smoke"))
 
 
 def test_the_digits_stand_in_and_the_table_says_so(ran: Callable[[str, str], tuple[Path, str]]) -> None:
