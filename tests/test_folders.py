@@ -14,6 +14,7 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
+from coverings import every_other  # noqa: E402
 from folder_cases import CASES, LOOPS, MIXTURES, FolderCase, first_tensor, open_clean  # noqa: E402
 
 import regauge as rg  # noqa: E402
@@ -25,13 +26,16 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint, load  # noqa: E40
 from regauge.storage.checkpoints.names.from_transformers import name_by  # noqa: E402
 from regauge.storage.checkpoints.writing import save  # noqa: E402
 
-QUICK = ("vit", "mixtral", "gpt neox", "deepseek v3")
-"""Tensors that are renamed, stacked and split; the other families are slow together."""
+QUICK = ("vit", "mixtral", "switch", "gpt neox", "deepseek v3")
+"""Tensors that are renamed, stacked and split, and experts in a loop."""
 
 
 def in_suite(names: Collection[str]) -> list[Any]:
-    """Cases of which all but a few are slow."""
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    """Cases in the order of all families; every second one runs in CI, and those that are quick."""
+    return [
+        name if name in QUICK else case
+        for name, case in zip(names, every_other(names, part=0, among=CASES), strict=True)
+    ]
 
 
 @pytest.fixture(autouse=True)
