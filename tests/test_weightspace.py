@@ -24,17 +24,14 @@ HEADS: dict[str, Callable[[], Any]] = {
 }
 EVERY_LAYER = pytest.mark.parametrize("layer", list(ws.LAYERS))
 EVERY_CASE = pytest.mark.parametrize("case", NAMES)
-EVERY_MOVE = pytest.mark.parametrize(("case", "layer", "head"), covering(NAMES, ws.LAYERS, HEADS, of=1))
+UNITS = [name for name in NAMES if name != "mlp_linear"]
+"""Architectures with units; where all groups are of matrices no head has features of units."""
+NO_UNITS = [("mlp_linear", layer, head) for layer in ws.LAYERS for head in ("invariant", "equivariant")]
+HEADED = ("case", "layer", "head")
+EVERY_MOVE = pytest.mark.parametrize(HEADED, [*covering(UNITS, ws.LAYERS, HEADS, of=1), *NO_UNITS])
 """Every architecture with every layer, and the heads in turn."""
-EVERY_SECOND = pytest.mark.parametrize(
-    ("case", "layer", "head"),
-    [
-        case
-        for case in covering(NAMES, ws.LAYERS, HEADS, part=1, of=2)
-        if case.values[::2] != ("mlp_linear", "unit_features")
-    ],
-)
-"""Every second of them, but features of units where all groups are of matrices: these have no units."""
+EVERY_SECOND = pytest.mark.parametrize(HEADED, [*covering(UNITS, ws.LAYERS, HEADS, part=1, of=2), *NO_UNITS[::3]])
+"""Every second of them."""
 SOME = pytest.mark.parametrize(
     ("case", "layer", "head"),
     [
