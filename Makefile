@@ -21,7 +21,7 @@ setup: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
-# The seeds of random graphs that `make test` leaves out.
+# What `make test` leaves out: more random graphs, families and experiments, and the rest of every covering.
 thorough: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m thorough
 
