@@ -191,7 +191,7 @@ def measure(make: Callable[[], Step], rounds: int, warm: int) -> tuple[float, fl
     return result
 
 
-def table(title: str, rows: dict[str, Callable[[], Step]], rounds: int, warm: int) -> None:
+def table(title: str, rows: dict[str, Callable[[], Step]], rounds: int, warm: int = WARM) -> None:
     """Markdown; ratios are to the first row."""
     print(f"\n| {title} | CPU s | times faster | peak MB | share |\n| --- | --- | --- | --- | --- |", flush=True)
     base: tuple[float, float] | None = None

@@ -1,11 +1,16 @@
 """Tables and pictures of results: our numbers, each with its uncertainty, and those of the paper."""
 
+import base64
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from regauge.connect import Curve
 from regauge.core.markdown import markdown_table
@@ -63,9 +68,45 @@ class Surface:
     about: str = ""  # what the points are, in words
 
 
-Panel = Chart | Surface
+@dataclass(frozen=True)
+class Images:
+    """Gray images in rows and columns.
+
+    Attributes:
+        title: Above all.
+        rows: What each row shows.
+        columns: What each column shows.
+        height: Of an image, in pixels.
+        pixels: For each row and column the bytes of an image, from black to white, in base 64.
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    height: int
+    pixels: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[str], columns: Sequence[str], values: Tensor) -> "Images":
+        """Images `[rows, columns, height, width]` of values from 0 to 1."""
+        levels = (values.clamp(0, 1) * 255).round().byte().numpy()
+        pixels = tuple(tuple(base64.b64encode(one.tobytes()).decode() for one in row) for row in levels)
+        return cls(title, tuple(rows), tuple(columns), values.shape[2], pixels)
+
+    def image(self, row: int, column: int) -> NDArray[np.uint8]:
+        """One of them, `[height, width]`."""
+        return np.frombuffer(base64.b64decode(self.pixels[row][column]), np.uint8).reshape(self.height, -1)
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> "Images":
+        """The images of which `asdict` gave the text."""
+        names = {name: tuple(known[name]) for name in ("rows", "columns")}
+        return cls(known["title"], **names, height=known["height"], pixels=tuple(map(tuple, known["pixels"])))
+
+
+Panel = Chart | Surface | Images
 Picture = tuple[Panel, ...]
-"""Panels side by side, all charts or all surfaces."""
+"""Panels side by side, all of one kind."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +260,8 @@ class Table:
 def _panel(known: Mapping[str, Any]) -> Panel:
     if "series" in known:
         return Chart(**{**known, "series": tuple(Series(**one) for one in known["series"])})
+    if "pixels" in known:
+        return Images.from_json(known)
     return Surface(**{**known, "labels": tuple(known["labels"])})
 
 

@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import Normal, Stroke
 from numpy.typing import NDArray
 
-from regauge.papers.table import Chart, Picture, Surface
+from regauge.papers.table import Chart, Images, Picture, Surface
 
 Floats = NDArray[np.float64]
 
@@ -86,11 +86,12 @@ def plane_figure(
 
 
 def picture_figure(picture: Picture) -> Figure:
-    """Charts or surfaces side by side, in rows of equal length where there are many."""
+    """Charts, surfaces or sheets of images side by side, in rows of equal length where there are many."""
     if not picture:
         raise ValueError("a picture needs at least one panel")
     planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]
-    sizes = planes if len(planes) == len(picture) else [(4.3, 3.4)] * len(picture)
+    sheets = [(2.2 + 0.62 * len(p.columns), 0.5 + 0.62 * len(p.rows)) for p in picture if isinstance(p, Images)]
+    sizes = next((own for own in (planes, sheets) if len(own) == len(picture)), [(4.3, 3.4)] * len(picture))
     rows = -(-len(picture) // PANELS)
     columns = -(-len(picture) // rows)
     width = max(sum(width for width, _ in sizes[k : k + columns]) for k in range(0, len(sizes), columns))
@@ -99,9 +100,24 @@ def picture_figure(picture: Picture) -> Figure:
             axes = figure.add_subplot(rows, columns, k + 1)
             if isinstance(panel, Surface):
                 _draw_surface(figure, axes, panel)
+            elif isinstance(panel, Images):
+                _draw_images(axes, panel)
             else:
                 _draw_chart(axes, panel)
         return figure
+
+
+def _draw_images(axes: Axes, images: Images) -> None:
+    """A sheet of images, with what rows and columns show."""
+    counts = len(images.rows), len(images.columns)
+    sheet = np.block([[np.pad(images.image(r, c), 1) for c in range(counts[1])] for r in range(counts[0])])
+    axes.imshow(sheet, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_title(images.title)
+    axes.grid(False)
+    (height, width), names = sheet.shape, (images.rows, images.columns)
+    middles = [(np.arange(n) + 0.5) * size / n - 0.5 for n, size in zip(counts, (height, width), strict=True)]
+    axes.set_yticks(middles[0], ["\n".join(textwrap.wrap(name, 20)) for name in names[0]])
+    axes.set_xticks(middles[1], names[1])
 
 
 def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:

@@ -1,9 +1,19 @@
 """Paper 000: flows over weights."""
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.flows import quality, transfer
+from regauge.papers.flows import barriers, cnns, gaussians, quality, signals, sizes, transfer
 
 EXPERIMENTS = {
+    "gaussians": Experiment(
+        "a flow between normal distributions, exact and fitted, by two samplers (figures 6.3 and 7.1)",
+        gaussians.config,
+        gaussians.measure,
+    ),
+    "barriers": Experiment(
+        "losses between networks of breast cancer, as trained and aligned (figure 7.2)",
+        barriers.config,
+        barriers.measure,
+    ),
     "uci": Experiment("networks of breast cancer drawn from flows (table 7.1)", quality.uci, quality.measure),
     "mnist": Experiment("networks of MNIST drawn from flows (table 7.2)", quality.mnist, quality.measure),
     "guidance": Experiment(
@@ -12,4 +22,9 @@ EXPERIMENTS = {
     "widths": Experiment(
         "a flow of networks of 10 units draws networks of 32 (table 7.4)", transfer.config, transfer.widths
     ),
+    "signals": Experiment(
+        "sine networks of digits drawn from flows, by class, and recognized", signals.config, signals.measure
+    ),
+    "cnns": Experiment("small CNNs of MNIST drawn from a flow", cnns.config, quality.measure),
+    "sizes": Experiment("flows by the width of their nets (figure 7.7)", sizes.config, sizes.measure),
 }

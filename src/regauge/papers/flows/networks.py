@@ -22,6 +22,8 @@ from regauge.zoo.presets import mlp_architecture
 from regauge.zoo.training import Config
 
 BATCH = 500
+IMAGES = 2000
+"""Test images by which convolutional networks are judged, which take longer than others."""
 
 
 def _normalized(inputs: Tensor, mean: float, deviation: float) -> Tensor:
@@ -89,8 +91,13 @@ class Networks:
         """The task on the examples for training or testing, of networks of these or other widths."""
         found = DATA[data or self.data]()
         inputs, classes = found[:2] if part == "train" else found[2:]
-        module = (mlp_architecture(*widths) if widths else self.store.architecture).module()
-        pairs = list(zip(torch.split(inputs.flatten(1), BATCH), torch.split(classes, BATCH), strict=True))
+        architecture = mlp_architecture(*widths) if widths else self.store.architecture
+        module = architecture.module()
+        if "channels" not in architecture.settings:
+            inputs = inputs.flatten(1)
+        elif part == "test":
+            inputs, classes = inputs[:IMAGES], classes[:IMAGES]
+        pairs = list(zip(torch.split(inputs, BATCH), torch.split(classes, BATCH), strict=True))
         return Task(module, pairs)
 
     def fit(self, label: str, settings: flow.Config) -> flow.Flow:

@@ -187,18 +187,22 @@ def measure(study: Study, run: Run) -> Table:
     notes = (
         f"{study.population.architecture.name} on {study.what}: {counts['train']} networks for training, "
         f"{counts['test']} held out, divided by run; {study.drawn} networks drawn from each flow; "
-        f"seeds of the flow: {study.flows[0].seeds} of this library's, 1 of the thesis'",
+        f"seeds of this library's flow: {study.flows[0].seeds}",
         *study.notes,
         "nearest: median distance to the nearest training network; spread: mean distance of two; in units of held-out "
         "networks, after alignment; divergence: Jensen-Shannon, of two networks' class probabilities, mean over "
         "examples and pairs, where the thesis compares sets of outputs by a density estimate",
-        "guided: by the loss on the examples that the networks were trained on, at the predicted end; strength: the "
-        "sum of the learning rates of all steps; controls take as many gradient steps at the same rates",
-        "its sampler: ends are predicted, and `end - start` is followed in place of `(end - x) / (1 - t)`",
-        "unit last layer: what Geometric flows draw, and trained networks made so; the loss changes, classes do not",
-        f"thesis' flows: width {study.flows[1].settings.net.width}, where the thesis has 64 or 32, and "  # type: ignore[attr-defined]
-        f"{study.flows[1].settings.seconds:.0f} CPU seconds, where it has 6 to 40 hours of a GPU",
     )
+    if len(study.flows) > 1:
+        notes += (
+            "guided: by the loss on the examples that the networks were trained on, at the predicted end; strength: "
+            "the sum of the learning rates of all steps; controls take as many gradient steps at the same rates",
+            "its sampler: ends are predicted, and `end - start` is followed in place of `(end - x) / (1 - t)`",
+            "unit last layer: what Geometric flows draw, and trained networks made so; the loss changes, classes do "
+            "not",
+            f"thesis' flows: one seed, width {study.flows[1].settings.net.width}, where the thesis has 64 or 32, and "  # type: ignore[attr-defined]
+            f"{study.flows[1].settings.seconds:.0f} CPU seconds, where it has 6 to 40 hours of a GPU",
+        )
     pictures = {"steps": _steps_picture(curves, study.steps), "averages": _averages_picture(averages)}
     return Table(f"Networks drawn from flows: {study.what}", notes, QUANTITIES, tuple(rows), pictures=pictures)
 

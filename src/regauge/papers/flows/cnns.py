@@ -1,0 +1,32 @@
+"""Flows over small convolutional networks, judged as those of paper 000's MLPs are; the thesis has MLPs alone."""
+
+from dataclasses import replace
+
+from regauge.papers.experiment import Scale
+from regauge.papers.flows.networks import IMAGES
+from regauge.papers.flows.quality import STEPS, Drawing, Study, own
+from regauge.training.initialization import Initialization
+from regauge.training.optimizers import Adam
+from regauge.zoo.presets import SMALL, cnn_architecture
+from regauge.zoo.training import Config
+
+
+def config(scale: Scale) -> Study:
+    """1,000 CNNs 1-16-16-16-10 on MNIST and ten CPU minutes for the flow; 10,000 and two hours at the paper's scale."""
+    count, steps, seconds = {"smoke": (30, 10, 0.3), "cpu": (1000, 300, 600.0), "paper": (10_000, 2000, 7200.0)}[scale]
+    population = Config(
+        cnn_architecture("relu", *SMALL),
+        "mnist",
+        count,
+        steps=steps,
+        batch=64,
+        optimizer=Adam(lr=3e-3),
+        initialization=Initialization(("he",)),
+    )
+    if scale == "smoke":
+        population = replace(population, architecture=cnn_architecture("relu", 1, 4, 4), data="digits")
+    fitted = replace(own(seconds, scale, is_large=True), drawings=(Drawing("flow of velocities"),))
+    drawn, shown = (4, (2,)) if scale == "smoke" else (50, STEPS)
+    note = f"the ends of {steps} steps of Adam from starts of their own; judged on the first {IMAGES} test images"
+    what = f"{population.data} (CNNs {'-'.join(map(str, population.architecture.settings['channels']))}-10)"
+    return Study(what, "cnns", population, (fitted,), drawn, "output", shown, (), (note,))
