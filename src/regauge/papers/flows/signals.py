@@ -216,7 +216,7 @@ def _classifier(study: Study, run: Run) -> Callable[[Tensor], Tensor]:
     def classify(images: Tensor) -> Tensor:
         with torch.no_grad():
             shaped = images.reshape(-1, 1, study.side, study.side)
-            parts = [torch.func.functional_call(module, params, (part,)) for part in shaped.split(AT_ONCE)]
+            parts = [torch.func.functional_call(module, params, (part,)) for part in torch.split(shaped, AT_ONCE)]
             return torch.cat(parts).softmax(1)
 
     return classify
@@ -228,7 +228,7 @@ def _images(name: str) -> ImageData:
 
 def _nearest(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """Distances to the nearest of known images, and its number."""
-    found = [torch.cdist(part, known).min(1) for part in images.split(AT_ONCE)]
+    found = [torch.cdist(part, known).min(1) for part in torch.split(images, AT_ONCE)]
     return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
 
 
