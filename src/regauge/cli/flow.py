@@ -62,7 +62,9 @@ def config_of(options: FlowFit) -> flow.Config:
         return flow.thesis_config(options.thesis, head=options.head, head_bias=bias, net=net, **kept)
     prior = "matched" if options.prior == "initialization" else options.prior
     return flow.Config(
-        representation=flow.Representation(options.scales, options.head, options.head_form),
+        representation=flow.Representation(
+            options.scales, options.head, options.head_form, components=options.components
+        ),
         prior=flow.PRIORS[prior](),
         coupling=flow.Coupling(**dict.fromkeys(options.coupling, True)),
         net=net,

@@ -53,6 +53,9 @@ class FlowFit(LearnRun):
     head_form: Literal["keep", "direction", "unit"] = "keep"
     """keep: the last layer as it is; direction: its direction and the logarithm of its norm; unit: its direction alone,
     which changes the loss of networks but not their classes."""
+    components: Annotated[int | None, arg(metavar="N")] = None
+    """Fit the flow in the first N principal components of --aligned networks, with --net perceptron and scales that are
+    flat or kept, and draw what is left over from a normal distribution: for many values. None: in all values."""
     prior: Literal["matched", "uniform", "plain", "full", "initialization"] = "matched"
     """Distribution at time 0: independent normal values with the networks' means and deviations (matched); the same,
     but uniform on spheres (uniform); normal values with a deviation of 0.1 (plain); a normal distribution with all

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from regauge.alignment import WeightMatching, align_pairs
 from regauge.core import sphere
-from regauge.flow.space import Points, Space
+from regauge.flow.manifold import Points
+from regauge.flow.space import Space
 
 AT_ONCE = 512
 """Networks that are aligned at a time."""

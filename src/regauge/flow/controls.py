@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from regauge.core import sphere
-from regauge.flow.space import Points, Space
+from regauge.flow.manifold import Points
+from regauge.flow.space import Space
 
 BISECTIONS = 12
 """Steps of the search for the size of noise."""

@@ -6,8 +6,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from regauge.flow.alignment import align_points
+from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
-from regauge.flow.space import Points, Space
+from regauge.flow.space import Space
 
 PARTS = ("assignment", "alignment")
 
@@ -36,7 +37,7 @@ class Coupling:
         return not (self.assignment or self.alignment)
 
     @torch.no_grad()
-    def pair(self, space: Space, x0: Points, x1: Points, moments: Moments) -> tuple[Points, Points]:
+    def pair(self, space: Manifold, x0: Points, x1: Points, moments: Moments) -> tuple[Points, Points]:
         """Starts and ends, pair by pair."""
         if self.assignment:
             unit = moments.deviation.to(x0)
@@ -47,5 +48,6 @@ class Coupling:
             order[torch.from_numpy(columns)] = torch.from_numpy(rows)
             x0 = x0[order.to(x0.device)]
         if self.alignment:
+            assert isinstance(space, Space)
             x1 = align_points(space, x0, x1)
         return x0, x1

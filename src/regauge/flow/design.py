@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from regauge.flow.couplings import Coupling
+from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments
-from regauge.flow.nets import NETS, Clock, Metanetwork, Net
+from regauge.flow.nets import NETS, Clock, Metanetwork, Net, Perceptron
 from regauge.flow.priors import PRIORS, FullGaussian, MatchedGaussian, Prior, PriorSettings
-from regauge.flow.space import Representation, Space
+from regauge.flow.space import Representation
 from regauge.flow.velocity import Predicts, Velocity
 from regauge.weightspace.files import made_of, named
 from regauge.weightspace.layers import LAYERS
@@ -46,10 +47,20 @@ class Design:
             raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
         if isinstance(self.prior, FullGaussian) and not self.is_aligned:
             raise ValueError("a prior with all covariances is for networks that are aligned; say is_aligned=True")
+        if self.representation.components is not None and not (
+            self.is_aligned
+            and isinstance(self.net, Perceptron)
+            and isinstance(self.prior, MatchedGaussian)
+            and not self.coupling.alignment
+        ):
+            raise ValueError(
+                "a flow of principal components is for networks that are aligned (is_aligned=True), with a Perceptron, "
+                "a MatchedGaussian prior and no alignment in its coupling, since components know no units"
+            )
 
 
 def build_velocity(
-    space: Space, prior: Prior, moments: Moments, design: Design, classes: int, generator: torch.Generator
+    space: Manifold, prior: Prior, moments: Moments, design: Design, classes: int, generator: torch.Generator
 ) -> Velocity:
     """The velocity of a design, with random weights."""
     clock = Clock(classes, generator)

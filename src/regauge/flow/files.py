@@ -7,8 +7,10 @@ import torch
 
 from regauge.core.params import below
 from regauge.core.symmetry import Symmetry
+from regauge.flow.components import Components
 from regauge.flow.design import build_velocity, describe_design, design_of
 from regauge.flow.flow import Flow
+from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
@@ -18,6 +20,8 @@ from regauge.storage.checkpoints.writing import save
 KIND, VERSION = "regauge flow", "1"
 PRIOR = ("mean", "deviation", "root", "factor")
 """Tensors of a prior."""
+COMPONENTS = ("mean", "unit", "axes", "sizes")
+"""Tensors of principal components, but for roots."""
 
 
 def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -29,7 +33,9 @@ def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
         OSError: The disk is full.
         ValueError: The name does not end in `.safetensors`.
     """
-    space = flow.space
+    few = flow.space if isinstance(flow.space, Components) else None
+    space = flow.space if few is None else few.networks
+    assert isinstance(space, Space)
     made = {
         "design": describe_design(flow.design),
         "symmetry": json.loads(space.symmetry.to_json()),
@@ -41,6 +47,9 @@ def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
     tensors |= {f"moments/{name}": tensor for name, tensor in vars(flow.moments).items() if tensor is not None}
     tensors |= {f"prior/{name}": tensor for name in PRIOR if (tensor := getattr(flow.prior, name)) is not None}
     tensors |= {f"constants/{name}": tensor for name, tensor in space.constants.items()}
+    if few is not None:
+        tensors |= {f"components/{name}": getattr(few, name) for name in COMPONENTS}
+        tensors |= {f"components/roots/{number:05d}": root for number, root in enumerate(few.roots)}
     header = {"kind": KIND, "version": VERSION, "flow": json.dumps(made), "about": json.dumps(dict(flow.about))}
     return save(tensors, path, overwrite=overwrite, metadata=header)
 
@@ -60,10 +69,18 @@ def load_flow(path: str | Path) -> Flow:
         space = Space.build(
             symmetry, design.representation, made["names"], made["positive"], below("constants/", tensors)
         )
+        manifold: Manifold = space
+        if design.representation.components is not None:
+            parts = below("components/", tensors)
+            roots = tuple(root for _, root in sorted(below("roots/", parts).items()))
+            mean, unit, axes, sizes = (parts[name] for name in COMPONENTS)
+            manifold = Components(space, mean, unit, axes, sizes, roots)
         moments = Moments(**below("moments/", tensors))
-        prior = Prior(space, **below("prior/", tensors))
-        velocity = build_velocity(space, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0))
+        prior = Prior(manifold, **below("prior/", tensors))
+        velocity = build_velocity(
+            manifold, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0)
+        )
         velocity.load_state_dict(below("velocity/", tensors))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"the flow {str(path)!r} is damaged ({error}); fit it again") from error
-    return Flow(velocity.eval(), space, prior, moments, design, tuple(made["classes"]), about)
+    return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about)

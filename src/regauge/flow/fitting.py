@@ -13,12 +13,14 @@ from torch import Tensor
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, find_reference
+from regauge.flow.components import Components
 from regauge.flow.design import Design, build_velocity
 from regauge.flow.flow import Flow
-from regauge.flow.moments import Moments, find_factor
+from regauge.flow.manifold import Manifold, Points
+from regauge.flow.moments import Moments, count_share, find_factor
 from regauge.flow.nets import OverNetworks
 from regauge.flow.priors import FullGaussian, Prior
-from regauge.flow.space import Points, Space
+from regauge.flow.space import Space
 from regauge.flow.times import Times, UniformTime
 from regauge.flow.velocity import Velocity
 from regauge.learn.populations import describe_run, digest, find_usable, read_blocks, split_networks
@@ -38,8 +40,8 @@ class Config(Design, Training):
 
     Attributes:
         times: How times are drawn.
-        balance: How much a tensor counts in the loss: the number of its values to this power. 1: all values alike; 0:
-            all tensors alike.
+        balance: How much a tensor counts in the loss, or where there are any in the principal components: the number of
+            its values to this power. 1: all values alike; 0: all tensors alike.
         is_standardized: Whether errors count in units of what they would be without the net; else as they are.
         labels: Name of a column; samples are then drawn for one of its values. None: no column.
     """
@@ -107,15 +109,19 @@ def fit(
     if config.is_aligned:
         middle = find_reference(space, points["train"])
         points = {name: align_points(space, middle, own) for name, own in points.items()}
-    moments = Moments.of([points["train"]], space, is_pooled=not config.is_aligned)
+    manifold: Manifold = space
+    if config.representation.components is not None:
+        manifold = Components.of(space, points["train"], config.representation.components, config.balance)
+        points = {name: manifold.reduce(own) for name, own in points.items()}
+    moments = Moments.of([points["train"]], manifold, is_pooled=not config.is_aligned)
     begin = moments if starts is None else Moments.of([space.enter(starts)], space)
     if isinstance(config.prior, FullGaussian):
         begin = replace(begin, factor=find_factor(points["train"], space, moments.deviation))
-    prior = config.prior.build(space, begin)
+    prior = config.prior.build(manifold, begin)
     chance = torch.Generator().manual_seed(derive_seed(seed, "net"))
     classes, numbers = _labels(collection, config, parts)
-    velocity = build_velocity(space, prior, moments, config, len(classes), chance).to(config.device)
-    fitting = _Fitting(space, prior, moments, velocity, config, seed, points, numbers)
+    velocity = build_velocity(manifold, prior, moments, config, len(classes), chance).to(config.device)
+    fitting = _Fitting(manifold, prior, moments, velocity, config, seed, points, numbers)
     fitting.standardize()
     loader = Loader(
         {"points": points["train"]},
@@ -148,7 +154,7 @@ def fit(
         "architecture": member.architecture.to_json() if isinstance(member, Store) else None,
     }
     design = Design(**{part.name: getattr(config, part.name) for part in fields(Design)})
-    return Flow(velocity.cpu().eval(), space, prior, moments, design, tuple(classes), about, trained)
+    return Flow(velocity.cpu().eval(), manifold, prior, moments, design, tuple(classes), about, trained)
 
 
 def divide(
@@ -167,7 +173,7 @@ def divide(
 class _Fitting:
     """Everything that a training needs."""
 
-    space: Space
+    space: Manifold
     prior: Prior
     moments: Moments
     velocity: Velocity
@@ -178,14 +184,15 @@ class _Fitting:
 
     def standardize(self) -> None:
         """Have a net over networks take the statistics of points at random times."""
-        net = self.velocity.net
+        net, space = self.velocity.net, self.space
         if not isinstance(net, OverNetworks):
             return
+        assert isinstance(space, Space)
         chance = torch.Generator().manual_seed(derive_seed(self.seed, "statistics"))
         x1 = self.points["train"][:SAMPLE].to(self.config.device)
         t = torch.rand(len(x1), generator=chance).to(x1)
-        at, _ = self.space.path(self.prior.sample(len(x1), chance, x1.dtype, x1.device), x1, t)
-        net.net.standardize(self.space.arrange(self.velocity.standard(at, t)))
+        at, _ = space.path(self.prior.sample(len(x1), chance, x1.dtype, x1.device), x1, t)
+        net.net.standardize(space.arrange(self.velocity.standard(at, t)))
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
         """The mean loss of a batch."""
@@ -226,9 +233,7 @@ class _Fitting:
     @property
     def weights(self) -> Tensor:
         """How much each coordinate counts; together one."""
-        counts = torch.bincount(self.space.tensors)
-        share = counts.double() ** (self.config.balance - 1)
-        share = torch.where(counts > 0, share, 0.0)[self.space.tensors]
+        share = count_share(self.space, self.config.balance)
         return share / share.sum()
 
 

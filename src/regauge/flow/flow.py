@@ -11,14 +11,16 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.flow.components import Components
 from regauge.flow.design import Design
 from regauge.flow.likelihood import integrate_density
+from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
 from regauge.flow.nets import OverNetworks
 from regauge.flow.priors import Prior
 from regauge.flow.resizing import find_places
 from regauge.flow.sampling import Field, Guidance, Solver, diffuse, follow_thesis, integrate
-from regauge.flow.space import Points, Space
+from regauge.flow.space import Space
 from regauge.flow.velocity import Velocity
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
@@ -36,7 +38,7 @@ class Flow:
 
     Attributes:
         velocity: The net and what it adds to.
-        space: Where the points of networks live.
+        space: Where the points of networks live: a `Space`, or the `Components` of one.
         prior: Where samples begin.
         moments: Statistics of the networks that the flow was fitted to.
         design: What it is made of.
@@ -46,7 +48,7 @@ class Flow:
     """
 
     velocity: Velocity
-    space: Space
+    space: Manifold
     prior: Prior
     moments: Moments
     design: Design
@@ -72,7 +74,7 @@ class Flow:
                 units have places.
         """
         net = self.velocity.net
-        if self.design.is_aligned or not isinstance(net, OverNetworks):
+        if self.design.is_aligned or not isinstance(net, OverNetworks) or not isinstance(self.space, Space):
             raise ValueError(
                 "this flow was fitted to aligned networks, so that it knows units by their places; fit one without "
                 "alignment to draw networks with other numbers of units"
@@ -135,6 +137,10 @@ class Flow:
         ]
         return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
+    def draw_starts(self, count: int, generator: torch.Generator) -> Params:
+        """Draw networks from the distribution in which samples begin, with a leading model axis."""
+        return self._space(count, generator).leave(self.prior.sample(count, generator))
+
     def log_density(
         self,
         population: Mapping[str, Tensor],
@@ -146,7 +152,8 @@ class Flow:
     ) -> Float[Tensor, " models"]:
         """The log density of networks, in nats, with respect to the surface area of spheres and the volume elsewhere.
 
-        A flow that respects permutations gives all networks of an orbit the same density.
+        A flow that respects permutations gives all networks of an orbit the same density. That of a flow of principal
+        components is the density of the components alone.
 
         Args:
             population: Networks with a leading model axis.
@@ -178,6 +185,10 @@ class Flow:
 
         return at
 
+    def _space(self, count: int, generator: torch.Generator) -> Manifold:
+        """Where some networks live, with what components leave over of them."""
+        return self.space.with_rest(count, generator) if isinstance(self.space, Components) else self.space
+
     def _number(self, label: Any) -> int | None:
         if (label is None) != (not self.classes) or (self.classes and label not in self.classes):
             raise ValueError(f"there is no label {label!r}; this flow knows {list(self.classes) or 'no labels'}")
@@ -193,18 +204,18 @@ class Flow:
         number: int | None,
         generator: torch.Generator,
     ) -> Params:
-        field = self.field(number)
+        field, space = self.field(number), self._space(len(x), generator)
 
         def predict_end(y: Points, t: Tensor) -> Points:
             labels = None if number is None else torch.full((len(y),), number, device=y.device)
             return self.velocity.predict_end(y, t, labels)
 
         if solver == "thesis":
-            return self.space.leave(follow_thesis(predict_end, x, steps=steps, noise=noise, generator=generator))
+            return space.leave(follow_thesis(predict_end, x, steps=steps, noise=noise, generator=generator))
         if guidance is not None:
-            field = guidance.field(self.space, field, predict_end)
+            field = guidance.field(space, field, predict_end)
         if noise:
-            x = diffuse(self.space, field, x, steps=steps, noise=noise, start=self.prior, generator=generator)
+            x = diffuse(space, field, x, steps=steps, noise=noise, start=self.prior, generator=generator)
         else:
-            x = integrate(self.space, field, x, steps=steps, solver=solver)
-        return self.space.leave(x)
+            x = integrate(space, field, x, steps=steps, solver=solver)
+        return space.leave(x)

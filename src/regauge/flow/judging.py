@@ -12,7 +12,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls, nearest
-from regauge.flow.space import Points, Representation, Space
+from regauge.flow.manifold import Points
+from regauge.flow.space import Representation, Space
 
 COPIES = 0.8
 """Networks whose nearest training network is nearer than this share of what it is for held-out ones are copies."""

@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regauge.flow.manifold import Manifold, Points
 from regauge.flow.sampling import Field
-from regauge.flow.space import Points, Space
 
 EXACT = "exact"
 
 
 def integrate_density(
-    space: Space, field: Field, x: Points, *, steps: int, probes: int | None, generator: torch.Generator | None
+    space: Manifold, field: Field, x: Points, *, steps: int, probes: int | None, generator: torch.Generator | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
     """Starts from which a velocity leads to points, and how much the log density changes on the way there.
 
@@ -53,7 +53,7 @@ def integrate_density(
 
 
 def _with_divergence(
-    space: Space, field: Field, x: Points, t: float, signs: Tensor | None
+    space: Manifold, field: Field, x: Points, t: float, signs: Tensor | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
     """A velocity and its divergence."""
     with torch.enable_grad():

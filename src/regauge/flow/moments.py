@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regauge.flow.space import Points, Space
+from regauge.flow.manifold import Manifold, Points
+from regauge.flow.space import Space
 
 SMALLEST = 1e-3
 """Least deviation of a coordinate, as a share of the root mean square deviation of its tensor."""
@@ -35,7 +36,7 @@ class Moments:
     factor: Float[Tensor, "values values"] | None = None
 
     @classmethod
-    def of(cls, blocks: Iterable[Points], space: Space, *, is_pooled: bool = True) -> "Moments":
+    def of(cls, blocks: Iterable[Points], space: Manifold, *, is_pooled: bool = True) -> "Moments":
         """The statistics of points, block by block; of each coordinate alone if they are not pooled."""
         count, total, squares = 0, torch.zeros(space.dim, dtype=torch.float64), torch.zeros(space.dim).double()
         for block in blocks:
@@ -45,13 +46,14 @@ class Moments:
             raise ValueError("there are no networks to take statistics of; give some")
         mean, square = total / count, squares / count
         if is_pooled:
+            assert isinstance(space, Space)
             mean, square = torch.where(space.signed, 0.0, _pool(mean, space)), _pool(square, space)
         return cls(
             mean, _above_zero((square - mean.square()).clamp_min(0).sqrt(), space), _above_zero(square.sqrt(), space)
         )
 
 
-def find_factor(points: Points, space: Space, deviation: Float[Tensor, " values"]) -> Float[Tensor, "values values"]:
+def find_factor(points: Points, space: Manifold, deviation: Float[Tensor, " values"]) -> Float[Tensor, "values values"]:
     """The lower triangular root of the covariances of Euclidean coordinates.
 
     Raises:
@@ -72,6 +74,11 @@ def find_factor(points: Points, space: Space, deviation: Float[Tensor, " values"
     return factor.float()
 
 
+def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:
+    """For each coordinate the number of its tensor's coordinates to the power of `balance - 1`."""
+    return torch.bincount(space.tensors).double()[space.tensors] ** (balance - 1)
+
+
 def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:
     """The mean over all coordinates that permutations exchange."""
     classes = int(space.exchanged.max()) + 1
@@ -79,7 +86,7 @@ def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " val
     return (sums / torch.bincount(space.exchanged, minlength=classes))[space.exchanged]
 
 
-def _above_zero(sizes: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:
+def _above_zero(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
     """Sizes, of which none is far below those of its tensor."""
     count = int(space.tensors.max()) + 1
     squares = torch.zeros(count, dtype=sizes.dtype).index_add(0, space.tensors, sizes.square())

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regauge.flow.manifold import Manifold, Points
 from regauge.flow.orbits import unit_indices
-from regauge.flow.space import Points, Space
+from regauge.flow.space import Space
 from regauge.weightspace.heads import Equivariant
 from regauge.weightspace.layers import LAYERS, Layer, MessagePassing
 from regauge.weightspace.layers.dense import Dense
@@ -24,7 +25,7 @@ WAVES = 8
 class Net(Protocol):
     """Settings of a net over points."""
 
-    def build(self, space: Space, generator: torch.Generator) -> nn.Module:
+    def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
         """A net from points `[models, values]` and what it is told `[models, TOLD]` to `[models, values]`."""
         ...
 
@@ -45,8 +46,9 @@ class Metanetwork:
     width: int = 32
     depth: int = 4
 
-    def build(self, space: Space, generator: torch.Generator) -> nn.Module:
+    def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
         """The net."""
+        assert isinstance(space, Space)
         return OverNetworks(self, space, generator)
 
 
@@ -62,7 +64,7 @@ class Perceptron:
     width: int = 512
     depth: int = 3
 
-    def build(self, space: Space, generator: torch.Generator) -> nn.Module:
+    def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
         """The net."""
         return OverCoordinates(self, space.dim, generator)
 
@@ -85,8 +87,9 @@ class Tokens:
     depth: int = 3
     heads: int = 4
 
-    def build(self, space: Space, generator: torch.Generator) -> nn.Module:
+    def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
         """The net."""
+        assert isinstance(space, Space)
         return OverUnits(self, space, generator)
 
 
@@ -151,16 +154,19 @@ class OverCoordinates(nn.Module):
         self.told = nn.ModuleList(
             Dense(TOLD, settings.width, is_biased=False, generator=generator) for _ in range(settings.depth)
         )
-        self.maps = nn.ModuleList(
-            Dense(settings.width, settings.width, generator=generator) for _ in range(settings.depth)
+        self.widen, self.narrow = (
+            nn.ModuleList(
+                Dense(settings.width, settings.width, gain=gain, generator=generator) for _ in range(settings.depth)
+            )
+            for gain in (1.0, 0.5)
         )
         self.out = Dense(settings.width, dim, gain=0.1, generator=generator)
 
     def forward(self, z: Points, told: Tensor) -> Points:
         x: Tensor = self.into(z)
-        for hear, dense in zip(self.told, self.maps, strict=True):
-            x = x + dense(nn.functional.silu(nn.functional.layer_norm(x, x.shape[-1:]) + hear(told)))
-        made: Tensor = self.out(nn.functional.silu(x))
+        for hear, widen, narrow in zip(self.told, self.widen, self.narrow, strict=True):
+            x = x + narrow(nn.functional.silu(widen(nn.functional.layer_norm(x, x.shape[-1:])) + hear(told)))
+        made: Tensor = self.out(x)
         return made
 
 

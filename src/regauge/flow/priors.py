@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
-from regauge.flow.space import Points, Space
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class MatchedGaussian:
 
     spread: float = 1.0
 
-    def build(self, space: Space, moments: Moments) -> "Prior":
+    def build(self, space: Manifold, moments: Moments) -> "Prior":
         """The distribution."""
         return Prior(space, moments.mean, self.spread * moments.deviation, moments.root)
 
@@ -39,7 +39,7 @@ class UniformSphere:
 
     spread: float = 1.0
 
-    def build(self, space: Space, moments: Moments) -> "Prior":
+    def build(self, space: Manifold, moments: Moments) -> "Prior":
         """The distribution."""
         return Prior(space, moments.mean, self.spread * moments.deviation, torch.ones_like(moments.root))
 
@@ -59,7 +59,7 @@ class PlainGaussian:
     deviation: float = 0.1
     mean: float = 0.0
 
-    def build(self, space: Space, moments: Moments) -> "Prior":
+    def build(self, space: Manifold, moments: Moments) -> "Prior":
         """The distribution."""
         even = torch.ones_like(moments.root)
         return Prior(space, self.mean * moments.mean, self.deviation * even, even)
@@ -72,7 +72,7 @@ class FullGaussian:
     On spheres as `MatchedGaussian`.
     """
 
-    def build(self, space: Space, moments: Moments) -> "Prior":
+    def build(self, space: Manifold, moments: Moments) -> "Prior":
         """The distribution."""
         return Prior(space, moments.mean, moments.deviation, moments.root, moments.factor)
 
@@ -94,7 +94,7 @@ class Prior:
         factor: Where Euclidean coordinates covary, the lower triangular root of their covariances, `[values, values]`.
     """
 
-    space: Space
+    space: Manifold
     mean: Float[Tensor, " values"]
     deviation: Float[Tensor, " values"]
     root: Float[Tensor, " values"]

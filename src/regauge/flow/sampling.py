@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.core.params import Params
+from regauge.flow.manifold import Manifold, Points
 from regauge.flow.priors import Prior
-from regauge.flow.space import Points, Space
 
 Field = Callable[[Points, Float[Tensor, " models"]], Points]
 """From points and times to velocities."""
@@ -20,7 +20,14 @@ LATE = 0.8
 
 
 def integrate(
-    space: Space, field: Field, x: Points, *, steps: int, solver: Solver = "heun", start: float = 0.0, end: float = 1.0
+    space: Manifold,
+    field: Field,
+    x: Points,
+    *,
+    steps: int,
+    solver: Solver = "heun",
+    start: float = 0.0,
+    end: float = 1.0,
 ) -> Points:
     """Follow a velocity from one time to another in equal steps.
 
@@ -57,14 +64,14 @@ def integrate(
     return x
 
 
-def _at(space: Space, field: Field, x: Tensor, t: float) -> Tensor:
+def _at(space: Manifold, field: Field, x: Tensor, t: float) -> Tensor:
     """The velocity at the nearest point of the space: a smooth field around it, so that orders of solvers hold."""
     near = space.project(x)
     return field(near, near.new_full((len(near),), t))
 
 
 def diffuse(
-    space: Space,
+    space: Manifold,
     field: Field,
     x: Points,
     *,
@@ -149,7 +156,7 @@ class Guidance:
         if not self.strength > 0 or not 0 <= self.start < 1:
             raise ValueError(f"strength={self.strength} must be positive, and start={self.start} a time before 1")
 
-    def pull(self, space: Space, ends: Points) -> Points:
+    def pull(self, space: Manifold, ends: Points) -> Points:
         """Minus the gradient of the loss at points, tangent."""
         at = ends.detach().requires_grad_()
         with torch.enable_grad():
@@ -157,7 +164,7 @@ class Guidance:
             (gradient,) = torch.autograd.grad(self.loss(params).sum(), at)
         return space.tangent(ends, -gradient)
 
-    def field(self, space: Space, velocity: Field, predict_end: Field) -> Field:
+    def field(self, space: Manifold, velocity: Field, predict_end: Field) -> Field:
         """A velocity with guidance."""
 
         def guided(x: Tensor, t: Tensor) -> Tensor:

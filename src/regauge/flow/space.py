@@ -1,10 +1,9 @@
 """Where a flow lives: networks as points of a product of unit spheres and a Euclidean space."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,11 +13,11 @@ from regauge.canonical import canonical_manifold, canonicalize
 from regauge.core import sphere
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
+from regauge.flow.manifold import Manifold, Points, Sphere
 from regauge.flow.orbits import exchanged_values, signed_values
 
 Scales = Literal["sphere", "flat", "keep"]
 Head = Literal["keep", "direction", "unit"]
-Points = Float[Tensor, "models values"]
 LOG_NORM = "logarithm of the head's norm"
 """The name of a coordinate that is no tensor of the networks."""
 
@@ -36,6 +35,8 @@ class Representation:
             of the norm, which together say the same. "unit": the norm is forgotten, and the network computes another
             function, of which only the order of the outputs is the same: for studies of the thesis alone.
         head_bias: Name of the head's bias, which "unit" divides by the norm, too.
+        components: Number of principal components of aligned networks that are the coordinates of the flow; what is
+            left over of networks is drawn from a normal distribution, see `Components`. None: all values are.
 
     References:
         Erdogan (2025), sections 4.4 and 6.2; "unit" is its Normalized and Geometric flow.
@@ -45,6 +46,7 @@ class Representation:
     head: str | None = None
     head_form: Head = "keep"
     head_bias: str | None = None
+    components: int | None = None
 
     def __post_init__(self) -> None:
         if self.scales not in get_args(Scales) or self.head_form not in ("keep", "direction", "unit"):
@@ -57,24 +59,15 @@ class Representation:
                 f"head={self.head!r} does not go with head_form={self.head_form!r}; name the last layer's weight and "
                 "say 'direction' or 'unit', or leave out both"
             )
-
-
-@dataclass(frozen=True)
-class Sphere:
-    """Unit spheres that lie one after the other: coordinates `start` to `start + count * dim`."""
-
-    start: int
-    count: int
-    dim: int
-
-    @property
-    def end(self) -> int:
-        """The coordinate behind the last one."""
-        return self.start + self.count * self.dim
+        if self.components is not None and (self.components < 1 or self.scales == "sphere" or self.head is not None):
+            raise ValueError(
+                f"components={self.components} with scales={self.scales!r} and head={self.head!r}: principal "
+                "components, one at least, are for scales='flat' or 'keep' without a head"
+            )
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class Space(Manifold):
     """The points of the networks of one architecture: coordinates on unit spheres first, then Euclidean ones.
 
     Every floating-point value of a network is one coordinate, running statistics included, since functions depend on
@@ -190,16 +183,6 @@ class Space:
         """Number of coordinates."""
         return len(self.exchanged)
 
-    @property
-    def dimension(self) -> int:
-        """Dimension of the space: on each sphere one less than it has coordinates."""
-        return self.dim - sum(one.count for one in self.spheres)
-
-    @property
-    def flat_start(self) -> int:
-        """The first Euclidean coordinate."""
-        return self.spheres[-1].end if self.spheres else 0
-
     @cached_property
     def tensors(self) -> Int[Tensor, " values"]:
         """The number in `names` of the tensor that each coordinate belongs to."""
@@ -273,61 +256,6 @@ class Space:
         """What `arrange` lays out, as coordinates."""
         flat = torch.cat([tensors[name].flatten(1) for name in self.names], dim=1)
         return flat[:, self.order.to(flat.device)]
-
-    def on(self, one: Sphere, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead count dim"]:
-        """The coordinates on some spheres."""
-        return x[..., one.start : one.end].reshape(*x.shape[:-1], one.count, one.dim)
-
-    def map(
-        self, x: Float[Tensor, "*lead values"], *others: Tensor, euclidean: Any, spherical: Any
-    ) -> Float[Tensor, "*lead values"]:
-        """A function of points and vectors, by factors."""
-        pieces = [spherical(*(self.on(one, y) for y in (x, *others))).flatten(-2) for one in self.spheres]
-        start = self.flat_start
-        return torch.cat([*pieces, euclidean(*(y[..., start:] for y in (x, *others)))], dim=-1)
-
-    def project(self, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead values"]:
-        """The nearest points of the space."""
-        return self.map(x, euclidean=lambda y: y, spherical=sphere.normalize)
-
-    def tangent(self, x: Points, v: Points) -> Points:
-        """The part of vectors that is tangent at points."""
-        return self.map(x, v, euclidean=lambda _, w: w, spherical=sphere.tangent)
-
-    def exp(self, x: Points, v: Points) -> Points:
-        """Where the geodesics that leave points with tangent velocities are after unit time."""
-
-        def go(y: Tensor, w: Tensor) -> Tensor:
-            return sphere.normalize(sphere.exp(y, w))
-
-        return self.map(x, v, euclidean=torch.add, spherical=go)
-
-    def log(self, x: Points, y: Points) -> Points:
-        """The velocities at x of the shortest geodesics that reach y after unit time."""
-        return self.map(x, y, euclidean=lambda a, b: b - a, spherical=sphere.log)
-
-    def path(self, x0: Points, x1: Points, t: Float[Tensor, " models"]) -> tuple[Points, Points]:
-        """The points a share t of the way along geodesics, and the velocities there."""
-        at, rates, start = [], [], self.flat_start
-        share = t.reshape(-1, 1, 1)
-        for one in self.spheres:
-            a, b = self.on(one, x0), self.on(one, x1)
-            angle = sphere.distance(a, b).unsqueeze(-1)
-            whole = torch.sinc(angle / math.pi)
-            left, right = ((part * torch.sinc(part * angle / math.pi)) / whole for part in (1 - share, share))
-            at.append((left * a + right * b).flatten(1))
-            rates.append(((torch.cos(share * angle) * b - torch.cos((1 - share) * angle) * a) / whole).flatten(1))
-        a, b = x0[:, start:], x1[:, start:]
-        at.append(a + t.unsqueeze(1) * (b - a))
-        rates.append(b - a)
-        return torch.cat(at, dim=1), torch.cat(rates, dim=1)
-
-    def distance(self, x: Float[Tensor, "*#lead values"], y: Float[Tensor, "*#lead values"]) -> Float[Tensor, "*lead"]:
-        """Lengths of the shortest geodesics: the root of the sum of squares over all factors."""
-        squares = (x[..., self.flat_start :] - y[..., self.flat_start :]).square().sum(-1)
-        for one in self.spheres:
-            squares = squares + sphere.distance(self.on(one, x), self.on(one, y)).square().sum(-1)
-        return squares.sqrt()
 
 
 def _with_norm(symmetry: Symmetry) -> Symmetry:

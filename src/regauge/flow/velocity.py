@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
 from regauge.flow.nets import Clock, OverNetworks
 from regauge.flow.priors import Prior
-from regauge.flow.space import Points, Space
+from regauge.flow.space import Space
 
 Predicts = Literal["velocity", "end"]
 LATEST = 0.99
@@ -66,7 +67,7 @@ class Velocity(nn.Module):
 
     def __init__(
         self,
-        space: Space,
+        space: Manifold,
         prior: Prior,
         moments: Moments,
         net: nn.Module,

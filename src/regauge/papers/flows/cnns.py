@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from regauge import flow
 from regauge.papers.experiment import Scale
 from regauge.papers.flows.networks import IMAGES
-from regauge.papers.flows.quality import STEPS, Drawing, Study, own
+from regauge.papers.flows.quality import STEPS, Study, in_all_values, in_components
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
 from regauge.zoo.presets import SMALL, cnn_architecture
@@ -25,8 +26,8 @@ def config(scale: Scale) -> Study:
     )
     if scale == "smoke":
         population = replace(population, architecture=cnn_architecture("relu", 1, 4, 4), data="digits")
-    fitted = replace(own(seconds, scale, is_large=True), drawings=(Drawing("flow of velocities"),))
+    flows = in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian(), guided=False)
     drawn, shown = (4, (2,)) if scale == "smoke" else (50, STEPS)
     note = f"the ends of {steps} steps of Adam from starts of their own; judged on the first {IMAGES} test images"
     what = f"{population.data} (CNNs {'-'.join(map(str, population.architecture.settings['channels']))}-10)"
-    return Study(what, "cnns", population, (fitted,), drawn, "output", shown, (), (note,))
+    return Study(what, "cnns", population, flows, drawn, "output", shown, (), (note,))

@@ -16,6 +16,7 @@ from regauge import flow
 from regauge.core.params import Params, select
 from regauge.flow.guiding import descend
 from regauge.flow.judging import Judgement
+from regauge.flow.priors import PriorSettings
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows.networks import Networks, fewer, unit_head
 from regauge.papers.table import Chart, Picture, Quantity, Record, Row, Series, Table
@@ -31,6 +32,7 @@ QUANTITIES = (
     Quantity("spread", 3),
     Quantity("two-sample", 3),
     Quantity("divergence", 5),
+    Quantity("disagreement", 4),
     Quantity("accuracy of average", 4),
     Quantity("CPU s", 0),
 )
@@ -38,6 +40,8 @@ STEPS = (2, 5, 10, 20, 50, 100)
 """Of Euler's method, in pictures."""
 SIZES = (1, 3, 10, 30, 100)
 """Networks whose probabilities are averaged."""
+COMPONENTS = 200
+"""Of networks with many values."""
 STRENGTHS = (3.0, 10.0)
 """Of guidance. With the first, drawn networks have the loss of trained ones on the training cases of breast cancer."""
 
@@ -89,20 +93,22 @@ def uci(scale: Scale) -> Study:
     paper = {"euclidean": ("0.998", "0.101"), "geometric": ("0.992", "0.019")}
     note = "held-out examples: 114 cases; the thesis has 57, one of which is 1.75%"
     drawn, seeds = (8, 1) if scale == "smoke" else (500, 3)
-    flows = (replace(own(seconds, scale), seeds=seeds), *thesis(seconds, scale, head, paper))
+    prior = flow.MatchedGaussian() if scale == "smoke" else flow.FullGaussian()
+    flows = (replace(in_all_values(seconds, scale, prior), seeds=seeds), *thesis(seconds, scale, head, paper))
     steps = (2, 4) if scale == "smoke" else STEPS
     return Study("UCI breast cancer", "uci", population, flows, drawn, head, steps, ("0.992", "0.048"), (note,))
 
 
 def mnist(scale: Scale) -> Study:
-    """1,000 runs of five epochs on a laptop, of which only the ends are kept; 50 runs of 25 epochs in the paper."""
-    count, epochs, seconds = {"smoke": (40, 1, 0.3), "cpu": (1000, 5, 1200.0), "paper": (3000, 25, 7200.0)}[scale]
+    """5,000 runs of five epochs on a laptop, of which only the ends are kept; 50 runs of 25 epochs in the paper."""
+    count, epochs, seconds = {"smoke": (40, 1, 0.3), "cpu": (5000, 5, 600.0), "paper": (3000, 25, 7200.0)}[scale]
     population = fewer(mnist_tiny_mlps(), count, epochs)
     if scale == "smoke":
         population = replace(population, architecture=mlp_architecture(64, 4, 10), data="digits")
     paper = {"euclidean": ("0.737", "0.814", "0.00102"), "geometric": ("0.737", "1.457", "0.00073")}
-    drawn = 8 if scale == "smoke" else 200
-    flows = (own(seconds, scale, is_large=True), *thesis(seconds, scale, "layers.1", paper))
+    drawn = 8 if scale == "smoke" else 100
+    own = (in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian(), guided=False))
+    flows = (*own, *thesis(seconds, scale, "layers.1", paper))
     steps = (2, 4) if scale == "smoke" else STEPS
     note = f"ends of {count} runs of {epochs} epochs; the thesis has checkpoints of 50 runs of 25"
     return Study(
@@ -118,25 +124,44 @@ def mnist(scale: Scale) -> Study:
     )
 
 
-def own(seconds: float, scale: Scale, *, is_large: bool = False) -> Fitted:
-    """The flow of this library: aligned networks, tokens that are units, and for few values all covariances."""
-    settings = flow.Config(
+def in_all_values(seconds: float, scale: Scale, prior: PriorSettings, *, guided: bool = True) -> Fitted:
+    """The flow of this library for few values: of aligned networks, with tokens that are units."""
+    settings = replace(
+        _common(seconds, scale),
         representation=flow.Representation("flat"),
         net=flow.Tokens(8, 1, 2) if scale == "smoke" else flow.Tokens(64, 3),
-        prior=flow.MatchedGaussian() if is_large or scale == "smoke" else flow.FullGaussian(),
+        prior=prior,
+        balance=1.0,
+    )
+    return Fitted("tokens", settings, _drawings("flow of velocities", guided=guided))
+
+
+def in_components(seconds: float, scale: Scale) -> Fitted:
+    """The flow of this library for many values: in the principal components of aligned networks."""
+    count = 3 if scale == "smoke" else COMPONENTS
+    settings = replace(
+        _common(seconds, scale),
+        representation=flow.Representation("keep", components=count),
+        net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(512, 4),
+    )
+    return Fitted("components", settings, _drawings(f"flow of {count} components", guided=True))
+
+
+def _common(seconds: float, scale: Scale) -> flow.Config:
+    return flow.Config(
+        net=flow.Perceptron(),
         is_aligned=True,
         seconds=seconds,
         is_cpu_time=True,
         epochs=2 if scale == "smoke" else 3000,
         average=0.998,
         lr=3e-3,
-        balance=1.0,
     )
-    drawings = (
-        Drawing("flow of velocities"),
-        *(Drawing(f"flow of velocities, guided, strength {strength:g}", strength=strength) for strength in STRENGTHS),
-    )
-    return Fitted("tokens", settings, drawings)
+
+
+def _drawings(label: str, *, guided: bool) -> tuple[Drawing, ...]:
+    strengths = STRENGTHS if guided else ()
+    return (Drawing(label), *(Drawing(f"{label}, guided, strength {one:g}", strength=one) for one in strengths))
 
 
 def thesis(seconds: float, scale: Scale, head: str, paper: Mapping[str, tuple[str, ...]]) -> tuple[Fitted, ...]:
@@ -191,17 +216,22 @@ def measure(study: Study, run: Run) -> Table:
         *study.notes,
         "nearest: median distance to the nearest training network; spread: mean distance of two; in units of held-out "
         "networks, after alignment; divergence: Jensen-Shannon, of two networks' class probabilities, mean over "
-        "examples and pairs, where the thesis compares sets of outputs by a density estimate",
+        "examples and pairs, where the thesis compares sets of outputs by a density estimate; disagreement: the "
+        "share of examples that two networks put into different classes",
     )
-    if len(study.flows) > 1:
+    if any(drawing.strength for fitted in study.flows for drawing in fitted.drawings):
         notes += (
             "guided: by the loss on the examples that the networks were trained on, at the predicted end; strength: "
             "the sum of the learning rates of all steps; controls take as many gradient steps at the same rates",
+        )
+    if any(fitted.settings.predicts == "end" for fitted in study.flows):
+        last = study.flows[-1].settings
+        notes += (
             "its sampler: ends are predicted, and `end - start` is followed in place of `(end - x) / (1 - t)`",
             "unit last layer: what Geometric flows draw, and trained networks made so; the loss changes, classes do "
             "not",
-            f"thesis' flows: one seed, width {study.flows[1].settings.net.width}, where the thesis has 64 or 32, and "  # type: ignore[attr-defined]
-            f"{study.flows[1].settings.seconds:.0f} CPU seconds, where it has 6 to 40 hours of a GPU",
+            f"thesis' flows: one seed, width {last.net.width}, where the thesis has 64 or 32, and "  # type: ignore[attr-defined]
+            f"{last.seconds:.0f} CPU seconds, where it has 6 to 40 hours of a GPU",
         )
     pictures = {"steps": _steps_picture(curves, study.steps), "averages": _averages_picture(averages)}
     return Table(f"Networks drawn from flows: {study.what}", notes, QUANTITIES, tuple(rows), pictures=pictures)
@@ -267,7 +297,7 @@ class Known:
         train = self.networks.read("train")
         places = torch.randint(len(self.networks.parts["train"]), (self.study.drawn,), generator=chance)
         firsts = {
-            "starts of the flow": made.space.leave(made.prior.sample(self.study.drawn, chance)),
+            "starts of the flow": made.draw_starts(self.study.drawn, chance),
             "copies": select(train, places),
         }
         found, steps = {}, 2 * drawing.steps  # Heun's method has two gradients a step
@@ -288,6 +318,7 @@ class Known:
             "spread": score["spread"],
             "two-sample": score["two_sample"],
             "divergence": score["divergence"],
+            "disagreement": score["disagreement"],
             "accuracy of average": score["average_accuracy"],
         }
 

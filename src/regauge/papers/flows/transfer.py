@@ -116,7 +116,7 @@ def widths(study: Study, run: Run) -> Table:
         made = made.resize(rg.discover(mlp_architecture(*wide).module(), (torch.randn(2, inputs),)))
         if label == labels[1]:
             return _scores(networks.task(widths=wide), made.sample(study.drawn, generator=chance, steps=50))
-        return _scores(networks.task(widths=wide), made.space.leave(made.prior.sample(study.drawn, chance)))
+        return _scores(networks.task(widths=wide), made.draw_starts(study.drawn, chance))
 
     found = run.records("widths", (study, "widths"), score, labels)
     papers: Mapping[str, Mapping[str, str]] = {labels[1]: {"accuracy": "0.890", "loss": "1.030"}}

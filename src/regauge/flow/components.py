@@ -1,0 +1,150 @@
+"""Networks in few coordinates: the principal components of a population, and what is left over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.sparse.linalg import svds
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.flow.manifold import Manifold, Points, Sphere
+from regauge.flow.moments import MOST, Moments, count_share
+from regauge.flow.space import Space
+
+
+@dataclass(frozen=True, eq=False)
+class Components(Manifold):
+    """The coordinates of networks on the first principal components of a population, each with a variance of one.
+
+    The components are those of aligned networks whose values are divided by their deviations, and weighed by tensor.
+    What they leave over of a network is for the most part what training did not change since the initialization. A flow
+    does not move it: it is drawn from a normal distribution, in which the values of one tensor that belong to the same
+    units covary, equally for all units that permutations exchange.
+
+    Attributes:
+        networks: The Euclidean space of all values of networks.
+        mean: Of each value, `[values]`.
+        unit: What each value is divided by, as above.
+        axes: Orthonormal directions in these units, `[components, values]`.
+        sizes: Deviations along these, `[components]`.
+        roots: For each tensor, by its number, roots of the covariances of what is left over, `[classes, classes]`.
+        rest: What is left over of the networks that are made, `[models, values]`; nothing if None.
+    """
+
+    networks: Space
+    mean: Float[Tensor, " values"]
+    unit: Float[Tensor, " values"]
+    axes: Float[Tensor, "components values"]
+    sizes: Float[Tensor, " components"]
+    roots: tuple[Float[Tensor, "classes classes"], ...]
+    rest: Float[Tensor, "models values"] | None = None
+    spheres: tuple[Sphere, ...] = ()
+
+    @classmethod
+    def of(cls, space: Space, points: Points, count: int, balance: float) -> "Components":
+        """The components of aligned networks.
+
+        Args:
+            space: A Euclidean one.
+            points: Of the networks.
+            count: Of components.
+            balance: How much variance a tensor has after values are divided by their units: the number of its values to
+                this power.
+
+        Raises:
+            ValueError: There are fewer networks or values than that.
+        """
+        if count >= min(points.shape):
+            raise ValueError(
+                f"{len(points)} networks of {points.shape[1]} values have fewer principal components than {count}; "
+                "choose a smaller number of components"
+            )
+        moments = Moments.of([points], space, is_pooled=False)
+        unit = moments.deviation / count_share(space, balance).sqrt()
+        standard = ((points.double() - moments.mean) / unit).float()
+        begin = np.random.default_rng(0).standard_normal(min(points.shape)).astype(np.float32)
+        _, *found = svds(standard.numpy(), k=count, v0=begin)
+        sizes, axes = (torch.from_numpy(one[::-1].copy()) for one in found)
+        left = (standard - (standard @ axes.T) @ axes) * unit.float()
+        return cls(
+            space,
+            moments.mean,
+            unit,
+            axes,
+            sizes / max(1, len(points) - 1) ** 0.5,
+            tuple(_root(left[:, index]) for index in find_classes(space)),
+        )
+
+    @property
+    def dim(self) -> int:
+        """Number of components."""
+        return len(self.axes)
+
+    @property
+    def tensors(self) -> Tensor:
+        """All components count as one tensor."""
+        return torch.zeros(len(self.axes), dtype=torch.int64)
+
+    @cached_property
+    def classes(self) -> list[Tensor]:
+        """See `find_classes`."""
+        return find_classes(self.networks)
+
+    def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
+        """The components of networks, `[models, components]`; what is left over is forgotten."""
+        return self.reduce(self.networks.enter(population, torch.float64)).to(dtype)
+
+    def reduce(self, x: Points) -> Points:
+        """The components of points of the space of all values."""
+        standard = (x.double() - self.mean.to(x.device)) / self.unit.to(x.device)
+        return (standard @ self.axes.to(standard).T / self.sizes.to(standard)).to(x.dtype)
+
+    def expand(self, x: Points) -> Points:
+        """Points of the space of all values that have these components, and `rest`."""
+        standard = (x * self.sizes.to(x)) @ self.axes.to(x)
+        made = self.mean.to(x) + self.unit.to(x) * standard
+        return made if self.rest is None else made + self.rest.to(x)
+
+    def leave(self, x: Points) -> Params:
+        """Networks that have these components, and `rest`."""
+        return self.networks.leave(self.expand(x))
+
+    def with_rest(self, count: int, generator: torch.Generator) -> "Components":
+        """These, with random values of what is left over for some networks."""
+        rest = torch.zeros(count, self.networks.dim)
+        for index, root in zip(self.classes, self.roots, strict=True):
+            noise = torch.randn(count, *index.shape, generator=generator)
+            rest[:, index] = torch.einsum("qc,ncm->nqm", root, noise) if len(root) else 0.0
+        standard = rest / self.unit.float()
+        standard = standard - (standard @ self.axes.T) @ self.axes
+        return replace(self, rest=standard * self.unit.float())
+
+
+def find_classes(space: Space) -> list[Tensor]:
+    """For each tensor its coordinates, `[classes, members]`: permutations exchange the members of a class.
+
+    Members in the same place of two classes belong to the same units. A tensor whose classes are of several sizes, or
+    are more than `MOST`, has each coordinate as a class of its own, or all as members of one.
+    """
+    found = []
+    for number in range(int(space.tensors.max()) + 1):
+        places = (space.tensors == number).nonzero()[:, 0]
+        places = places[torch.argsort(space.order[places])]
+        _, numbers, counts = torch.unique(space.exchanged[places], return_inverse=True, return_counts=True)
+        if len(counts.unique()) == 1 and len(counts) <= MOST:
+            found.append(places[torch.argsort(numbers, stable=True)].reshape(len(counts), -1))
+        else:
+            found.append(places.unsqueeze(0) if len(places) > MOST else places.unsqueeze(1))
+    return found
+
+
+def _root(left: Float[Tensor, "models classes members"]) -> Float[Tensor, "classes classes"]:
+    """The symmetric root of the covariances of classes, over networks and members."""
+    values = left.double().permute(1, 0, 2).flatten(1)
+    sizes, axes = torch.linalg.eigh(values @ values.T / values.shape[1])
+    root: Tensor = (axes * sizes.clamp_min(0).sqrt()) @ axes.T
+    return root.float()

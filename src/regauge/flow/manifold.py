@@ -1,0 +1,122 @@
+"""The geometry of a product of unit spheres and a Euclidean space: geodesics, projections, distances."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regauge.core import sphere
+from regauge.core.params import Params
+
+Points = Float[Tensor, "models values"]
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """Unit spheres that lie one after the other: coordinates `start` to `start + count * dim`."""
+
+    start: int
+    count: int
+    dim: int
+
+    @property
+    def end(self) -> int:
+        """The coordinate behind the last one."""
+        return self.start + self.count * self.dim
+
+
+class Manifold:
+    """Points that stand for networks. The first coordinates lie on unit spheres; the others are Euclidean.
+
+    Attributes:
+        spheres: The coordinates that lie on spheres.
+    """
+
+    spheres: tuple[Sphere, ...]
+
+    @property
+    def tensors(self) -> Int[Tensor, " values"]:
+        """A number for each coordinate, equal for those of one tensor."""
+        raise NotImplementedError
+
+    def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
+        """The points of networks."""
+        raise NotImplementedError
+
+    def leave(self, x: Points) -> Params:
+        """The networks of points, with all their tensors."""
+        raise NotImplementedError
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        raise NotImplementedError
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the space: on each sphere one less than it has coordinates."""
+        return self.dim - sum(one.count for one in self.spheres)
+
+    @property
+    def flat_start(self) -> int:
+        """The first Euclidean coordinate."""
+        return self.spheres[-1].end if self.spheres else 0
+
+    def on(self, one: Sphere, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead count dim"]:
+        """The coordinates on some spheres."""
+        return x[..., one.start : one.end].reshape(*x.shape[:-1], one.count, one.dim)
+
+    def map(
+        self, x: Float[Tensor, "*lead values"], *others: Tensor, euclidean: Any, spherical: Any
+    ) -> Float[Tensor, "*lead values"]:
+        """A function of points and vectors, by factors."""
+        pieces = [spherical(*(self.on(one, y) for y in (x, *others))).flatten(-2) for one in self.spheres]
+        start = self.flat_start
+        return torch.cat([*pieces, euclidean(*(y[..., start:] for y in (x, *others)))], dim=-1)
+
+    def project(self, x: Float[Tensor, "*lead values"]) -> Float[Tensor, "*lead values"]:
+        """The nearest points of the space."""
+        return self.map(x, euclidean=lambda y: y, spherical=sphere.normalize)
+
+    def tangent(self, x: Points, v: Points) -> Points:
+        """The part of vectors that is tangent at points."""
+        return self.map(x, v, euclidean=lambda _, w: w, spherical=sphere.tangent)
+
+    def exp(self, x: Points, v: Points) -> Points:
+        """Where the geodesics that leave points with tangent velocities are after unit time."""
+
+        def go(y: Tensor, w: Tensor) -> Tensor:
+            return sphere.normalize(sphere.exp(y, w))
+
+        return self.map(x, v, euclidean=torch.add, spherical=go)
+
+    def log(self, x: Points, y: Points) -> Points:
+        """The velocities at x of the shortest geodesics that reach y after unit time."""
+        return self.map(x, y, euclidean=lambda a, b: b - a, spherical=sphere.log)
+
+    def path(self, x0: Points, x1: Points, t: Float[Tensor, " models"]) -> tuple[Points, Points]:
+        """The points a share t of the way along geodesics, and the velocities there."""
+        at, rates, start = [], [], self.flat_start
+        share = t.reshape(-1, 1, 1)
+        for one in self.spheres:
+            a, b = self.on(one, x0), self.on(one, x1)
+            angle = sphere.distance(a, b).unsqueeze(-1)
+            whole = torch.sinc(angle / math.pi)
+            left, right = ((part * torch.sinc(part * angle / math.pi)) / whole for part in (1 - share, share))
+            at.append((left * a + right * b).flatten(1))
+            rates.append(((torch.cos(share * angle) * b - torch.cos((1 - share) * angle) * a) / whole).flatten(1))
+        a, b = x0[:, start:], x1[:, start:]
+        at.append(a + t.unsqueeze(1) * (b - a))
+        rates.append(b - a)
+        return torch.cat(at, dim=1), torch.cat(rates, dim=1)
+
+    def distance(self, x: Float[Tensor, "*#lead values"], y: Float[Tensor, "*#lead values"]) -> Float[Tensor, "*lead"]:
+        """Lengths of the shortest geodesics: the root of the sum of squares over all factors."""
+        squares = (x[..., self.flat_start :] - y[..., self.flat_start :]).square().sum(-1)
+        for one in self.spheres:
+            squares = squares + sphere.distance(self.on(one, x), self.on(one, y)).square().sum(-1)
+        return squares.sqrt()
