@@ -14,6 +14,7 @@ from regauge import flow
 from regauge.core.element import Value
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
+from regauge.flow.components import find_classes
 from regauge.flow.design import Design, build_velocity
 from regauge.flow.likelihood import integrate_density
 from regauge.flow.moments import Moments, find_factor
@@ -457,6 +458,21 @@ def test_tokens_are_what_permutations_move_together(name: str) -> None:
         moved = moved.replace(group.name, Value(perm=perm).fill(known))
         found = space.collect(space.symmetry.act(moved, space.arrange(numbers)))[0].long()
         assert torch.equal(found[index].sort(1).values, index[perm].sort(1).values)
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_classes_hold_what_permutations_exchange_in_one_order_of_units(name: str) -> None:
+    _, symmetry, population, _ = networks(name, 2)
+    space = Space.of(population, symmetry, Representation("keep"))
+    classes = find_classes(space)
+    assert torch.cat([index.flatten() for index in classes]).sort().values.tolist() == list(range(space.dim))
+    numbers = torch.arange(space.dim, dtype=torch.float64).unsqueeze(0)
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(0), ("permutation",)), space.arrange(numbers))
+    where = space.collect(moved)[0].long()
+    for index in classes:
+        columns = torch.argsort(where[index], dim=1)  # Every class is permuted in the same way.
+        assert torch.equal(where[index].sort(1).values, index.sort(1).values)
+        assert bool((columns == columns[:1]).all())
 
 
 def test_an_interrupted_fit_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def judge(options: FlowJudge) -> None:
             drawn,
             collection.read(parts["train"]),
             collection.read(spread(parts["test"], options.most)),
-            made.space.symmetry,
+            made.networks.symmetry,
             task,
             generator=torch.Generator().manual_seed(options.seed),
         )

@@ -46,7 +46,7 @@ def sample(options: FlowSample) -> None:
             label=label,
         )
 
-    tell_store(fill(options, architecture, made.space.symmetry, settings, draw, label))
+    tell_store(fill(options, architecture, made.networks.symmetry, settings, draw, label))
 
 
 def guide(options: FlowGuide) -> None:
@@ -64,7 +64,7 @@ def guide(options: FlowGuide) -> None:
             count, generator=generator, steps=options.steps, solver="euler", guidance=guidance, label=label
         )
 
-    target = fill(options, architecture, made.space.symmetry, settings, draw, label)
+    target = fill(options, architecture, made.networks.symmetry, settings, draw, label)
     tell_store(target)
     with show_status("drawing and training networks to compare with"):
         generator = torch.Generator().manual_seed(derive_seed(options.seed, "plain"))

@@ -10,7 +10,6 @@ from regauge.core.symmetry import Symmetry
 from regauge.flow.components import Components
 from regauge.flow.design import build_velocity, describe_design, design_of
 from regauge.flow.flow import Flow
-from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
@@ -34,8 +33,7 @@ def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
         ValueError: The name does not end in `.safetensors`.
     """
     few = flow.space if isinstance(flow.space, Components) else None
-    space = flow.space if few is None else few.networks
-    assert isinstance(space, Space)
+    space = flow.networks
     made = {
         "design": describe_design(flow.design),
         "symmetry": json.loads(space.symmetry.to_json()),
@@ -69,7 +67,7 @@ def load_flow(path: str | Path) -> Flow:
         space = Space.build(
             symmetry, design.representation, made["names"], made["positive"], below("constants/", tensors)
         )
-        manifold: Manifold = space
+        manifold: Space | Components = space
         if design.representation.components is not None:
             parts = below("components/", tensors)
             roots = tuple(root for _, root in sorted(below("roots/", parts).items()))

@@ -41,7 +41,7 @@ class Config(Design, Training):
     Attributes:
         times: How times are drawn.
         balance: How much a tensor counts in the loss, or where there are any in the principal components: the number of
-            its values to this power. 1: all values alike; 0: all tensors alike.
+            its values to this power. 1: all values alike; 0: all tensors alike. Components count by their deviations.
         is_standardized: Whether errors count in units of what they would be without the net; else as they are.
         labels: Name of a column; samples are then drawn for one of its values. None: no column.
     """
@@ -109,7 +109,7 @@ def fit(
     if config.is_aligned:
         middle = find_reference(space, points["train"])
         points = {name: align_points(space, middle, own) for name, own in points.items()}
-    manifold: Manifold = space
+    manifold: Space | Components = space
     if config.representation.components is not None:
         manifold = Components.of(space, points["train"], config.representation.components, config.balance)
         points = {name: manifold.reduce(own) for name, own in points.items()}
@@ -233,7 +233,8 @@ class _Fitting:
     @property
     def weights(self) -> Tensor:
         """How much each coordinate counts; together one."""
-        share = count_share(self.space, self.config.balance)
+        space = self.space
+        share = space.sizes if isinstance(space, Components) else count_share(space, self.config.balance)
         return share / share.sum()
 
 

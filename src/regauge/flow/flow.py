@@ -48,7 +48,7 @@ class Flow:
     """
 
     velocity: Velocity
-    space: Manifold
+    space: Space | Components
     prior: Prior
     moments: Moments
     design: Design
@@ -62,6 +62,11 @@ class Flow:
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
+    @property
+    def networks(self) -> Space:
+        """The space of all values of networks, in which components may be the points of the flow."""
+        return self.space.networks if isinstance(self.space, Components) else self.space
+
     def told(self, **facts: Any) -> "Flow":
         """This flow with more that is known about it, as JSON."""
         return replace(self, about={**self.about, **facts})
@@ -74,7 +79,7 @@ class Flow:
                 units have places.
         """
         net = self.velocity.net
-        if self.design.is_aligned or not isinstance(net, OverNetworks) or not isinstance(self.space, Space):
+        if self.design.is_aligned or not isinstance(net, OverNetworks) or isinstance(self.space, Components):
             raise ValueError(
                 "this flow was fitted to aligned networks, so that it knows units by their places; fit one without "
                 "alignment to draw networks with other numbers of units"

@@ -13,8 +13,9 @@ from torch import Tensor
 import regauge as rg
 from regauge import flow
 from regauge.core.params import Params
+from regauge.flow.manifold import Points
 from regauge.flow.sampling import Field, follow_thesis, integrate
-from regauge.flow.space import Points, Space
+from regauge.flow.space import Space
 from regauge.flow.velocity import LATEST, Line
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Picture, Quantity, Record, Row, Series, Table

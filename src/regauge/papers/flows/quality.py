@@ -101,7 +101,7 @@ def uci(scale: Scale) -> Study:
 
 def mnist(scale: Scale) -> Study:
     """5,000 runs of five epochs on a laptop, of which only the ends are kept; 50 runs of 25 epochs in the paper."""
-    count, epochs, seconds = {"smoke": (40, 1, 0.3), "cpu": (5000, 5, 600.0), "paper": (3000, 25, 7200.0)}[scale]
+    count, epochs, seconds = {"smoke": (40, 1, 0.3), "cpu": (5000, 5, 480.0), "paper": (3000, 25, 7200.0)}[scale]
     population = fewer(mnist_tiny_mlps(), count, epochs)
     if scale == "smoke":
         population = replace(population, architecture=mlp_architecture(64, 4, 10), data="digits")
@@ -142,7 +142,9 @@ def in_components(seconds: float, scale: Scale) -> Fitted:
     settings = replace(
         _common(seconds, scale),
         representation=flow.Representation("keep", components=count),
-        net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(512, 4),
+        net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(384, 4),
+        lr=2e-3,
+        batch=128,
     )
     return Fitted("components", settings, _drawings(f"flow of {count} components", guided=True))
 

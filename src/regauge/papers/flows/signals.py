@@ -19,7 +19,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.data.images import ImageData, digits, mnist
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls
-from regauge.flow.space import Points, Space
+from regauge.flow.manifold import Points
+from regauge.flow.space import Space
 from regauge.inr.rendering.field_values import render_image
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.cnn import CNN
