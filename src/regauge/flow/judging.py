@@ -244,7 +244,7 @@ def _quality(
         "average_loss": float(-right.clamp_min(1e-30).log().mean()),
         "average_accuracy": float((average.argmax(-1) == classes).double().mean()),
         "disagreement": _over_pairs(answers.unsqueeze(-1), lambda a, b: (a != b).double().mean((-2, -1))),
-        "divergence": _over_pairs(probabilities.double(), _jensen_shannon),
+        "divergence": _divergence(probabilities.double()),
         "overlap": float(_overlap(answers != classes, known != classes).mean()),
     }
     bins = {
@@ -294,15 +294,13 @@ def _over_pairs(values: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> 
     return total / (count * (count - 1) / 2)
 
 
-def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """The mean over examples, `[pairs]`."""
-    middle = (p + q) / 2
+def _divergence(probabilities: Tensor) -> float:
+    """Jensen and Shannon's divergence, mean over examples and pairs: entropies of pairs' means, less those of one."""
 
-    def entropy(x: Tensor) -> Tensor:
-        found: Tensor = -torch.special.xlogy(x, x).sum(-1)
-        return found
+    def entropy(p: Tensor) -> Tensor:
+        return -torch.special.xlogy(p, p).sum(-1).mean(-1)
 
-    return (entropy(middle) - (entropy(p) + entropy(q)) / 2).mean(-1)
+    return _over_pairs(probabilities, lambda p, q: entropy((p + q) / 2)) - float(entropy(probabilities).mean())
 
 
 def _overlap(wrong: Tensor, known: Tensor) -> Tensor:

@@ -4,6 +4,14 @@ from regauge.papers.experiment import Experiment
 from regauge.papers.flows import barriers, cnns, gaussians, quality, signals, sizes, transfer
 
 EXPERIMENTS = {
+    "uci": Experiment("networks of breast cancer drawn from flows (table 7.1)", quality.uci, quality.measure),
+    "mnist": Experiment("networks of MNIST drawn from flows (table 7.2)", quality.mnist, quality.measure),
+    "guidance": Experiment(
+        "a flow of MNIST guided to Fashion-MNIST, and as a start there (table 7.3)", transfer.config, transfer.guidance
+    ),
+    "widths": Experiment(
+        "a flow of networks of 10 units draws networks of 32 (table 7.4)", transfer.config, transfer.widths
+    ),
     "gaussians": Experiment(
         "a flow between normal distributions, exact and fitted, by two samplers (figures 6.3 and 7.1)",
         gaussians.config,
@@ -13,14 +21,6 @@ EXPERIMENTS = {
         "losses between networks of breast cancer, as trained and aligned (figure 7.2)",
         barriers.config,
         barriers.measure,
-    ),
-    "uci": Experiment("networks of breast cancer drawn from flows (table 7.1)", quality.uci, quality.measure),
-    "mnist": Experiment("networks of MNIST drawn from flows (table 7.2)", quality.mnist, quality.measure),
-    "guidance": Experiment(
-        "a flow of MNIST guided to Fashion-MNIST, and as a start there (table 7.3)", transfer.config, transfer.guidance
-    ),
-    "widths": Experiment(
-        "a flow of networks of 10 units draws networks of 32 (table 7.4)", transfer.config, transfer.widths
     ),
     "signals": Experiment(
         "sine networks of digits drawn from flows, by class, and recognized", signals.config, signals.measure
