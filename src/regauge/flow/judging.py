@@ -298,7 +298,8 @@ def _divergence(probabilities: Tensor) -> float:
     """Jensen and Shannon's divergence, mean over examples and pairs: entropies of pairs' means, less those of one."""
 
     def entropy(p: Tensor) -> Tensor:
-        return -torch.special.xlogy(p, p).sum(-1).mean(-1)
+        terms: Tensor = torch.special.xlogy(p, p)
+        return -terms.sum(-1).mean(-1)
 
     return _over_pairs(probabilities, lambda p, q: entropy((p + q) / 2)) - float(entropy(probabilities).mean())
 
