@@ -82,7 +82,7 @@ def test_gray_images() -> None:
         gray.grayscale()
 
 
-def test_pooled_images() -> None:
+def test_smaller_images() -> None:
     pixels = torch.arange(16.0).reshape(1, 1, 4, 4)
     data = ImageData("squares", pixels, torch.zeros(1), pixels + 1, torch.zeros(1))
     small = data.pooled(2)
@@ -91,6 +91,11 @@ def test_pooled_images() -> None:
     assert small.name == "squares at 2 x 2 pixels"
     with pytest.raises(ValueError, match="images of squares have 4 x 4 pixels, which squares of 3 x 3 do not fill"):
         data.pooled(3)
+    shrunk = data.shrunk(3)
+    assert shrunk.name == "squares at 3 x 3 pixels"
+    assert shrunk.train_images.flatten().tolist() == [2.5, 3.5, 4.5, 6.5, 7.5, 8.5, 10.5, 11.5, 12.5]
+    with pytest.raises(ValueError, match="images of squares have 4 x 4 pixels and cannot be shrunk to 5 x 5; give a"):
+        data.shrunk(5)
 
 
 @needs_mnist

@@ -135,6 +135,18 @@ class ImageData:
         name = f"{self.name} at {height // size} x {width // size} pixels"
         return replace(self, name=name, train_images=train, test_images=test)
 
+    def shrunk(self, side: int) -> "ImageData":
+        """Smaller images of `side` by `side` pixels, each the mean of the pixels that it touches."""
+        height, width = self.train_images.shape[2:]
+        if not 0 < side <= min(height, width):
+            raise ValueError(
+                f"images of {self.name} have {height} x {width} pixels and cannot be shrunk to {side} x {side}; give a "
+                f"side from 1 to {min(height, width)}"
+            )
+        parts = (self.train_images, self.test_images)
+        train, test = (functional.adaptive_avg_pool2d(images, side) for images in parts)
+        return replace(self, name=f"{self.name} at {side} x {side} pixels", train_images=train, test_images=test)
+
 
 def pixel_centers(height: int, width: int) -> Tensor:
     """Where the pixels of an image are as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""

@@ -1,6 +1,6 @@
 """Paper 002: canonicalizing autoencoders of networks of digits and of CNNs."""
 
-from regauge.papers.autoencoders import cnns, digits, orbits
+from regauge.papers.autoencoders import cnn_lines, cnns, digits, orbits
 from regauge.papers.experiment import Experiment
 
 EXPERIMENTS = {
@@ -14,5 +14,10 @@ EXPERIMENTS = {
     ),
     "cnns": Experiment(
         "autoencoders of small CNNs: what decoded networks classify (table 2)", cnns.config, cnns.measure
+    ),
+    "cnn-lines": Experiment(
+        "lines between small CNNs: as they are, aligned, decoded and latent (figures 4, 5 and 9)",
+        cnn_lines.config,
+        cnn_lines.measure,
     ),
 }

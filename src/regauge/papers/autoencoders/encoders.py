@@ -12,6 +12,7 @@ import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.core.params import Params
+from regauge.papers.experiment import Run
 from regauge.storage.store import Store
 
 
@@ -36,6 +37,15 @@ class Coder:
         return learn.fit_autoencoder(
             store, config=self.config, inputs=inputs, generator=generator, encoder=encoder, split=split
         )
+
+    def trained(self, store: Store, inputs: Any, run: Run, settings: object, split: Any = None) -> learn.Autoencoder:
+        """The autoencoder, which is kept by settings, trained unless an earlier run did."""
+        path = run.place("autoencoders", settings)
+        if path.exists():
+            return learn.load_autoencoder(path)
+        auto = self.fit(store, run.generator("autoencoder", self.label), inputs, split)
+        auto.save(path)
+        return auto
 
 
 class Plain(nn.Module):

@@ -17,17 +17,17 @@ from regauge.connect.paths import Path, Straight
 from regauge.core.params import Params, select
 from regauge.core.task import Task
 from regauge.inr.fitting import image_inr
-from regauge.inr.orbits import lines, orbit, recovery
+from regauge.inr.orbits import orbit, recovery
 from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.rendering.path_strips import Strip, render_strip, save_strips
 from regauge.learn.running import Runner
 from regauge.papers.autoencoders.digits import SIDE, population
 from regauge.papers.autoencoders.encoders import Coder, sine_coders
+from regauge.papers.autoencoders.lines import decoded_lines
 from regauge.papers.digit_orbits import ORBITS, WAYS
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table, mean_curve
 from regauge.papers.weight_nets.accuracy import train_population
-from regauge.storage.store import Store
 from regauge.zoo.training import Config
 
 QUANTITIES = (
@@ -71,10 +71,11 @@ def config(scale: Scale) -> Study:
 def measure(study: Study, run: Run) -> Table:
     """Measure the lines from every network to its copies, as they are, aligned, decoded and latent."""
     store = train_population(study.name, study.population, run)
-    autos = {coder.label: trained(coder, study, store, run) for coder in study.coders}
+    pixels = learn.grid((SIDE, SIDE))
+    known = study.name, study.population
+    autos = {coder.label: coder.trained(store, pixels, run, (*known, coder)) for coder in study.coders}
     numbers = store.rows.where(split="test")[: study.images]
     networks, symmetry, module = store.read(numbers), store.require_symmetry(), store.architecture.module()
-    pixels = learn.grid((SIDE, SIDE))
     with torch.no_grad():
         images = Runner(Task(module, ())).outputs(networks, pixels)
     ways = [way for way in WAYS if way.label in KEPT]
@@ -98,7 +99,8 @@ def measure(study: Study, run: Run) -> Table:
             )
             made[way.label] = found.curves
         for label, auto in autos.items():
-            made |= decoded_lines(label, auto, original, copies.params, task, study.line)
+            single = {name: tensor.unsqueeze(0) for name, tensor in original.items()}
+            made |= decoded_lines(label, auto, single, copies.params, task, study.line)
         return {label: [list(curve.table) for curve in curves] for label, curves in made.items()}
 
     noises = (study.noise, 0.0)
@@ -159,32 +161,6 @@ def strips_of(study: Study, autos: dict[str, learn.Autoencoder], networks: Param
     for label, a, b, path in paths:
         chance = run.generator("strips")
         yield render_strip(inr, a, b, task.evaluate, label=label, points=PATH, path=path, generator=chance)
-
-
-def trained(coder: Coder, study: Study, store: Store, run: Run) -> learn.Autoencoder:
-    """The autoencoder of a row, trained unless an earlier run did."""
-    path = run.place("autoencoders", (study.name, study.population, coder))
-    if path.exists():
-        return learn.load_autoencoder(path)
-    auto = coder.fit(store, run.generator("autoencoder", coder.label), learn.grid((SIDE, SIDE)))
-    auto.save(path)
-    return auto
-
-
-def decoded_lines(
-    label: str, auto: learn.Autoencoder, original: Params, copies: Params, task: rg.Task, points: int
-) -> dict[str, tuple[Curve, ...]]:
-    """Lines between decoded weights, and between latent vectors."""
-    first = auto.encode({name: tensor.unsqueeze(0) for name, tensor in original.items()})
-    others = auto.encode(copies)
-    between = lines(select(auto.decode(first), 0), auto.decode(others), task, points)
-    ts = [k / (points - 1) for k in range(points)]
-    made = [auto.decode(torch.lerp(first.expand_as(others), others, t)) for t in ts]
-    losses = torch.stack([task.evaluate_each(networks)["loss"] for networks in made])
-    latent = tuple(
-        Curve(tuple({"t": t, "loss": float(loss)} for t, loss in zip(ts, column, strict=True))) for column in losses.T
-    )
-    return {f"decoded, {label}": between, f"latent, {label}": latent}
 
 
 def rows_of(kind: str, records: list[list[Record]]) -> list[Row]:
