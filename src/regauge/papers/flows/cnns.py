@@ -26,7 +26,7 @@ def config(scale: Scale) -> Study:
     )
     if scale == "smoke":
         population = replace(population, architecture=cnn_architecture("relu", 1, 4, 4), data="digits")
-    flows = in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian(), guided=False)
+    flows = in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian(), strengths=())
     drawn, shown = (4, (2,)) if scale == "smoke" else (50, STEPS)
     note = f"the ends of {steps} steps of Adam from starts of their own; judged on the first {IMAGES} test images"
     what = f"{population.data} (CNNs {'-'.join(map(str, population.architecture.settings['channels']))}-10)"
