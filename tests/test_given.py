@@ -149,6 +149,12 @@ def test_one_network_for_several_is_refused(given: Any) -> None:
         rg.merge(given, SYMMETRY)
 
 
+@pytest.mark.parametrize("run", [rg.merge, rg.align_many])
+def test_networks_that_are_arguments_of_their_own_are_refused(run: Any) -> None:
+    with pytest.raises(TypeError, match=r"3 positional arguments .* write them as a list, \[params_a, params_b\]"):
+        run(a, b, SYMMETRY)
+
+
 @pytest.mark.parametrize("batches", [[X], (X, Y), X, [(X, Y, Y)], {"x": X}])
 def test_a_task_wants_pairs(batches: Any) -> None:
     with pytest.raises(TypeError, match=r"give a list of batches|\(\(first, second\), targets\)"):

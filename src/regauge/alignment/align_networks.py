@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Never, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -212,7 +212,7 @@ def align_many(
 def align_many(
     params: Sequence[Mapping[str, Tensor]] | Sequence[Dictionaries],
     symmetry: Symmetry,
-    *,
+    *rest: Never,
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
@@ -234,20 +234,22 @@ def align_many(
         params: The networks, one at least; unchanged themselves. Buffers move with them. Tuples of
             dictionaries for methods that move several together (`GaussianMatching`, `JointMatching`).
         symmetry: The symmetry of all networks.
+        rest: Nothing: the networks are one list.
         method: `MergeMany()` unless given. A method for pairs aligns every network to the first.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
-        TypeError: The method takes tuples of dictionaries and got single ones, or the other way around.
+        TypeError: The networks are no list; or the method takes tuples of dictionaries and got single ones, or the
+            other way around.
         ValueError: There is no network, or the networks have different parameters, do not fit the symmetry,
             hold NaN or Inf, or are populations; or the method needs a task or a generator.
 
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.
     """
-    params = as_networks(params)
+    params = as_networks(params, rest)
     if not params:
         raise ValueError("there is no network to align; give at least one")
     method = MergeMany() if method is None else method

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Never
 
 import torch
 
@@ -31,7 +32,7 @@ from regauge.storage.checkpoints.writing import save_text
 def merge(
     params: Sequence[Network],
     symmetry: Symmetry,
-    *,
+    *rest: Never,
     method: Method | None = None,
     weights: Sequence[Number] | None = None,
     rule: Rule | None = None,
@@ -65,6 +66,7 @@ def merge(
         params: The networks, of one architecture: parameters by name, or paths of checkpoints. Two at least, but one is
             enough for rules that make sense of one task vector.
         symmetry: The symmetry of that architecture.
+        rest: Nothing: the networks are one list.
         method: How to align, as in `align_many`. `MergeMany()` unless given, and `WeightMatching()` with a base or
             where the networks are streamed; a method for pairs aligns every network to the first or to the base.
         weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,
@@ -90,7 +92,7 @@ def merge(
 
     Raises:
         FileExistsError: The output exists, and `overwrite` is false.
-        TypeError: A network is no dictionary of tensors, or the rule or the method no object.
+        TypeError: The networks are no list, one is no dictionary of tensors, or the rule or the method no object.
         ValueError: There are too few networks for the rule, or too many; weights, settings or labels do not fit, the
             networks cannot be aligned, the rule needs a base, a task or a generator that is not there, or has no use
             for the base, or the memory does not suffice.
@@ -100,7 +102,7 @@ def merge(
     """
     rule = Average() if rule is None else rule
     require_instance(rule, Rule, "rule", {name: f"rule=regauge.merging.{row.name}()" for name, row in RULES.items()})
-    params = [_given(network, label(k)) for k, network in enumerate(as_networks(params))]
+    params = [_given(network, label(k)) for k, network in enumerate(as_networks(params, rest))]
     base = None if base is None else _given(base, "the base")
     require_networks(rule, len(params), has_base=base is not None)
     has_base, start = base is not None, int(base is not None)

@@ -123,7 +123,10 @@ def cosine_of(a: Params, b: Params, symmetry: Symmetry) -> Record:
 
 
 def draw_starts(rows: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> tuple[Chart, Chart]:
-    """The barrier of each start by the steps of Sinkhorn that follow, and by CPU seconds, the start's own included."""
+    """The barrier of each start by the steps of Sinkhorn that follow, and by CPU seconds, the start's own included.
+
+    What lies far above all aligned starts is not shown.
+    """
 
     def series(label: str, xs: Sequence[float], several: Sequence[Row]) -> Series:
         found = [summarize(row.values[BARRIER.name]) for row in several]
@@ -136,7 +139,12 @@ def draw_starts(rows: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> tupl
         series(label, [summarize(row.values[SECONDS.name]).mean for row in several], several)
         for label, several in timed.items()
     )
-    return Chart("By steps", "steps of Sinkhorn", "barrier", by_steps), Chart("By time", "CPU s", "barrier", by_time)
+    aligned = [one.y[0] for one in by_steps if SECONDS.name in rows[one.label][0].values]
+    limits = (0.0, 1.5 * max(aligned)) if any(aligned) else None
+    return (
+        Chart("By steps", "steps of Sinkhorn", "barrier", by_steps, y_limits=limits),
+        Chart("By time", "CPU s", "barrier", by_time, y_limits=limits),
+    )
 
 
 @dataclass(frozen=True)
