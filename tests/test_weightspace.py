@@ -356,3 +356,35 @@ def test_decoders_make_networks_that_run(case: str) -> None:
     loss = net(made).square().sum()
     loss.backward()
     assert all(p.grad is not None and bool(p.grad.abs().max() > 0) for p in decoder.parameters())
+
+
+@pytest.mark.parametrize("width", [5, 8])
+@pytest.mark.parametrize("activation", [torch.relu, torch.tanh])
+def test_a_decoder_grows_to_wider_networks_of_the_same_function(
+    width: int, activation: Callable[[Tensor], Tensor]
+) -> None:
+    modules = [MLP((2, n, n, 3), activation).double() for n in (4, width)]
+    inputs = torch.randn(7, 2, dtype=torch.float64, generator=generator(2))
+    narrow, wide = (rg.discover(m, (inputs,), verify=False).bind(m.state_dict()) for m in modules)
+    settings = ws.TemplateDecoder(width=8, depth=2, widening=True)
+    decoder = settings.build(narrow, 4, generator(0)).double()
+    values = {
+        name: torch.randn(6, *t.shape, dtype=torch.float64, generator=generator(k))
+        for k, (name, t) in enumerate(modules[0].state_dict().items())
+    }
+    decoder.standardize(values)
+    decoder.begin_at(select(values, 0))
+    codes = torch.randn(5, 4, dtype=torch.float64, generator=generator(1))
+    outputs = [
+        torch.func.vmap(lambda one, module=module: torch.func.functional_call(module, one, (inputs,)))(
+            made(codes)
+        ).detach()
+        for module, made in zip(modules, (decoder, decoder.widened(wide)), strict=True)
+    ]
+    assert far(*outputs) < 1e-10
+    assert float(outputs[0].std(0).max()) > 1e-3
+    with pytest.raises(ValueError, match="has 4 units, and 3 in the other networks"):
+        decoder.widened(rg.discover(MLP((2, 3, 3, 3)), (torch.randn(2, 2),), verify=False))
+    plain = ws.TemplateDecoder(width=8, depth=1).build(narrow, 4)
+    with pytest.raises(ValueError, match=r"TemplateDecoder\(widening=True\)"):
+        plain.widened(wide)

@@ -1,5 +1,6 @@
 """From a vector to the parameters of a network, by message passing among the units of a template."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -7,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regauge.alignment.widths.transport import UnitPlan, map_tensor
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.decoder import SHARE, complete
@@ -14,6 +16,7 @@ from regauge.weightspace.heads import Equivariant
 from regauge.weightspace.layers import Layer
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.shares import find_readers
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,14 @@ class TemplateDecoder:
         layer: Settings of the layers; see `regauge.weightspace.LAYERS`.
         width: Of the net.
         depth: Number of layers.
+        widening: Whether a unit that is split in two counts as one; see `Template.widened`, which asks for it, and the
+            argument `readers` of `Metanet`.
     """
 
     layer: Layer = field(default_factory=Propagation)
     width: int = 32
     depth: int = 3
+    widening: bool = False
 
     def __post_init__(self) -> None:
         if min(self.width, self.depth) < 1:
@@ -57,6 +63,7 @@ class Template(nn.Module):
             width=settings.width,
             depth=settings.depth,
             parts=("permutation",),  # no other element moves the template
+            readers=find_readers(symmetry) if settings.widening else (),
             conditions=inputs,
             generator=generator,
         )
@@ -75,6 +82,44 @@ class Template(nn.Module):
         """Take a network as the template."""
         for name, tensor in zip(self.read, self.template, strict=True):
             tensor.copy_(network[name])
+
+    def widened(self, symmetry: Symmetry) -> "Template":
+        """A decoder to wider networks of the same architecture, which compute what those of this decoder do.
+
+        Every unit of the template becomes several, in order and about equally many, whose outgoing weights add up to
+        what it had. The net counts these as one, so that each decoded network is the one of this decoder with units
+        split. The parameters of the net are the same; training the new decoder further uses the units that there are.
+
+        Args:
+            symmetry: Of the wider networks, with every size known.
+
+        Raises:
+            ValueError: The decoder was made without `widening`, a group is smaller than here or nested, or the networks
+                differ in more than numbers of units.
+        """
+        if not self.net.settings.readers:
+            raise ValueError("this decoder counts units that are split; make one with TemplateDecoder(widening=True)")
+        own = self.net.layout.symmetry
+        made = copy.deepcopy(self)
+        made.net.adapt(symmetry)
+        plans = {}
+        for old, new in zip(own.groups, symmetry.groups, strict=True):
+            if new.size < old.size or old.within:
+                raise ValueError(
+                    f"group {old.name!r} has {old.size} units, and {new.size} in the other networks; a template grows "
+                    "where every group keeps its units or gets more, and none is nested in another"
+                )
+            copies = torch.arange(new.size) * old.size // new.size
+            mass = torch.eye(old.size, dtype=torch.float64)[copies]
+            plans[old.name] = UnitPlan(mass, torch.ones(old.signs, *mass.shape, dtype=torch.int8))
+        wide = []
+        for name, tensor in zip(self.read, self.template, strict=True):
+            pairs = list(zip(symmetry.sites.get(name, ()), own.sites.get(name, ()), strict=True))
+            grown = map_tensor(tensor.detach(), pairs, symmetry.shapes[name], plans, self.net.settings.readers)
+            wide.append(nn.Parameter(grown.clone(), requires_grad=tensor.requires_grad))
+        made.template = nn.ParameterList(wide)
+        made.tied = symmetry.tied
+        return made
 
     def forward(self, codes: Float[Tensor, "models inputs"]) -> Params:
         """The networks of vectors."""
