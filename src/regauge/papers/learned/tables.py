@@ -60,21 +60,26 @@ def config(scale: Scale, *, name: str, what: str, population: Config, paper: Map
         short: dict[str, Any] = {"steps": 5} if is_signals else {"epochs": 1}
         kept = Population(f"{name}-smoke", replace(population if is_signals else tiny, count=24, **short), 2)
         return Study(what, Lessons((kept,), matching, 200), paper)
-    matching = MatchingConfig(depth=2, probes=0 if is_signals else 128, lr=3e-3, **line)
-    if scale == "paper":
-        matching = replace(matching, batch=32, epochs=100)
-        return Study(what, Lessons((Population(name, population, 100),), matching, 8192), paper)
-    count, seconds = (2000, 900.0) if is_signals else (640, 4500.0)
-    matching = replace(matching, batch=16, epochs=100_000, seconds=seconds, is_cpu_time=True)
-    if not is_signals:  # the loss on the line alone: more steps in the same time, and a lower barrier (table 6)
-        matching = replace(matching, supervised=0.0, distance=0.0)
-    kept = Population(name, replace(population, count=count), 16)
-    reduced = (
-        f"reduced: {count} networks, and {seconds / 60:.0f} CPU minutes of training; the paper has thousands, on a GPU"
+    count, seconds, pairs = (
+        (2000 if is_signals else 640, 900.0, 16) if scale == "cpu" else (population.count, None, 100)
     )
-    return Study(what, Lessons((kept,), matching, 8192), paper, (reduced,))
+    matching = MatchingConfig(
+        depth=2,
+        probes=0 if is_signals else 128,
+        lr=3e-3,
+        batch=16,
+        epochs=100_000,
+        seconds=seconds,
+        is_cpu_time=True,
+        **line,
+    )
+    if scale == "paper":
+        matching = replace(matching, batch=32, epochs=100, is_cpu_time=False)
+    kept = Population(name, replace(population, count=count), pairs)
+    return Study(what, Lessons((kept,), matching, 8192), paper, (REDUCED,))
 
 
+REDUCED = "reduced at the scale cpu: fewer networks, and 15 CPU minutes of training; the paper has thousands, on a GPU"
 STUDIES = {
     "learned-mnist": ("mnist-mlps", "MLPs 784-128-128-128-10 on MNIST", mnist_mlps(), {
         "Naive": "2.007", "Weight Matching": "0.047", "Deep-Align": "0.005", "Deep-Align + Sinkhorn": "0.000",
