@@ -181,7 +181,7 @@ def train(net: nn.Module) -> Step:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sagma", type=Path, required=True)
     parser.add_argument("--packages", type=Path)
     parser.add_argument("--networks", type=int, default=16)

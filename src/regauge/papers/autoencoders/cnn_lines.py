@@ -128,7 +128,7 @@ def rows_of(kind: str, record: Record) -> list[Row]:
 
 def charts_of(record: Record) -> tuple[Chart, ...]:
     """Accuracies on the lines of single pairs."""
-    shown = [label for label in record if label != "Git Re-Basin, permutations" and "permutations" not in label]
+    shown = [label for label in record if "permutations" not in label]
     charts = []
     for k in range(min(DRAWN, len(record["naive"]))):
         series = tuple(
