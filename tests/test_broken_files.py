@@ -442,3 +442,24 @@ def test_an_interrupt_has_no_traceback(seconds: float, folder: Path) -> None:
     _, told = child.communicate(timeout=60)
     assert b"Traceback" not in told
     assert child.returncode in (-signal.SIGINT, 130, 0), told
+
+
+def test_an_interrupt_that_python_would_ignore_ends_the_command() -> None:
+    """It may come as an object is deleted, or in a callback of imports: Python prints what is raised and goes on."""
+    code = """if True:
+        import regauge.__main__ as program
+        from regauge.cli import main as commands
+
+        class Interrupted:
+            def __del__(self):
+                raise KeyboardInterrupt
+
+        def run():
+            Interrupted()
+            print("went on")
+
+        commands.main = run
+        program.main()
+    """
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+    assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, b"", b"")

@@ -3,16 +3,27 @@
 Importing what it needs takes a moment, in which an interrupt ends the process without a traceback.
 """
 
+import os
 import signal
+import sys
 
 
 def main() -> None:
     """Import the command line and run it."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.unraisablehook = _end_if_interrupted
     from regauge.cli.main import main as run
 
     signal.signal(signal.SIGINT, before)
     run()
+
+
+def _end_if_interrupted(ignored: "sys.UnraisableHookArgs") -> None:
+    """Python ignores what is raised as an object is deleted, or in a callback of imports; interrupts there count."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    sys.__unraisablehook__(ignored)
 
 
 if __name__ == "__main__":
