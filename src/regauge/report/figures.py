@@ -235,6 +235,8 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
         axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
+    else:
+        axes.locator_params(axis="x", nbins=6)
     if chart.y_limits is not None:
         axes.set_ylim(*chart.y_limits)
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)

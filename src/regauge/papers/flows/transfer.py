@@ -61,7 +61,7 @@ def config(scale: Scale) -> Study:
         population = replace(population, architecture=mlp_architecture(64, 4, 10), data="digits")
         settings = replace(settings, net=flow.Metanetwork(MessagePassing(), 8, 1), epochs=2)
         return Study(population, settings, "digits", (0.1, 10.0), 4, 6, 6, 2)
-    return Study(population, settings, "fashion-mnist", (0.1, 10.0), 128, 50, 32, 20)
+    return Study(population, settings, "fashion-mnist", (0.1, 10.0), 128, 50, 32, 50)
 
 
 def guidance(study: Study, run: Run) -> Table:
@@ -106,12 +106,15 @@ def widths(study: Study, run: Run) -> Table:
     inputs, hidden, outputs = study.population.architecture.settings["widths"]
     wide, wider, steps = (inputs, study.wide, outputs), f"{study.wide} units", study.wide_steps
     learned, strength = networks.task("train", widths=wide), f"strength {study.wide_strength:g}"
-    narrow, drawn, guided, starts, descended, trained = labels = (
+    after = f"then {2 * steps} gradient steps, {strength}, {wider}"
+    narrow, drawn, guided, improved, starts, descended, fresh, trained = labels = (
         f"drawn, {hidden} units",
         f"drawn, {wider}",
         f"guided, {strength}, {wider}",
+        f"drawn, {after}",
         f"where these begin, {wider}",
-        f"where these begin, then {2 * steps} steps, {strength}, {wider}",
+        f"where these begin, {after}",
+        f"random networks, {after}",
         f"trained, {hidden} units",
     )
 
@@ -123,13 +126,15 @@ def widths(study: Study, run: Run) -> Table:
             return _scores(networks.task(), made.sample(study.drawn, generator=chance, steps=steps))
         made = made.resize(rg.discover(mlp_architecture(*wide).module(), (torch.randn(2, inputs),)))
         loss = flow.BatchLoss(learned)
-        if label in (starts, descended):
+        if label == fresh:
+            found = _random(study, run, wide)
+        elif label in (starts, descended):
             found = made.draw_starts(study.drawn, chance)
-            if label == descended:  # Heun's method has two gradients a step
-                found = descend(loss, found, steps=2 * steps, rate=study.wide_strength / (2 * steps))
         else:
             pull = flow.Guidance(loss, study.wide_strength) if label == guided else None
             found = made.sample(study.drawn, generator=chance, steps=steps, guidance=pull)
+        if label in (improved, descended, fresh):  # as many as Heun's method has gradients
+            found = descend(loss, found, steps=2 * steps, rate=study.wide_strength / (2 * steps))
         return _scores(networks.task(widths=wide), found)
 
     found = run.records("widths", (study, "widths"), score, labels)
@@ -143,7 +148,8 @@ def widths(study: Study, run: Run) -> Table:
         f"a flow of {study.population.architecture.name} on {networks.data} draws networks with {study.wide} hidden "
         f"units; {study.drawn} networks each, {steps} steps of Heun's method",
         "guided: by the loss on the images for training, at the predicted end; strength: the sum of the learning rates "
-        "of all steps; as many gradient steps at the same rate, from where the flow begins, stand beside",
+        "of all steps; as many gradient steps at the same rate, from what is drawn, from where the flow begins, and "
+        "from random networks, stand beside",
         "the thesis' numbers are those of its Geometric flow, with a last layer of norm one",
     )
     return Table("A flow at another width", notes, WIDTHS, tuple(rows))
@@ -169,10 +175,11 @@ def _kinds(study: Study, networks: Networks, made: flow.Flow, learned: Task, run
     return found
 
 
-def _random(study: Study, run: Run) -> Params:
-    """Networks as the population began."""
+def _random(study: Study, run: Run, widths: tuple[int, ...] | None = None) -> Params:
+    """Networks as the population began, or as it would have begun with other widths."""
+    architecture = mlp_architecture(*widths) if widths else study.population.architecture
     starts = [draw_start(study.population.initialization, run.seed, k) for k in range(study.drawn)]
-    return initialize(study.population.architecture, starts, torch.float32)
+    return initialize(architecture, starts, torch.float32)
 
 
 def _starts(study: Study, networks: Networks, learned: Task, there: Task, run: Run) -> Record:
