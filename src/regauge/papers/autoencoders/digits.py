@@ -1,17 +1,19 @@
-"""Paper 002, table 1: autoencoders of sine networks of digits, judged by what decoded networks render."""
+"""Paper 002, table 1 and figure 2: autoencoders of sine networks of digits, judged by what decoded networks render."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from regauge import learn
+from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.papers.autoencoders.encoders import Coder, sine_coders, spread
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.table import Quantity, Record, Row, Table
+from regauge.papers.table import Images, Quantity, Record, Row, Table
 from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.store import Store
 from regauge.zoo.presets import mnist_inrs, siren_architecture
@@ -59,6 +61,9 @@ def measure(study: Study, run: Run) -> Table:
     """Train every autoencoder, and decode test networks."""
     store = train_population(study.name, study.population, run)
     parts = split(store)
+    labels, firsts = np.unique(np.asarray(store.rows["label"])[parts["test"]], return_index=True)
+    shown = store.read(parts["test"][firsts])
+    names = [str(label) for label in labels]
 
     def judge(coder: Coder, step: int) -> Record:
         began = time.process_time()
@@ -76,10 +81,11 @@ def measure(study: Study, run: Run) -> Table:
             "parameters, thousands": sum(p.numel() for m in (auto.encoder, auto.decoder) for p in m.parameters()) / 1e3,
             "CPU s": seconds,
             "mean": auto.about["scores"]["the mean output, for all"]["squared error"],
+            "decoded": _draw(coder.label, names, render(store, auto.canonicalize(shown))),
         }
 
-    found = run.records("autoencoders", study.population, judge, study.coders, (1,))
-    few = run.records("autoencoders", study.population, judge, study.coders[:1], (study.share,))
+    found = run.records("decoded digits", study.population, judge, study.coders, (1,))
+    few = run.records("decoded digits", study.population, judge, study.coders[:1], (study.share,))
     paper = {"whole group": ("0.0106", "0.0096"), "permutations, message passing": ("0.0135", "0.0068")}
     rows = [
         Row.of(
@@ -103,7 +109,17 @@ def measure(study: Study, run: Run) -> Table:
         "every autoencoder is trained for the same CPU seconds; CPU s: of training, validation and test; latent "
         f"vectors of {study.coders[0].config.latent} numbers, the MLP decoder has hidden layers of 256 and 512 units",
     )
-    return Table("Autoencoders of networks of digits", notes, QUANTITIES, tuple(rows))
+    drawn = [_draw("test networks", names, render(store, shown)), *(records[0]["decoded"] for records in found)]
+    sheets = [Images.from_json(one) for one in drawn]
+    sheet = Images(
+        "Test networks, and what autoencoders decode",
+        tuple(row for one in sheets for row in one.rows),
+        tuple(names),
+        SIDE,
+        tuple(row for one in sheets for row in one.pixels),
+    )
+    title = "Autoencoders of networks of digits"
+    return Table(title, notes, QUANTITIES, tuple(rows), pictures={"decoded": (sheet,)})
 
 
 def split(store: Store) -> dict[str, np.ndarray]:
@@ -117,7 +133,15 @@ def split(store: Store) -> dict[str, np.ndarray]:
 def error(auto: learn.Autoencoder, store: Store, numbers: np.ndarray) -> float:
     """The mean squared error of decoded networks on the pixels."""
     networks = store.read(numbers)
-    runner, pixels = Runner(Task(store.architecture.module(), ())), learn.grid((SIDE, SIDE))
+    return float((render(store, auto.canonicalize(networks)) - render(store, networks)).square().mean())
+
+
+def render(store: Store, networks: Params) -> Tensor:
+    """What networks of a store are on the pixels, `[models, pixels, 1]`."""
     with torch.no_grad():
-        made, wanted = (runner.outputs(one, pixels) for one in (auto.canonicalize(networks), networks))
-    return float((made - wanted).square().mean())
+        return Runner(Task(store.architecture.module(), ())).outputs(networks, learn.grid((SIDE, SIDE)))
+
+
+def _draw(label: str, columns: list[str], values: Tensor) -> Record:
+    """A row of images, as JSON."""
+    return asdict(Images.of("", [label], columns, values.reshape(1, len(columns), SIDE, SIDE).float()))
