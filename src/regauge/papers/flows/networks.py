@@ -12,7 +12,7 @@ from torch import Tensor
 from regauge import flow
 from regauge.core.params import Params
 from regauge.core.task import Task
-from regauge.data.images import digits, fashion_mnist, mnist
+from regauge.data.images import ImageData, digits, fashion_mnist, mnist
 from regauge.data.packaged import breast_cancer
 from regauge.learn.populations import spread
 from regauge.papers.experiment import Run
@@ -25,36 +25,25 @@ BATCH = 500
 IMAGES = 2000
 """Test images by which convolutional networks are judged, which take longer than others."""
 
+Examples = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Inputs and classes for training, and those for testing."""
 
-def _normalized(inputs: Tensor, mean: float, deviation: float) -> Tensor:
-    return (inputs - mean) / deviation
 
-
-def _cancer() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _cancer() -> Examples:
     data = breast_cancer()
     return data.train_inputs, data.train_labels, data.test_inputs, data.test_labels
 
 
-def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    data = digits()
+def _images(data: ImageData) -> Examples:
     return data.train_images, data.train_labels, data.test_images, data.test_labels
 
 
-def _mnist() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    data = mnist().normalized(0.1307, 0.3081)
-    return data.train_images, data.train_labels, data.test_images, data.test_labels
-
-
-def _fashion() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    data = fashion_mnist().normalized(0.2860, 0.3530)
-    return data.train_images, data.train_labels, data.test_images, data.test_labels
-
-
-DATA: dict[str, Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]] = {
+DATA: dict[str, Callable[[], Examples]] = {
     "breast-cancer": _cancer,
-    "digits": _digits,
-    "mnist": _mnist,
-    "fashion-mnist": _fashion,
+    "digits": lambda: _images(digits()),
+    "mnist": lambda: _images(mnist().normalized(0.1307, 0.3081)),
+    "mnist-16": lambda: _images(mnist().shrunk(16).normalized(0.1307, 0.3081)),
+    "fashion-mnist": lambda: _images(fashion_mnist().normalized(0.2860, 0.3530)),
 }
 """Inputs and classes for training and for testing, as the networks read them."""
 

@@ -30,7 +30,7 @@ from regauge.papers.table import Images, Picture, Quantity, Record, Row, Table
 from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.training import Adam
+from regauge.training import SGD
 from regauge.zoo.presets import mnist_inrs
 from regauge.zoo.training import Config
 
@@ -48,6 +48,8 @@ SHOWN = {
     "means of 2": (0,),
 }
 """What the picture shows of each class, and which networks."""
+COMPONENTS = 100
+"""Of networks, in which the flow is."""
 AT_ONCE = 512
 """Images that are compared or classified at a time."""
 
@@ -73,29 +75,27 @@ def siren(width: int, omega: float, *, is_common: bool) -> Architecture:
 
 
 def config(scale: Scale) -> Study:
-    """4,000 digits and 240 CPU seconds for a flow; all digits and two hours at the paper's scale."""
-    count, width, seconds = {"smoke": (140, 6, 0.3), "cpu": (4000, 16, 240.0), "paper": (70_000, 32, 7200.0)}[scale]
-    steps = {"smoke": 10, "cpu": 200, "paper": 1000}[scale]
-    optimizer = Adam(lr=5e-4 if scale == "paper" else 3e-3)
-    base = replace(mnist_inrs(count), steps=steps, optimizer=optimizer)
+    """20,000 digits and 240 CPU seconds for a flow; all digits and two hours at the paper's scale."""
+    count, seconds = {"smoke": (140, 0.3), "cpu": (20_000, 240.0), "paper": (70_000, 7200.0)}[scale]
+    base = replace(mnist_inrs(count), steps=60, optimizer=SGD(lr=1e-2, momentum=0.9))
     if scale == "smoke":
-        base = replace(base, data="digits-signals")
+        base = replace(base, data="digits-signals", steps=10)
     kinds = (("one start", True), ("starts of their own", False))
+    width = 6 if scale == "smoke" else 32
     populations = tuple(
         (label, replace(base, architecture=siren(width, 15.0, is_common=is_common))) for label, is_common in kinds
     )
     settings = flow.Config(
-        representation=flow.Representation("keep"),
-        net=flow.Tokens(8, 1, 2) if scale == "smoke" else flow.Tokens(64, 3),
-        prior=flow.MatchedGaussian() if scale == "smoke" else flow.FullGaussian(),
+        representation=flow.Representation("keep", components=3 if scale == "smoke" else COMPONENTS),
+        net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(384, 4),
         is_aligned=True,
         labels="label",
         seconds=seconds,
         is_cpu_time=True,
         epochs=2 if scale == "smoke" else 3000,
         average=0.998,
-        lr=3e-3,
-        balance=1.0,
+        lr=2e-3,
+        batch=128,
     )
     if scale == "smoke":
         return Study(populations, settings, "digits", 8, 400, 2, 2)

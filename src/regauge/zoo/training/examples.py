@@ -220,6 +220,7 @@ def _waves() -> Examples:
 SETS: dict[str, Callable[[], Examples]] = {
     "digits": lambda: image_classes(digits(), 0.0, 1.0),
     "mnist": lambda: image_classes(mnist(), 0.1307, 0.3081),
+    "mnist-16": lambda: image_classes(mnist().shrunk(16), 0.1307, 0.3081),
     "fashion-mnist": lambda: image_classes(fashion_mnist(), 0.2860, 0.3530),
     "fashion-mnist-16": lambda: image_classes(fashion_mnist().shrunk(16), 0.2860, 0.3530),
     "cifar10": lambda: image_classes(cifar10(), 0.5, 0.5),
