@@ -28,6 +28,7 @@ SIZES = {
     "vit-zoo": 7850,
     "sine-inrs": 1153,
     "mnist-inrs": 1185,
+    "mnist-inrs-one-start": 1185,
     "fashion-inrs": 1185,
     "cifar10-inrs": 3363,
 }

@@ -91,7 +91,9 @@ def picture_figure(picture: Picture) -> Figure:
         raise ValueError("a picture needs at least one panel")
     planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]
     sheets = [(2.2 + 0.62 * len(p.columns), 0.5 + 0.62 * len(p.rows)) for p in picture if isinstance(p, Images)]
-    sizes = next((own for own in (planes, sheets) if len(own) == len(picture)), [(4.3, 3.4)] * len(picture))
+    named = max((sum(bool(series.label) for series in p.series) for p in picture if isinstance(p, Chart)), default=0)
+    charts = [(4.3, 3.4 + 0.22 * max(0, named - 4))] * len(picture)  # names of many series stand below each other
+    sizes = next((own for own in (planes, sheets) if len(own) == len(picture)), charts)
     rows = -(-len(picture) // PANELS)
     columns = -(-len(picture) // rows)
     width = max(sum(width for width, _ in sizes[k : k + columns]) for k in range(0, len(sizes), columns))

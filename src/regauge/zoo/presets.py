@@ -269,6 +269,19 @@ def mnist_inrs(count: int = 70_000, seed: int = 0) -> Config:
     return replace(sine_inrs(count, seed), architecture=architecture, data="mnist-signals", batch=None, copies=1)
 
 
+def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> Config:
+    """As `mnist_inrs`, of frequency 15 and from one start: 60 steps of gradient descent with momentum.
+
+    Units keep the order that they began with, and what training changes has few directions: a flow of principal
+    components draws digits (no paper).
+    """
+    base = mnist_inrs(count, seed)
+    architecture = Architecture(
+        base.architecture.name, "regauge.nets.siren:common_siren", {**base.architecture.settings, "omega": 15.0}
+    )
+    return replace(base, architecture=architecture, steps=60, optimizer=SGD(lr=1e-2, momentum=0.9))
+
+
 def fashion_inrs(count: int = 70_000, seed: int = 0) -> Config:
     """As `mnist_inrs`, of Fashion-MNIST."""
     return replace(mnist_inrs(count, seed), data="fashion-mnist-signals")
@@ -307,6 +320,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "vit-zoo": vit_zoo,
     "sine-inrs": sine_inrs,
     "mnist-inrs": mnist_inrs,
+    "mnist-inrs-one-start": mnist_inrs_one_start,
     "fashion-inrs": fashion_inrs,
     "cifar10-inrs": cifar10_inrs,
 }

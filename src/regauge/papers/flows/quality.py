@@ -238,7 +238,10 @@ def measure(study: Study, run: Run) -> Table:
             f"thesis' flows: one seed, width {last.net.width}, where the thesis has 64 or 32, and "  # type: ignore[attr-defined]
             f"{last.seconds:.0f} CPU seconds, where it has 6 to 40 hours of a GPU",
         )
-    pictures = {"steps": _steps_picture(curves, study.steps), "averages": _averages_picture(averages)}
+    pictures = {
+        "steps": _draw("Networks by steps of Euler's method", "steps", "loss", study.steps, curves),
+        "averages": _draw("Averages of class probabilities", "networks", "accuracy", SIZES, averages),
+    }
     return Table(f"Networks drawn from flows: {study.what}", notes, QUANTITIES, tuple(rows), pictures=pictures)
 
 
@@ -350,11 +353,11 @@ class Known:
         return found
 
 
-def _steps_picture(curves: Mapping[str, Sequence[float]], steps: Sequence[int]) -> Picture:
-    series = tuple(Series(label, steps, values) for label, values in curves.items())
-    return (Chart("Networks by steps of Euler's method", "steps", "loss", series, is_log_x=True),)
-
-
-def _averages_picture(averages: Mapping[str, Sequence[float]]) -> Picture:
-    series = tuple(Series(label, SIZES, values) for label, values in averages.items())
-    return (Chart("Averages of class probabilities", "networks", "accuracy", series, is_log_x=True),)
+def _draw(title: str, x_label: str, y_label: str, xs: Sequence[int], curves: Mapping[str, Sequence[float]]) -> Picture:
+    """A chart of this library's flows, and one of the thesis'."""
+    charts = []
+    for is_thesis in (False, True):
+        chosen = {label: values for label, values in curves.items() if label.startswith("thesis") == is_thesis}
+        series = tuple(Series(label, xs, values) for label, values in chosen.items())
+        charts += [Chart(title, x_label, y_label, series, is_log_x=True)] if series else []
+    return tuple(charts)

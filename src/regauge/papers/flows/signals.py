@@ -30,8 +30,7 @@ from regauge.papers.table import Images, Picture, Quantity, Record, Row, Table
 from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.training import SGD
-from regauge.zoo.presets import mnist_inrs
+from regauge.zoo.presets import mnist_inrs_one_start
 from regauge.zoo.training import Config
 
 QUANTITIES = (
@@ -67,24 +66,16 @@ class Study:
     steps: int
 
 
-def siren(width: int, omega: float, *, is_common: bool) -> Architecture:
-    """A SIREN of two hidden layers that starts from chance, or like all others."""
-    settings = {"in_features": 2, "width": width, "out_features": 1, "depth": 2, "omega": omega}
-    factory = "regauge.nets.siren:common_siren" if is_common else "regauge.nets.siren:Siren"
-    return Architecture(f"SIREN 2-{width}-{width}-1", factory, settings)
-
-
 def config(scale: Scale) -> Study:
     """20,000 digits and 240 CPU seconds for a flow; all digits and two hours at the paper's scale."""
     count, seconds = {"smoke": (140, 0.3), "cpu": (20_000, 240.0), "paper": (70_000, 7200.0)}[scale]
-    base = replace(mnist_inrs(count), steps=60, optimizer=SGD(lr=1e-2, momentum=0.9))
+    common = mnist_inrs_one_start(count)
     if scale == "smoke":
-        base = replace(base, data="digits-signals", steps=10)
-    kinds = (("one start", True), ("starts of their own", False))
-    width = 6 if scale == "smoke" else 32
-    populations = tuple(
-        (label, replace(base, architecture=siren(width, 15.0, is_common=is_common))) for label, is_common in kinds
-    )
+        known = common.architecture
+        small = Architecture("SIREN 2-6-6-1", known.factory, {**known.settings, "width": 6})
+        common = replace(common, architecture=small, data="digits-signals", steps=10)
+    own = replace(common, architecture=replace(common.architecture, factory="regauge.nets.siren:Siren"))
+    populations = ("one start", common), ("starts of their own", own)
     settings = flow.Config(
         representation=flow.Representation("keep", components=3 if scale == "smoke" else COMPONENTS),
         net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(384, 4),
