@@ -25,12 +25,12 @@ def batches():
 """
 
 
-def write_store(folder: Path, *widths: int) -> None:
+def write_store(folder: Path, *widths: int, is_common: bool = False) -> None:
     """Networks around one teacher, in random orders, of two kinds."""
     architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": list(widths)})
     symmetry = rg.discover(mlp(*widths), (INPUTS[:, : widths[0]],))
     chance = torch.Generator().manual_seed(0)
-    initialization = {"kind": "Initialization", "kinds": ["normal"], "scale": 0.5}
+    initialization = {"kind": "Initialization", "kinds": ["normal"], "scale": 0.5, "is_common": is_common}
     store = Store.create(folder, architecture, symmetry, about={"training": {"initialization": initialization}})
     teacher = {spec.name: torch.randn(spec.shape, generator=chance) for spec in architecture.layout}
     drawn = {n: t + 0.3 * torch.randn(80, *t.shape, generator=chance) for n, t in teacher.items()}
@@ -164,6 +164,9 @@ def test_what_cannot_be_done_is_told(place: Path, refused: Callable[..., str]) -
     assert "there is no net 'gru'" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "gru")
     assert "add --aligned" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "tokens")
     assert "is_aligned=True" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--prior", "full")
+    write_store(Path("alike"), 3, 5, 2, is_common=True)
+    start = ["--prior", "initialization"]
+    assert "began with the same weights" in refused("flow", "fit", "alike", "-o", "x.safetensors", *start)
     assert "2 architectures" in refused("flow", "fit", "zoo", "wide", "-o", "x.safetensors")
     assert "--networks is 0" in refused(*sample, "--networks", "0")
     assert "none of no labels" in refused(*sample, "--label", "odd")

@@ -45,6 +45,7 @@ TWINS = {
 """Experiments that in small do what another one of the paper does."""
 SIBLINGS = {
     ("000", "mnist"): "uci",
+    ("000", "cnns-one-start"): "cnns",
     ("001", "table1-cifar10"): "table1",
     ("001", "learned-sines"): "learned-mnist",
     ("001", "learned-cifar10"): "learned-cnn",

@@ -138,6 +138,7 @@ CASES: dict[str, tuple[Config, Examples]] = {
     "fractions": (config(subset=Fraction(Choice((0.3, 0.6)))), BLOBS),
     "halves": (config(subset=ClassHalves(), steps=None, epochs=2.5), BLOBS),
     "initialization": (config(initialization=KINDS), BLOBS),
+    "one start": (config(initialization=replace(KINDS, is_common=True), group=1), BLOBS),
     "hooks": (config(Architecture("hooked", f"{__name__}:Hooked", {})), BLOBS),
     "siren": (config(SIREN, batch=None, copies=2, schedule=Cosine()), WAVES),
     "siren, sampled": (config(SIREN, batch=7, copies=2), WAVES),
@@ -699,3 +700,12 @@ def test_the_back_end_that_is_chosen(
     monkeypatch.setattr(trainer, "_has_compiler", lambda: False)
     maker = trainer._Maker(chosen, module, data, None, 10)
     assert maker.backend == ("stacked" if backend == "compiled" else backend)
+
+
+def test_networks_of_one_start_begin_alike_and_end_apart() -> None:
+    whole = config(initialization=replace(KINDS, is_common=True), group=1, checkpoints=Checkpoints(12))
+    found = list(train(whole, data=BLOBS))
+    first, last = (torch.cat([t.flatten(1) for t in block.params.values()], 1) for block in (found[0], found[-1]))
+    assert [row["step"] for row in (found[0].rows[0], found[-1].rows[0])] == [0, 12]
+    assert torch.equal(first, first[:1].expand_as(first))
+    assert float(torch.pdist(last).min()) > 1e-3

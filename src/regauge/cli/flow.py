@@ -99,6 +99,8 @@ def starts_of(collection: Collection, seed: int) -> Params:
         raise UsageError(f"the store {str(store.folder)!r} does not say how its networks began; choose another --prior")
     if not isinstance(made["scale"], int | float):
         raise UsageError("the networks began with weights of many scales; choose another --prior")
+    if made.get("is_common"):
+        raise UsageError("all networks began with the same weights, which are no prior; choose another --prior")
     start = Initialization(tuple(made["kinds"]), float(made["scale"]))
     dtype = store.architecture.layout[0].dtype
     return initialize(store.architecture, [draw_start(start, seed, k) for k in range(STARTS)], dtype)

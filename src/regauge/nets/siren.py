@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -52,13 +52,6 @@ class Siren(nn.Module):
         for layer in self.layers[:-1]:
             x = torch.sin(self.omega * layer(x))
         return self.layers[-1](x)
-
-
-def common_siren(*, seed: int = 0, **settings: Any) -> Siren:
-    """A `Siren` that starts from the same weights whenever it is made: networks of a population begin as one."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return Siren(**settings)
 
 
 def plain_population(module: Siren, count: int, *, generator: torch.Generator) -> Params:

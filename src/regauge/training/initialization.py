@@ -26,10 +26,13 @@ class Initialization:
         kinds: One of them is drawn for each network.
         scale: Factor of what is drawn: of all parameters for `isotropic`, else of the weights, which are the parameters
             with two axes or more.
+        is_common: Whether all networks have the same start, that of the first one, so that only what they are trained
+            on tells them apart.
     """
 
     kinds: tuple[Kind, ...] = ("factory",)
     scale: Setting = 1.0
+    is_common: bool = False
 
     def __post_init__(self) -> None:
         known = get_args(Kind)
@@ -50,6 +53,7 @@ class Start:
 
 def draw_start(initialization: Initialization, seed: int, network: int) -> Start:
     """Draw the start of the network with this id."""
+    network = 0 if initialization.is_common else network
     kinds = initialization.kinds
     kind = kinds[derive_seed(seed, "initialization", network) % len(kinds)]
     return Start(derive_seed(seed, "network", network), kind, draw(initialization.scale, seed, "scale", network))

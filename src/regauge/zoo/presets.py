@@ -276,10 +276,11 @@ def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> Config:
     components draws digits (no paper).
     """
     base = mnist_inrs(count, seed)
-    architecture = Architecture(
-        base.architecture.name, "regauge.nets.siren:common_siren", {**base.architecture.settings, "omega": 15.0}
+    architecture = replace(base.architecture, settings={**base.architecture.settings, "omega": 15.0})
+    start = Initialization(is_common=True)
+    return replace(
+        base, architecture=architecture, steps=60, optimizer=SGD(lr=1e-2, momentum=0.9), initialization=start
     )
-    return replace(base, architecture=architecture, steps=60, optimizer=SGD(lr=1e-2, momentum=0.9))
 
 
 def fashion_inrs(count: int = 70_000, seed: int = 0) -> Config:

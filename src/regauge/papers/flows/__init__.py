@@ -26,5 +26,6 @@ EXPERIMENTS = {
         "sine networks of digits drawn from flows, by class, and recognized", signals.config, signals.measure
     ),
     "cnns": Experiment("small CNNs of MNIST drawn from a flow", cnns.config, quality.measure),
+    "cnns-one-start": Experiment("CNNs that all began alike, drawn from a flow", cnns.from_one_start, quality.measure),
     "sizes": Experiment("flows by the width of their nets (figure 7.7)", sizes.config, sizes.measure),
 }

@@ -12,7 +12,7 @@ from regauge.zoo.presets import SMALL, cnn_architecture
 from regauge.zoo.training import Config
 
 
-def config(scale: Scale) -> Study:
+def config(scale: Scale, *, is_common: bool = False) -> Study:
     """1,000 CNNs on small images and four CPU minutes for each flow; 10,000 and two hours at the paper's scale."""
     count, steps, seconds = {"smoke": (30, 10, 0.3), "cpu": (1000, 150, 240.0), "paper": (10_000, 2000, 7200.0)}[scale]
     population = Config(
@@ -22,12 +22,21 @@ def config(scale: Scale) -> Study:
         steps=steps,
         batch=64 if scale == "paper" else 32,
         optimizer=Adam(lr=3e-3),
-        initialization=Initialization(("he",)),
+        initialization=Initialization(("he",), is_common=is_common),
     )
+    if is_common:  # what they see is then all that tells them apart
+        population = replace(population, group=1)
     if scale == "smoke":
         population = replace(population, architecture=cnn_architecture("relu", 1, 4, 4), data="digits")
     flows = in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian(), strengths=())
     drawn, shown = (4, (2,)) if scale == "smoke" else (50, STEPS)
-    note = f"the ends of {steps} steps of Adam from starts of their own; judged on the first {IMAGES} test images"
+    start = "one start, with batches" if is_common else "starts"
+    note = f"the ends of {steps} steps of Adam from {start} of their own; judged on the first {IMAGES} test images"
     what = f"{population.data} (CNNs {'-'.join(map(str, population.architecture.settings['channels']))}-10)"
-    return Study(what, "cnns", population, flows, drawn, "output", shown, (), (note,))
+    name = "cnns-one-start" if is_common else "cnns"
+    return Study(what, name, population, flows, drawn, "output", shown, (), (note,))
+
+
+def from_one_start(scale: Scale) -> Study:
+    """The same CNNs, which all begin with the same weights."""
+    return config(scale, is_common=True)

@@ -30,6 +30,7 @@ from regauge.papers.table import Images, Picture, Quantity, Record, Row, Table
 from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
+from regauge.training.initialization import Initialization
 from regauge.zoo.presets import mnist_inrs_one_start
 from regauge.zoo.training import Config
 
@@ -74,7 +75,7 @@ def config(scale: Scale) -> Study:
         known = common.architecture
         small = Architecture("SIREN 2-6-6-1", known.factory, {**known.settings, "width": 6})
         common = replace(common, architecture=small, data="digits-signals", steps=10)
-    own = replace(common, architecture=replace(common.architecture, factory="regauge.nets.siren:Siren"))
+    own = replace(common, initialization=Initialization())
     populations = ("one start", common), ("starts of their own", own)
     settings = flow.Config(
         representation=flow.Representation("keep", components=3 if scale == "smoke" else COMPONENTS),
