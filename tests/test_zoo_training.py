@@ -20,6 +20,7 @@ from regauge.core.params import Params
 from regauge.data.images import digits
 from regauge.storage.architecture import Architecture
 from regauge.training import stacks
+from regauge.zoo.jobs.train_shards import settings_of
 from regauge.zoo.training import (
     SGD,
     Adam,
@@ -709,3 +710,8 @@ def test_networks_of_one_start_begin_alike_and_end_apart() -> None:
     assert [row["step"] for row in (found[0].rows[0], found[-1].rows[0])] == [0, 12]
     assert torch.equal(first, first[:1].expand_as(first))
     assert float(torch.pdist(last).min()) > 1e-3
+
+
+def test_a_setting_at_its_default_is_not_told_where_older_stores_lack_it() -> None:
+    assert settings_of(Initialization()) == {"kind": "Initialization", "kinds": ["factory"], "scale": 1.0}
+    assert settings_of(Initialization(is_common=True))["is_common"] is True

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
-from regauge.training.settings import Setting, derive_seed, draw, require_setting
+from regauge.training.settings import LATER, Setting, derive_seed, draw, require_setting
 
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
 """As the factory does it; or all parameters are normal with standard deviation 1; or the weights are, with 1,
@@ -32,7 +32,7 @@ class Initialization:
 
     kinds: tuple[Kind, ...] = ("factory",)
     scale: Setting = 1.0
-    is_common: bool = False
+    is_common: bool = field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         known = get_args(Kind)

@@ -4,6 +4,9 @@ import hashlib
 import math
 from dataclasses import dataclass
 
+LATER = "later"
+"""Marks a field that stores may lack, since they were written before it was there: at its default it is not told."""
+
 
 @dataclass(frozen=True)
 class Uniform:

@@ -20,6 +20,7 @@ from regauge.core.products import Library, use_library
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.discovery import discover
 from regauge.storage.store import Store, path_of
+from regauge.training.settings import LATER
 from regauge.zoo.jobs.driver import WHOLE, Share, missing_jobs, recorded_library, run_jobs
 from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.training import Block, Config, Examples, load_examples, train
@@ -297,8 +298,9 @@ def _require_extensible(store: Store, config: Config) -> None:
 def settings_of(value: Any) -> Any:
     """A config as plain JSON: every part with the name of its kind; without the architecture, which a store has."""
     if is_dataclass(value):
-        parts = {part.name: settings_of(getattr(value, part.name)) for part in fields(value)}
-        return {"kind": type(value).__name__} | {k: part for k, part in parts.items() if k != "architecture"}
+        values = {part: getattr(value, part.name) for part in fields(value) if part.name != "architecture"}
+        told = {part.name: own for part, own in values.items() if not (LATER in part.metadata and own == part.default)}
+        return {"kind": type(value).__name__} | {name: settings_of(own) for name, own in told.items()}
     return [settings_of(item) for item in value] if isinstance(value, tuple | list) else value
 
 
