@@ -712,6 +712,21 @@ def test_networks_of_one_start_begin_alike_and_end_apart() -> None:
     assert float(torch.pdist(last).min()) > 1e-3
 
 
+@pytest.mark.parametrize(
+    "changes", [{"group": 4}, {"group": 1, "batch": None}, {"architecture": SIREN, "batch": None, "copies": 2}]
+)
+def test_networks_of_one_start_that_would_be_equal_are_refused(changes: dict[str, Any]) -> None:
+    alike = replace(config(initialization=Initialization(is_common=True)), **changes)
+    with pytest.raises(ValueError, match="networks 0 and 1 begin with the same weights and see the same examples"):
+        next(train(alike, data=WAVES if "copies" in changes else BLOBS))
+
+
+def test_networks_of_one_start_may_differ_by_their_settings_alone() -> None:
+    rates = config(initialization=Initialization(is_common=True), optimizer=SGD(lr=LogUniform(1e-3, 1e-1)))
+    last = torch.cat([t.flatten(1) for t in next(train(rates, data=BLOBS)).params.values()], 1)
+    assert float(torch.pdist(last).min()) > 1e-5
+
+
 def test_a_setting_at_its_default_is_not_told_where_older_stores_lack_it() -> None:
     assert settings_of(Initialization()) == {"kind": "Initialization", "kinds": ["factory"], "scale": 1.0}
     assert settings_of(Initialization(is_common=True))["is_common"] is True

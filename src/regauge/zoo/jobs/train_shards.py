@@ -24,6 +24,7 @@ from regauge.training.settings import LATER
 from regauge.zoo.jobs.driver import WHOLE, Share, missing_jobs, recorded_library, run_jobs
 from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.training import Block, Config, Examples, load_examples, train
+from regauge.zoo.training.trainer import require_distinct
 
 FOLDER = "staged"
 """Its place in the folder of a store; readers do not look there."""
@@ -232,7 +233,7 @@ def plan(
     Raises:
         FileExistsError: The folder holds another store, or more networks of this one, or other files, or the library of
             matrix products is set to another one than the store records.
-        ValueError: The size makes no sense, or networks that are there depend on their count.
+        ValueError: The size makes no sense, networks that are there depend on their count, or networks would be equal.
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
@@ -243,6 +244,8 @@ def plan(
         size = _shard_size(config, load_examples(config.data))
     if any(discard.worst is not None for discard in config.discards):
         size = math.ceil(size / config.group) * config.group
+    if config.initialization.is_common:
+        require_distinct(config, load_examples(config.data), range(min(config.count, 2 * config.group)))
     symmetry = known.symmetry if known is not None and known.architecture == config.architecture else None
     if symmetry is None:
         symmetry = discover(config.architecture.module().eval(), (load_examples(config.data).inputs[:2],))

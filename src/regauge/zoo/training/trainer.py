@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
 import torch
@@ -81,14 +81,15 @@ def train(
         networks are discarded at another step.
 
     Raises:
-        ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group, or
-            the module cannot be trained this way.
+        ValueError: Ids are not those of the population or repeat, a discarded share would be of an incomplete group,
+            networks would be equal, or the module cannot be trained this way.
     """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
         raise ValueError(f"ids are {list(ids or ())}, but must be different and from 0 to {config.count - 1}")
     examples = (data if data is not None else load_examples(config.data)).to(device, dtype)
     _require_whole_groups(config, chosen)
+    require_distinct(config, examples, chosen)
     total = config.total_steps(examples)
     late = [discard for discard in config.discards if discard.step > total]
     if late:
@@ -195,6 +196,23 @@ class _Maker:
 def _has_compiler() -> bool:
     names = (os.environ.get("CXX"), "g++", "c++", "clang++", "cl")
     return any(name is not None and shutil.which(name) is not None for name in names)
+
+
+def require_distinct(config: Config, examples: Examples, ids: Iterable[int]) -> None:
+    """Raise where networks of one start would be equal: they see the same examples and have the same settings."""
+    if not config.initialization.is_common:
+        return
+    known: dict[object, int] = {}
+    for network in ids:
+        member = _draw(config, examples, network)
+        signal = member.signal if examples.is_signals else None
+        group = None if config.reads_everything(examples) else member.group
+        other = known.setdefault((signal, group, *member.settings.items()), network)
+        if other != network:
+            raise ValueError(
+                f"networks {other} and {network} begin with the same weights and see the same examples, so that they "
+                "would be equal; let each see its own batches (group=1 and a batch that is not all examples)"
+            )
 
 
 def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
