@@ -130,6 +130,14 @@ def test_siblings_are_measured_alike(paper: str, name: str) -> None:
     assert type(own.config("smoke")) is type(other.config("smoke"))
 
 
+def test_decoded_digits_stand_below_the_test_networks(ran: Callable[[str, str], tuple[Path, str]]) -> None:
+    (sheet,) = results(ran("002", "digits")[0], "002", "digits")["pictures"]["decoded"]
+    assert sheet["rows"][:2] == ["test networks", "whole group"]
+    assert len(sheet["rows"]) == len(sheet["pixels"])
+    assert {len(row) for row in sheet["pixels"]} == {len(sheet["columns"])}
+    assert len({tuple(row) for row in sheet["pixels"]}) == len(sheet["rows"])
+
+
 def test_the_digits_stand_in_and_the_table_says_so(ran: Callable[[str, str], tuple[Path, str]]) -> None:
     found = results(ran("001", "table1")[0], "001", "table1")
     assert found["title"].endswith("on digits")

@@ -1,7 +1,7 @@
 """Paper 002, table 1 and figure 2: autoencoders of sine networks of digits, judged by what decoded networks render."""
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -63,7 +63,6 @@ def measure(study: Study, run: Run) -> Table:
     parts = split(store)
     labels, firsts = np.unique(np.asarray(store.rows["label"])[parts["test"]], return_index=True)
     shown = store.read(parts["test"][firsts])
-    names = [str(label) for label in labels]
 
     def judge(coder: Coder, step: int) -> Record:
         began = time.process_time()
@@ -81,7 +80,7 @@ def measure(study: Study, run: Run) -> Table:
             "parameters, thousands": sum(p.numel() for m in (auto.encoder, auto.decoder) for p in m.parameters()) / 1e3,
             "CPU s": seconds,
             "mean": auto.about["scores"]["the mean output, for all"]["squared error"],
-            "decoded": _draw(coder.label, names, render(store, auto.canonicalize(shown))),
+            "decoded": draw(store, auto.canonicalize(shown)),
         }
 
     found = run.records("decoded digits", study.population, judge, study.coders, (1,))
@@ -109,14 +108,12 @@ def measure(study: Study, run: Run) -> Table:
         "every autoencoder is trained for the same CPU seconds; CPU s: of training, validation and test; latent "
         f"vectors of {study.coders[0].config.latent} numbers, the MLP decoder has hidden layers of 256 and 512 units",
     )
-    drawn = [_draw("test networks", names, render(store, shown)), *(records[0]["decoded"] for records in found)]
-    sheets = [Images.from_json(one) for one in drawn]
     sheet = Images(
         "Test networks, and what autoencoders decode",
-        tuple(row for one in sheets for row in one.rows),
-        tuple(names),
+        ("test networks", *(coder.label for coder in study.coders)),
+        tuple(str(label) for label in labels),
         SIDE,
-        tuple(row for one in sheets for row in one.pixels),
+        (draw(store, shown), *(tuple(records[0]["decoded"]) for records in found)),
     )
     title = "Autoencoders of networks of digits"
     return Table(title, notes, QUANTITIES, tuple(rows), pictures={"decoded": (sheet,)})
@@ -137,11 +134,12 @@ def error(auto: learn.Autoencoder, store: Store, numbers: np.ndarray) -> float:
 
 
 def render(store: Store, networks: Params) -> Tensor:
-    """What networks of a store are on the pixels, `[models, pixels, 1]`."""
+    """Outputs of networks of a store at all pixels, `[models, pixels, 1]`."""
     with torch.no_grad():
         return Runner(Task(store.architecture.module(), ())).outputs(networks, learn.grid((SIDE, SIDE)))
 
 
-def _draw(label: str, columns: list[str], values: Tensor) -> Record:
-    """A row of images, as JSON."""
-    return asdict(Images.of("", [label], columns, values.reshape(1, len(columns), SIDE, SIDE).float()))
+def draw(store: Store, networks: Params) -> tuple[str, ...]:
+    """One row of a picture: the image that each network renders, as `Images` keeps it."""
+    values = render(store, networks).reshape(1, -1, SIDE, SIDE).float()
+    return Images.of("", [""], [""] * values.shape[1], values).pixels[0]

@@ -24,7 +24,7 @@ def config(scale: Scale, *, is_common: bool = False) -> Study:
         optimizer=Adam(lr=3e-3),
         initialization=Initialization(("he",), is_common=is_common),
     )
-    if is_common:  # what they see is then all that tells them apart
+    if is_common:  # only their batches make them different
         population = replace(population, group=1)
     if scale == "smoke":
         population = replace(population, architecture=cnn_architecture("relu", 1, 4, 4), data="digits")
@@ -38,5 +38,5 @@ def config(scale: Scale, *, is_common: bool = False) -> Study:
 
 
 def from_one_start(scale: Scale) -> Study:
-    """The same CNNs, which all begin with the same weights."""
+    """As `config`, but all CNNs start from the same weights."""
     return config(scale, is_common=True)

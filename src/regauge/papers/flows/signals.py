@@ -49,7 +49,7 @@ SHOWN = {
 }
 """What the picture shows of each class, and which networks."""
 COMPONENTS = 100
-"""Of networks, in which the flow is."""
+"""Number of principal components in which the flow is fitted."""
 AT_ONCE = 512
 """Images that are compared or classified at a time."""
 
