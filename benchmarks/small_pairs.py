@@ -11,6 +11,11 @@ Times are CPU milliseconds of one thread for a pair, the smallest of several rou
 these are short enough for another process to disturb.
 
     OMP_NUM_THREADS=1 python benchmarks/small_pairs.py [part of a name] [--rounds 8]
+
+With `--matchers`: pairs that weight matching and learned matchers with nets of several widths align in a second of one
+thread, in one call. The nets are hardly trained, which changes what they find and hardly the time.
+
+    OMP_NUM_THREADS=1 python benchmarks/small_pairs.py --matchers
 """
 
 import argparse
@@ -24,11 +29,15 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge import learn
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
 
 PAIRS = 20
 BATCH = 200
+MANY = 1024
+WIDTHS = (64, 32, 16)
+"""Of the nets of learned matchers."""
 
 
 def small_cnn() -> nn.Module:
@@ -178,12 +187,39 @@ def measure(case: Case, rounds: int) -> tuple[str, ...]:
     )
 
 
+def measure_matchers(rounds: int) -> None:
+    """Print pairs a second, the best of some rounds."""
+    module, chance = Siren(2, 32, 1), torch.Generator().manual_seed(0)
+    symmetry = rg.discover(module.eval(), (torch.zeros(2, 2),))
+    networks = [_random(module, chance) for _ in range(2 * MANY)]
+    stacked = {name: torch.stack([one[name] for one in networks]) for name in networks[0]}
+    first, second = ({name: t[part] for name, t in stacked.items()} for part in (slice(MANY), slice(MANY, None)))
+    methods: dict[str, rg.alignment.Method] = {"weight matching": rg.WeightMatching()}
+    for width in WIDTHS:
+        settings = learn.MatchingConfig(width=width, depth=2, vectors=2 * width, line=0.0, distance=1.0, seconds=1)
+        methods[f"learned, two layers of width {width}"] = learn.fit_matching(
+            stacked, symmetry, settings, generator=torch.Generator().manual_seed(0), indices=range(200)
+        )
+    print("| sine 2-32-32-1, 1,024 pairs | pairs a second |\n| --- | --- |")
+    for name, method in methods.items():
+        best = math.inf
+        for _ in range(rounds):
+            began = time.process_time()
+            rg.align_pairs(first, second, symmetry, method=method)
+            best = min(best, time.process_time() - began)
+        print(f"| {name} | {MANY / best:.0f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name", nargs="?", default="")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--matchers", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.matchers:
+        measure_matchers(options.rounds)
+        return
     columns = (
         "networks",
         "loop (sweeps)",
