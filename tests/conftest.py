@@ -43,10 +43,10 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("this torch was built without oneDNN")
     count, by_onednn = 0, products._by_onednn
 
-    def counted(a: "Tensor", b: "Tensor") -> "Tensor":
+    def counted(a: "Tensor", b: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
         nonlocal count
         count += 1
-        return by_onednn(a, b)
+        return by_onednn(a, b, bias)
 
     monkeypatch.setattr(products, "LARGE", 1)
     monkeypatch.setattr(products, "_by_onednn", counted)

@@ -14,6 +14,7 @@ from regauge.core.products import (
     default_library,
     has_onednn,
     library,
+    linear,
     matmul,
     scaled_matmul,
     set_library,
@@ -143,3 +144,53 @@ def test_the_library_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "has_onednn", lambda: False)
     with pytest.raises(ValueError, match="'onednn', but this torch was built without it"):
         set_library("onednn")
+
+
+@pytest.mark.parametrize("is_biased", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(96, 160), (160, 96)])
+def test_linear_maps_have_the_gradients_of_all_orders(library: str, inputs: int, outputs: int, is_biased: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(*shape, generator=generator) for shape in ((3, 64, inputs), (outputs, inputs), (outputs,))]
+    given = [tensor.requires_grad_() for tensor in given[: 2 + is_biased]]
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+
+    def derivatives(map_rows: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
+        made = map_rows(*tensors)
+        first = torch.autograd.grad(made.square().sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(sum(one.square().sum() for one in first), tensors)
+        return [made, *first, *second]
+
+    assert 3 * 64 * inputs * outputs >= LARGE
+    pairs = zip(derivatives(linear, given), derivatives(torch.nn.functional.linear, exact), strict=True)
+    assert all(close(found.detach(), expected.detach()) for found, expected in pairs)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_linear_maps_are_differentiated_forward(library: str) -> None:
+    x, weight, bias = torch.randn(128, SIZE), torch.randn(SIZE, SIZE), torch.randn(SIZE)
+    tangents = [torch.randn_like(tensor) for tensor in (x, weight, bias)]
+    expected = tangents[0].double() @ weight.double().T + x.double() @ tangents[1].double().T + tangents[2]
+    with torch.autograd.forward_ad.dual_level():
+        duals = (torch.autograd.forward_ad.make_dual(*pair) for pair in zip((x, weight, bias), tangents, strict=True))
+        assert close(torch.autograd.forward_ad.unpack_dual(linear(*duals)).tangent, expected)
+
+
+def test_linear_maps_of_functions_that_are_transformed() -> None:
+    x, weight = torch.randn(4, 128, SIZE), torch.randn(4, SIZE, SIZE)
+    assert close(torch.func.vmap(linear)(x, weight), x.double() @ weight.double().mT)
+    found = torch.func.grad(lambda w: linear(x[0], w).square().sum())(weight[0])
+    inner = weight[0].double() @ (x[0].double().T @ x[0].double())
+    assert close(found, 2 * inner)
+
+
+@pytest.mark.parametrize("case", ["double precision", "small", "vmap"])
+def test_linear_maps_that_onednn_does_not_do(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_chosen", "onednn")
+    monkeypatch.setattr(products, "_by_onednn", lambda *_: pytest.fail("multiplied by oneDNN"))
+    x, weight = matrices(), matrices(seed=1)
+    if case == "double precision":
+        x, weight = x.double(), weight.double()
+    elif case == "small":
+        x = x[: LARGE // SIZE**2 - 1]
+    found = torch.func.vmap(linear, (None, 0))(x, weight.unsqueeze(0))[0] if case == "vmap" else linear(x, weight)
+    torch.testing.assert_close(found, x @ weight.mT)

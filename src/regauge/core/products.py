@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from os import environ
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -118,14 +118,79 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor, *, factor: float = 1.0) -> N
         total.addmm_(a, b, alpha=factor)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias` as `torch.nn.functional.linear` computes it, with gradients.
+
+    Args:
+        x: `[..., inputs]`.
+        weight: `[outputs, inputs]`.
+        bias: `[outputs]`.
+    """
+    given = (x, weight) if bias is None else (x, weight, bias)
+    is_large = x.numel() * len(weight) >= LARGE
+    if not is_large or not all(map(_is_plain, given)) or _is_rewritten() or library() != "onednn":
+        return torch.nn.functional.linear(x, weight, bias)
+    made: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+    return made.reshape(*x.shape[:-1], len(weight))
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map of rows, whose gradients are products by the same library, and can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.save_for_forward(x, weight)
+        return _by_onednn(x, weight.mT, bias)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = tangents
+        parts = [
+            None if of_x is None else linear(of_x, weight),
+            None if of_weight is None else linear(x, of_weight),
+            None if of_bias is None else of_bias.expand(len(x), -1),
+        ]
+        return torch.stack([part for part in parts if part is not None]).sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        (given,) = gradients
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            linear(given, weight.mT) if needs_x else None,
+            # The longer factor first: oneDNN copies the second one.
+            (linear(given.mT, x.mT) if x.shape[1] <= given.shape[1] else linear(x.mT, given.mT).mT)
+            if needs_weight
+            else None,
+            given.sum(0) if needs_bias else None,
+        )
+
+
+def _is_rewritten() -> bool:
+    """Whether torch compiles the operators or chooses their precision."""
+    return torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether these are numbers in memory that oneDNN multiplies, and no transform of functions follows them."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
 def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    is_single = a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu"
-    is_large = is_single and a.ndim == b.ndim and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE
-    return is_large and a.ndim in (2, 3) and not (a.requires_grad or b.requires_grad) and library() == "onednn"
+    is_large = a.ndim == b.ndim and a.ndim in (2, 3) and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE
+    return is_large and all(_is_plain(t) and not t.requires_grad for t in (a, b)) and library() == "onednn"
 
 
-def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, b.mT, None, "none", [], "")
+def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, b.mT, bias, "none", [], "")
     return found
 
 

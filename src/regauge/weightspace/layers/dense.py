@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from regauge.core import products
+
 
 class Dense(nn.Module):
     """`x W' + b` with weights from a generator: outputs begin with `gain` times the root mean square of the inputs.
@@ -32,7 +34,7 @@ class Dense(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs)) if is_biased else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)
+        return products.linear(x, self.weight, self.bias)
 
 
 class Norm(nn.LayerNorm):
