@@ -355,5 +355,9 @@ class _Fitting:
             "steps": trained.history[-1]["step"],
             "seconds": trained.history[-1]["seconds"],
             "sharpness": float(self.siamese.sharpness.detach()),
+            "course": [
+                {"step": row["step"], "seconds": row["seconds"], key: row[f"validation_{key}"]}
+                for row in trained.history
+            ],
         }
         return LearnedMatching(net, sweeps=min(checked, key=checked.__getitem__), about=about, trained=trained)

@@ -167,13 +167,20 @@ def untrained_ways(*, has_classes: bool, is_refined: bool = True) -> tuple[Way, 
 
 
 def learned_ways(
-    matcher: learn.LearnedMatching, label: str = "Deep-Align", *, is_refined: bool = True, has_classes: bool = False
+    matcher: learn.LearnedMatching,
+    label: str = "Deep-Align",
+    *,
+    is_refined: bool = True,
+    has_classes: bool = False,
+    is_detailed: bool = False,
 ) -> tuple[Way, ...]:
-    """The rows of a matcher; see `untrained_ways`."""
+    """The rows of a matcher; see `untrained_ways`. Detailed are one sweep without data, and ten times the steps."""
     return (
         Way(label, _Alone(matcher)),
+        *([Way(f"{label} and a sweep", _Alone(matcher, sweeps=1))] if is_detailed else []),
         Way(f"{label} and sweeps, judged", matcher),
         *([Way(f"{label} + Sinkhorn", _refined(matcher))] if is_refined else []),
+        *([Way(f"{label} + Sinkhorn, 300 steps", _refined(matcher, steps=300))] if is_detailed else []),
         *([Way(f"{label} + scales", rescaled(_Alone(matcher)))] if has_classes and is_refined else []),
     )
 
@@ -182,8 +189,8 @@ FROM_IDENTITY = Way("Sinkhorn", rg.Sinkhorn(loss="midpoint", init=None, confiden
 """Sinkhorn that begins at the identity; the paper has 1,000 steps with a learning rate of 0.1."""
 
 
-def _refined(init: Method) -> Method:
-    return rg.Sinkhorn(loss="midpoint", init=init)
+def _refined(init: Method, steps: int = 30) -> Method:
+    return rg.Sinkhorn(loss="midpoint", init=init, steps=steps)
 
 
 def rescaled(init: Method | None) -> Method:
@@ -193,15 +200,16 @@ def rescaled(init: Method | None) -> Method:
 
 @dataclass(frozen=True, repr=False)
 class _Alone(Method):
-    """What the vectors of a matcher say, whatever the data say."""
+    """What the vectors of a matcher say, and sweeps if there are any, whatever the data say."""
 
     matcher: learn.LearnedMatching
+    sweeps: int = 0
 
     def __repr__(self) -> str:
         return "Alone()"
 
     def match(self, problem: Problem) -> Results:
-        return replace(self.matcher, sweeps=0).match(replace(problem, task=None))
+        return replace(self.matcher, sweeps=self.sweeps).match(replace(problem, task=None))
 
 
 def align_pairs(

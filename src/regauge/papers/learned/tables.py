@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from regauge.learn import MatchingConfig
+from regauge.learn import LearnedMatching, MatchingConfig
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.learned.study import (
     QUANTITIES,
@@ -19,10 +19,13 @@ from regauge.papers.learned.study import (
     train_matcher,
     untrained_ways,
 )
-from regauge.papers.table import Table
+from regauge.papers.table import Chart, Series, Table
 from regauge.papers.ways import Way
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
 from regauge.zoo.training import Config
+
+COURSE = "Held-out pairs while matchers are trained, matched by vectors alone"
+"""The title of the picture."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,37 @@ class Study:
     paper: Mapping[str, str] = field(default_factory=dict)  # printed barriers, by the label of the row
     notes: tuple[str, ...] = ()
     further: tuple[Way, ...] = ()  # rows without training that other tables do not have
+    others: Mapping[str, Lessons] = field(default_factory=dict)  # of further matchers, by the beginning of their rows
+    is_detailed: bool = False  # whether there are rows of one sweep without data, and of a long Sinkhorn
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train the networks and the matcher, and align pairs of networks that it has not seen in every way."""
-    lessons = study.lessons
-    networks = Networks.of(lessons.populations[0], run)
-    matcher = train_matcher(lessons, [networks], run)
-    without = (*untrained_ways(has_classes=not networks.examples.is_signals), *study.further)
-    trained = learned_ways(matcher, has_classes=not networks.examples.is_signals)
-    found = align_pairs(networks, without, lessons.examples, run)
-    found += align_pairs(networks, trained, lessons.examples, run, lessons)
-    rows = rows_of((*without, *trained), found, study.paper)
-    notes = (describe_training(matcher, lessons), *notes_of(networks), *study.notes)
-    return Table(f"Learned alignment of {study.what}", notes, QUANTITIES, tuple(rows), paired="Weight Matching")
+    """Train the networks and the matchers, and align pairs of networks that they have not seen in every way."""
+    networks = Networks.of(study.lessons.populations[0], run)
+    has_classes, examples = not networks.examples.is_signals, study.lessons.examples
+    ways = [*untrained_ways(has_classes=has_classes), *study.further]
+    found, notes, courses = align_pairs(networks, ways, examples, run), [], []
+    for label, lessons in {"Deep-Align": study.lessons, **study.others}.items():
+        matcher = train_matcher(lessons, [networks], run)
+        trained = learned_ways(matcher, label, has_classes=has_classes, is_detailed=study.is_detailed)
+        found += align_pairs(networks, trained, examples, run, lessons)
+        ways += trained
+        notes.append(f"{label}: {describe_training(matcher, lessons)}")
+        courses.append(_course(label, matcher))
+    return Table(
+        f"Learned alignment of {study.what}",
+        (*notes, *notes_of(networks), *study.notes),
+        QUANTITIES,
+        tuple(rows_of(ways, found, study.paper)),
+        pictures={"training": (Chart(COURSE, "step", "barrier halfway", tuple(courses), is_log_x=True),)},
+        paired="Weight Matching",
+    )
+
+
+def _course(label: str, matcher: LearnedMatching) -> Series:
+    """The barrier of the validation after each epoch."""
+    course = matcher.about["course"]
+    return Series(label, [row["step"] for row in course], [row["barrier"] for row in course])
 
 
 def config(scale: Scale, *, name: str, what: str, population: Config, paper: Mapping[str, str]) -> Study:
@@ -59,9 +79,11 @@ def config(scale: Scale, *, name: str, what: str, population: Config, paper: Map
         tiny = replace(population, architecture=mlp_architecture(64, 8, 8, 10), data="digits")
         short: dict[str, Any] = {"steps": 5} if is_signals else {"epochs": 1}
         kept = Population(f"{name}-smoke", replace(population if is_signals else tiny, count=24, **short), 2)
-        return Study(what, Lessons((kept,), matching, 200), paper)
+        lessons = Lessons((kept,), matching, 200)
+        others = {} if is_signals else {SMALL: replace(lessons, matching=replace(matching, width=4))}
+        return Study(what, lessons, paper, others=others, is_detailed=not is_signals)
     count, seconds, pairs = (
-        (2000 if is_signals else 640, 900.0, 16) if scale == "cpu" else (population.count, None, 100)
+        (2000, 900.0 if is_signals else 4200.0, 16) if scale == "cpu" else (population.count, None, 100)
     )
     matching = MatchingConfig(
         depth=2,
@@ -75,11 +97,15 @@ def config(scale: Scale, *, name: str, what: str, population: Config, paper: Map
     )
     if scale == "paper":
         matching = replace(matching, batch=32, epochs=100, is_cpu_time=False)
-    kept = Population(name, replace(population, count=count), pairs)
-    return Study(what, Lessons((kept,), matching, 8192), paper, (REDUCED,))
+    lessons = Lessons((Population(name, replace(population, count=count), pairs),), matching, 8192)
+    small = replace(matching, width=32, probes=64, seconds=seconds and seconds / 3)
+    others = {} if is_signals else {SMALL: replace(lessons, matching=small)}
+    return Study(what, lessons, paper, (REDUCED,), others=others, is_detailed=not is_signals)
 
 
-REDUCED = "reduced at the scale cpu: fewer networks, and 15 CPU minutes of training; the paper has thousands, on a GPU"
+SMALL = "Small net"
+"""A matcher that reads networks in half of the time."""
+REDUCED = "reduced at the scale cpu: 2,000 networks, and minutes of training; the paper has 8,000, on a GPU"
 STUDIES = {
     "learned-mnist": ("mnist-mlps", "MLPs 784-128-128-128-10 on MNIST", mnist_mlps(), {
         "Naive": "2.007", "Weight Matching": "0.047", "Deep-Align": "0.005", "Deep-Align + Sinkhorn": "0.000",
