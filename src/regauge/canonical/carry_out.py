@@ -40,8 +40,10 @@ def carry_out(
     Scales make norms one: roots of sums of squares, or with `power=1` sums of sizes, which stay where weights are
     divided among copies of the unit that they read.
     """
-    work = _Work(symmetry, params, power)
-    for step in plan.steps:
+    reads = [_names_read(step) for step in plan.steps]
+    work = _Work(symmetry, params, power, frozenset().union(*reads))
+    for k, step in enumerate(plan.steps):
+        work.needed = frozenset().union(*reads[k + 1 :])
         match step:
             case ScaleStep() if "scale" in parts:
                 work.take(step, work.scale(step))
@@ -69,14 +71,14 @@ def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
 
 
 class _Work:
-    """The element so far, and the compared parameters of the network moved by it."""
+    """The element so far, and the parameters that steps read, moved by it for as long as one of the next steps does."""
 
-    def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], power: int) -> None:
-        self.symmetry, self.power = symmetry, power
+    def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], power: int, needed: frozenset[str]) -> None:
+        self.symmetry, self.power, self.needed = symmetry, power, needed
         counted = [name for name in symmetry.sites if name not in symmetry.buffers]
         first = next(iter(symmetry.sites), None)
         self.lead = () if first is None else tuple(params[first].shape[: leading_axes(symmetry, params)])
-        self.tensors = {name: params[name].detach().to(device="cpu", dtype=torch.float64) for name in counted}
+        self.tensors = {name: params[name].detach().to(device="cpu", dtype=torch.float64) for name in needed}
         eps = max((torch.finfo(params[name].dtype).eps for name in counted), default=0.0)
         self.tolerance = min(TIE * eps, COARSEST)
         self.element = symmetry.identity(self.lead)
@@ -87,7 +89,7 @@ class _Work:
         name, is_order = step.group, isinstance(step, OrderStep)
         names = (name, *self.symmetry[name].within)
         fixed = tuple(replace(self.symmetry[key], is_permuted=is_order and key == name) for key in names)
-        local = _moved_by(step, fixed, self.symmetry.shapes, self.tensors)
+        local = _moved_by(step, fixed, self.symmetry.shapes, self.needed)
         move = _element.identity(fixed, self.lead)
         move = move.replace(name, value.fill(move[name]))
         self.tensors |= local.act(move, {key: self.tensors[key] for key in local.sites})
@@ -259,10 +261,26 @@ class _Classes:
         return np.argsort(self._classes, kind="stable")
 
 
+def _names_read(step: Step) -> frozenset[str]:
+    """The parameters by whose values a step is taken."""
+    match step:
+        case ScaleStep():
+            places = (*step.places, *step.spare)
+        case LinearStep():
+            places = (*step.forward, *step.inverse)
+        case ShiftStep():
+            places = (step.place,)
+        case OrderStep():
+            places = (*step.sums, *step.entries)
+        case _:
+            places = step.places
+    return frozenset(place.name for place in places)
+
+
 def _moved_by(
-    step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]
+    step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """The group of a step, which comes first, and what it is repeated within, on the tensors that the step moves."""
+    """The group of a step, which comes first, and what it is repeated within, on those tensors that the step moves."""
 
     def is_moved(place: Placement) -> bool:
         match step:
@@ -272,6 +290,6 @@ def _moved_by(
                 return bool(sum(place.sign[family] for family in step.flips) % 2)
         return True
 
-    touched = {p.parameter for p in groups[0].placements if is_moved(p)} & tensors.keys()
+    touched = {p.parameter for p in groups[0].placements if is_moved(p)} & names
     local = (replace(g, placements=tuple(p for p in g.placements if p.parameter in touched)) for g in groups)
     return Symmetry(tuple(local), {name: shapes[name] for name in touched})

@@ -22,7 +22,7 @@ from regauge.core.symmetry import Symmetry
 
 PORTION_PAIRS = 256
 """Most pairs at a time: beyond this nothing is gained, and the caches are left."""
-PORTION_BYTES = 1 << 24
+PORTION_BYTES = 3 << 23
 """Most bytes of both networks of the pairs at a time, unless one pair has more; costs take a few times that."""
 
 

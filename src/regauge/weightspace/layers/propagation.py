@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from string import ascii_lowercase
 
-import torch
 from torch import Tensor, nn
 
+from regauge.core import products
 from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
 from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
@@ -143,7 +142,19 @@ class _Layer(nn.Module):
 
 
 def _multiply(values: Tensor, sent: Tensor, block: Block, end: End, other: End) -> Tensor:
-    """Sums over the units of one end, for those of another: `[models, *sizes of the end, width]`."""
-    letters = ascii_lowercase[: len(block.sizes)]
-    into, out = ("".join(letters[axis] for axis in one.axes) for one in (end, other))
-    return torch.einsum(f"X{letters}Y,X{out}YZ->X{into}Z", values, sent)
+    """Sums over the units of one end, for those of another: `[models, *sizes of the end, width]`.
+
+    One stack of matrix products: einsum would copy both factors.
+    """
+    shared = [axis for axis in end.axes if axis in other.axes]
+    rows, columns = ([axis for axis in one.axes if axis not in shared] for one in (end, other))
+    rest = [axis for axis in range(len(block.sizes)) if axis not in (*end.axes, *other.axes)]
+    values = values.permute(0, *(1 + axis for axis in (*shared, *rows, *columns, *rest)), -1)
+    values = values.sum(tuple(range(-1 - len(rest), -1))) if rest else values
+    sent = sent.permute(0, *(1 + other.axes.index(axis) for axis in (*shared, *columns)), -2, -1)
+    stack, length = (math.prod(block.sizes[axis] for axis in axes) for axes in (shared, rows))
+    made = products.matmul(
+        values.reshape(len(values) * stack, length, -1), sent.reshape(len(sent) * stack, -1, sent.shape[-1])
+    )
+    made = made.reshape(len(values), *(block.sizes[axis] for axis in (*shared, *rows)), -1)
+    return made.permute(0, *(1 + (*shared, *rows).index(axis) for axis in end.axes), -1)
