@@ -35,9 +35,25 @@ from regauge.nets.siren import Siren
 
 PAIRS = 20
 BATCH = 200
-MANY = 1024
 WIDTHS = (64, 32, 16)
 """Of the nets of learned matchers."""
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Networks that matchers align."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    example: tuple[int, ...]  # the shape of an input
+    pairs: int
+    probes: tuple[int, ...]  # of the nets of each width
+
+
+MATCHED = (
+    Matched("sine 2-32-32-1", lambda: Siren(2, 32, 1), (2,), 1024, (0, 0, 0)),
+    Matched("ReLU MLP 784-128-128-128-10", lambda: mlp(784, 128, 128, 128, 10), (784,), 64, (128, 64, 32)),
+)
 
 
 def small_cnn() -> nn.Module:
@@ -189,25 +205,38 @@ def measure(case: Case, rounds: int) -> tuple[str, ...]:
 
 def measure_matchers(rounds: int) -> None:
     """Print pairs a second, the best of some rounds."""
-    module, chance = Siren(2, 32, 1), torch.Generator().manual_seed(0)
-    symmetry = rg.discover(module.eval(), (torch.zeros(2, 2),))
-    networks = [_random(module, chance) for _ in range(2 * MANY)]
-    stacked = {name: torch.stack([one[name] for one in networks]) for name in networks[0]}
-    first, second = ({name: t[part] for name, t in stacked.items()} for part in (slice(MANY), slice(MANY, None)))
-    methods: dict[str, rg.alignment.Method] = {"weight matching": rg.WeightMatching()}
-    for width in WIDTHS:
-        settings = learn.MatchingConfig(width=width, depth=2, vectors=2 * width, line=0.0, distance=1.0, seconds=1)
-        methods[f"learned, two layers of width {width}"] = learn.fit_matching(
-            stacked, symmetry, settings, generator=torch.Generator().manual_seed(0), indices=range(200)
-        )
-    print("| sine 2-32-32-1, 1,024 pairs | pairs a second |\n| --- | --- |")
-    for name, method in methods.items():
-        best = math.inf
-        for _ in range(rounds):
-            began = time.process_time()
-            rg.align_pairs(first, second, symmetry, method=method)
-            best = min(best, time.process_time() - began)
-        print(f"| {name} | {MANY / best:.0f} |", flush=True)
+    print("| networks | pairs | method | pairs a second | ms a pair |\n| --- | ---: | --- | ---: | ---: |")
+    for case in MATCHED:
+        module, chance = case.make(), torch.Generator().manual_seed(0)
+        inputs = torch.randn(max(2, *case.probes), *case.example, generator=chance)
+        symmetry = rg.discover(module.eval(), inputs[:2])
+        networks = [_random(module, chance) for _ in range(2 * case.pairs)]
+        stacked = {name: torch.stack([one[name] for one in networks]) for name in networks[0]}
+        first, second = ({n: t[k::2] for n, t in stacked.items()} for k in range(2))
+        methods: dict[str, rg.alignment.Method] = {"weight matching": rg.WeightMatching()}
+        for width, probes in zip(WIDTHS, case.probes, strict=True):
+            settings = learn.MatchingConfig(
+                width=width, depth=2, vectors=2 * width, probes=probes, line=0.0, distance=1.0, seconds=1
+            )
+            matcher = learn.fit_matching(
+                stacked,
+                symmetry,
+                settings,
+                generator=torch.Generator().manual_seed(0),
+                indices=range(64),
+                module=module,
+                inputs=inputs,
+            )
+            name = f"learned, two layers of width {width}" + (f", {probes} probes" if probes else "")
+            methods |= {name: replace(matcher, sweeps=0), f"{name}, a sweep": replace(matcher, sweeps=1)}
+        for name, method in methods.items():
+            best = math.inf
+            for _ in range(rounds):
+                began = time.process_time()
+                rg.align_pairs(first, second, symmetry, method=method)
+                best = min(best, time.process_time() - began)
+            cells = (case.name, case.pairs, name, f"{case.pairs / best:.0f}", f"{1e3 * best / case.pairs:.2f}")
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def main() -> None:
