@@ -98,10 +98,10 @@ def config(scale: Scale, *, name: str, what: str, population: Config, paper: Map
     if scale == "paper":
         matching = replace(matching, batch=32, epochs=100, is_cpu_time=False)
     lessons = Lessons((Population(name, replace(population, count=count), pairs),), matching, 8192)
-    small = replace(matching, width=32, probes=64, seconds=seconds and seconds / 3)
-    short = replace(matching, seconds=seconds and seconds / 40)
-    further = {SMALL: small} if seconds is None else {SMALL: small, SHORT: short}
-    others = {} if is_signals else {name: replace(lessons, matching=made) for name, made in further.items()}
+    several = {SMALL: replace(matching, width=32, probes=64, seconds=seconds and seconds / 3)}
+    if seconds:
+        several[SHORT] = replace(matching, seconds=seconds / 40)
+    others = {} if is_signals else {label: replace(lessons, matching=one) for label, one in several.items()}
     return Study(what, lessons, paper, (REDUCED,), others=others, is_detailed=not is_signals)
 
 
