@@ -17,6 +17,7 @@ from regauge.alignment.engine import climbs
 from regauge.alignment.engine.climbs import Pursuit
 from regauge.alignment.method import match_each
 from regauge.core.families import compared
+from regauge.core.params import are_copies
 from regauge.core.task import Task
 
 
@@ -100,9 +101,16 @@ def test_many_networks_meet_one_reference(name: str) -> None:
     symmetry = BY_HAND[name]
     a, b = drawn(symmetry, 3), population(symmetry, 5, seed=100)
     together = rg.align_pairs(a, b, symmetry)
-    repeated = rg.align_pairs({n: t.expand(5, *t.shape) for n, t in a.items()}, b, symmetry)
-    assert together.objective.tolist() == pytest.approx(repeated.objective.tolist(), rel=1e-12)
+    copies = {n: t.expand(5, *t.shape) for n, t in a.items()}
+    assert are_copies(copies)
+    repeated = rg.align_pairs(copies, b, symmetry)
     assert all(torch.equal(together.params[n], repeated.params[n]) for n in b)
+    written = {n: t.clone() for n, t in copies.items()}  # each is balanced by itself
+    assert not are_copies(written)
+    apart = rg.align_pairs(written, b, symmetry)
+    assert together.objective.tolist() == pytest.approx(apart.objective.tolist(), rel=1e-9)
+    for n in b:
+        torch.testing.assert_close(together.params[n], apart.params[n], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["signed", "attention", "rotary", "grouped convolution", "stream"])

@@ -12,7 +12,7 @@ from regauge.core.element import Element, Value
 from regauge.core.families import connected
 from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.matrices import Matrices, balanced_matrices
-from regauge.core.params import Params
+from regauge.core.params import Params, are_copies, select
 from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers
 from regauge.core.symmetry import Symmetry
 
@@ -155,6 +155,10 @@ def balance_but(
     names = {place.name for direction in scaled for place in direction.places}.union(*linear.values())
     tensors = {name: params[name] for name in symmetry.sites if name in names}
     batch = torch.Size(lead).numel()
+    if lead and not rigid and are_copies(tensors):
+        one = balance_but(select(tensors, slice(0, 1)), symmetry, buffers, {})
+        rows = torch.zeros(batch, dtype=torch.int64)
+        return Balance(one.element.rows(rows), {name: flags[rows] for name, flags in one.rigid.items()})
     flat = {name: tensor.reshape(batch, *symmetry.shapes[name]) for name, tensor in tensors.items()}
     squares = Squares(flat, (place for direction in scaled for place in direction.places))
     if not squares.is_finite:

@@ -23,6 +23,11 @@ def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
     return {name: tensor[index] for name, tensor in params.items()}
 
 
+def are_copies(population: Mapping[str, Tensor]) -> bool:
+    """Whether the networks of a population are one, expanded along the model axis without copying."""
+    return all(len(tensor) > 1 and tensor.stride(0) == 0 for tensor in population.values())
+
+
 def below(prefix: str, params: Mapping[str, Tensor]) -> Params:
     """The tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in params.items() if name.startswith(prefix)}

@@ -14,7 +14,7 @@ from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
-from regauge.core.params import select
+from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
 from regauge.learn.populations import to_net
 from regauge.learn.training import Trained
@@ -144,7 +144,7 @@ class LearnedMatching(Method):
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
         """The vectors of networks `[models, ...]`; of an expanded network they are read once."""
         count = len(next(iter(params.values())))
-        if count > 1 and all(tensor.stride(0) == 0 for tensor in params.values()):
+        if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)
             return {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in one.items()}
         parts = (to_net(select(params, slice(k, k + AT_ONCE)), self.net) for k in range(0, count, AT_ONCE))
