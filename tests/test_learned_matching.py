@@ -218,6 +218,8 @@ def test_training_lowers_the_barrier_of_held_out_pairs() -> None:
     found = trained()
     assert found.trained is not None
     scores, history = found.about["scores"], found.trained.history
+    course = [(row["step"], row["barrier"]) for row in found.about["course"]]
+    assert course == [(row["step"], row["validation_barrier"]) for row in history]
     assert history[found.trained.best]["validation_barrier"] < 0.7 * history[0]["validation_barrier"]
     assert scores["vectors alone"]["barrier"] < 0.5 * scores["no alignment"]["barrier"]
     assert set(scores) == {"no alignment", "weight matching", "vectors alone", "vectors and sweeps"}
