@@ -20,6 +20,7 @@ from regauge.nets.siren import Siren
 from regauge.papers import populations
 from regauge.papers.experiment import Name, Run
 from regauge.papers.experiments import EXPERIMENTS
+from regauge.papers.seeds import join_seeds
 from regauge.papers.settings import describe
 from regauge.papers.table import Quantity, Row, Table, mean_curve, summarize
 from regauge.papers.tempered import TemperedJudge, fit_temperature
@@ -94,7 +95,7 @@ def test_every_experiment_runs_in_small(paper: str, name: str, ran: Callable[[st
     found = results(tmp_path, paper, name)
     markdown = (tmp_path / f"{paper}-{name}-smoke.md").read_text()
     assert f"regauge reproduce {paper} {name} --scale smoke --seed 1" in found["notes"][0]
-    assert (found["paper"], found["experiment"], found["scale"], found["seed"]) == (paper, name, "smoke", 1)
+    assert (found["paper"], found["experiment"], found["scale"], found["seeds"]) == (paper, name, "smoke", [1])
     for row in found["rows"]:
         assert row["label"] in printed
         assert f"| {row['label']} |" in markdown
@@ -155,6 +156,29 @@ def test_only_the_whole_group_finds_copies_of_sine_networks_again(ran: Callable[
     assert recovered["weight matching, permutations"] == 0
     assert recovered["weight matching, permutations and signs"] == 0
     assert recovered["weight matching, all that discovery finds"] == 1
+
+
+def test_several_seeds_are_one_table_and_one_record(tmp_path: Path) -> None:
+    def run(*args: str) -> dict[str, Any]:
+        main(["reproduce", "004", "figureA14", "--out", str(tmp_path), *args])
+        return results(tmp_path, "004", "figureA14")
+
+    alone = [run("--seed", seed) for seed in ("3", "4")]
+    both = run("--seed", "3", "4")
+    assert both["seeds"] == [3, 4]
+    assert "--seed 3 4" in both["notes"][0]
+    for *parts, row in zip(*(one["rows"] for one in alone), both["rows"], strict=True):
+        assert row["values"]["ratio"] == [values for one in parts for values in one["values"]["ratio"]]
+    assert "| over seeds |" in (tmp_path / "004-figureA14-smoke.md").read_text()
+
+
+def test_a_record_is_drawn_with_the_columns_that_are_asked_for(
+    ran: Callable[[str, str], tuple[Path, str]], tmp_path: Path
+) -> None:
+    record = ran("001", "figure4a")[0] / "001-figure4a-smoke.json"
+    main(["reproduce", "--draw", str(record), "--columns", "AUC", "barrier", "--out", str(tmp_path)])
+    headings = (tmp_path / f"{record.stem}.md").read_text().splitlines()[2]
+    assert [one.strip() for one in headings.split("|") if one.strip() not in ("", "n")] == ["AUC", "barrier"]
 
 
 # --- resumption -------------------------------------------------------------------------------------------------
@@ -291,6 +315,59 @@ def test_errors_are_those_of_independent_units_and_of_differences_in_pairs() -> 
     assert by_shape[2] == ["theirs", "3", "4.667 ± 1.202", "1.333 ± 0.333"]
 
 
+def test_n_counts_the_first_quantity_of_a_row() -> None:
+    rows = (
+        Row("as trained", {"barrier": [[1.0, 2.0]], "loss of the ends": [[1.0, 2.0, 3.0, 4.0]]}),
+        Row("ends alone", {"loss of the ends": [[1.0, 2.0, 3.0, 4.0]]}),
+        Row("nothing", {}),
+    )
+    table = Table("t", (), (Quantity("barrier", 0), Quantity("loss of the ends", 1)), rows)
+    assert [line[:3] for line in table.cells()] == [
+        ["", "n", "barrier"],
+        ["as trained", "2", "1 and 2"],
+        ["ends alone", "4", ""],
+        ["nothing", "0", ""],
+    ]
+
+
+def test_an_excerpt_has_the_columns_that_are_named_in_their_order() -> None:
+    rows = (Row("ours", {"a": [[1.0]], "b": [[2.0]], "c": [[3.0]]}),)
+    table = Table("t", (), tuple(Quantity(name, 0) for name in "abc"), rows)
+    assert table.excerpt(("c", "a")).cells() == [["", "c", "a"], ["ours", "3", "1"]]
+    with pytest.raises(ValueError, match="no column 'd'; it has: a; b; c"):
+        table.excerpt(("a", "d"))
+
+
+def test_tables_of_seeds_are_joined_value_by_value() -> None:
+    first = Table("t", ("how", "lr 1"), (Quantity("barrier", 1),), (Row("ours", {"barrier": [[1.0, 2.0]]}),))
+    second = Table("t", ("how", "lr 2"), (Quantity("barrier", 1),), (Row("ours", {"barrier": [[3.0, 6.0]]}),))
+    joined = join_seeds({0: first, 7: second})
+    assert joined.rows[0].values == {"barrier": [[1.0, 2.0], [3.0, 6.0]]}
+    assert joined.cells() == [["", "n", "barrier", "over seeds"], ["ours", "4", "3.0 ± 1.1", "2.1"]]
+    assert joined.notes == ("how", "lr 1", "seed 7: lr 2")
+    assert join_seeds({0: first}) is first
+    with pytest.raises(ValueError, match="rows of different seeds are 'ours', 'theirs'"):
+        join_seeds({0: first, 1: replace(second, rows=(Row("theirs", {"barrier": [[1.0]]}),))})
+
+
+def test_a_unit_has_the_values_of_all_seeds() -> None:
+    def table(values: list[list[float]]) -> Table:
+        return Table("t", (), (Quantity("barrier", 1),), (Row("ours", {"barrier": values}),), unit="shape")
+
+    joined = join_seeds({0: table([[1.0, 2.0], [5.0], [7.0]]), 1: table([[3.0], [6.0], [9.0]])})
+    assert joined.rows[0].values == {"barrier": [[1.0, 2.0, 3.0], [5.0, 6.0], [7.0, 9.0]]}
+    # Of the means 2, 5.5 and 8: there are three shapes, however often each was measured.
+    assert joined.cells()[1][1:] == ["3", "5.2 ± 1.7"]
+
+
+def test_curves_of_seeds_are_averaged() -> None:
+    def table(loss: float) -> Table:
+        curve = ({"t": 0.0, "loss": loss}, {"t": 1.0, "loss": 2 * loss})
+        return Table("t", (), (), (Row("ours", {}, curve=curve),))
+
+    assert [row["loss"] for row in join_seeds({0: table(1.0), 1: table(3.0)}).rows[0].curve] == [2.0, 4.0]
+
+
 def test_a_table_as_markdown() -> None:
     rows = (
         Row("Naive", {"barrier": [[1.0, 2.0], [3.0, 4.0]]}, {"barrier": "2.007"}),
@@ -374,6 +451,8 @@ def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]
         (["001", "table99"], r"paper '001' has no experiment 'table99'; there are: 000 uci; "),
         (["007", "table1"], r"there are no experiments of paper '007'; there are: 000 uci; "),
         (["007"], r"there are no experiments of paper '007'"),
+        (["001", "table1", "--seed", "1", "1"], r"--seed takes one seed or several different ones, not [1, 1]"),
+        (["001", "table1", "--columns", "AUC"], r"--columns cuts a table that --draw reads"),
         (["001", "table1", "--scale", "cpu"], r"MNIST does not ship with regauge: set REGAUGE_DATA"),
     ],
 )
@@ -406,6 +485,14 @@ def test_a_file_that_is_no_record_is_not_drawn(text: str, tmp_path: Path, refuse
     told = refused("reproduce", "--draw", str(record), "--out", str(out))
     assert f"{str(record)!r} cannot be drawn: " in told
     assert not out.exists() or not list(out.iterdir())
+
+
+def test_a_column_that_a_record_lacks_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
+    table = Table("t", (), (Quantity("barrier"),), (Row("ours", {"barrier": [[1.0]]}),))
+    record = tmp_path / "x.json"
+    record.write_text(json.dumps(table.to_json()))
+    told = refused("reproduce", "--draw", str(record), "--columns", "AUC", "--out", str(tmp_path / "out"))
+    assert "the table has no column 'AUC'; it has: barrier" in told
 
 
 # --- names of steps ---------------------------------------------------------------------------------------------

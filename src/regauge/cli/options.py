@@ -397,11 +397,14 @@ class Reproduce:
     experiment: Annotated[Positional[str], arg(metavar="[EXPERIMENT]", help="Its name in the list.")] = ""
     scale: Literal["smoke", "cpu", "paper"] = "smoke"
     """To see that it works, in seconds; what a laptop does in minutes or hours; everything that the paper did."""
-    seed: Seed = 0
+    seed: Annotated[tuple[int, ...], arg(metavar="SEED ...")] = (0,)
+    """Seed of all random numbers; several seeds make one table of all, each with networks of its own."""
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
     draw: Path | None = None
     """Write the table and the pictures again from the numbers of an earlier run, its .json file."""
+    columns: Annotated[tuple[str, ...], arg(metavar="COLUMN ...")] = ()
+    """With `--draw`: only these columns, by their headings."""
 
 
 Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Info | Line | Plane | Repair | Reproduce

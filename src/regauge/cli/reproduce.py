@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table as Printed
 
@@ -13,6 +14,7 @@ from regauge.cli.output import show, show_progress
 from regauge.inr.rendering.path_strips import load_strips
 from regauge.papers.experiment import Experiment, Run
 from regauge.papers.experiments import EXPERIMENTS
+from regauge.papers.seeds import join_seeds
 from regauge.papers.table import Table
 from regauge.report.figures import picture_figure
 from regauge.report.line_figures import methods_figure
@@ -31,18 +33,22 @@ def run(options: Reproduce) -> None:
         print(list_experiments(options.paper))
         return
     experiment = choose(options.paper, options.experiment)
+    if not options.seed or len({*options.seed}) < len(options.seed):
+        raise UsageError(f"--seed takes one seed or several different ones, not {[*options.seed]}")
+    if options.columns:
+        raise UsageError("--columns cuts a table that --draw reads; a run writes all columns")
     options.out.mkdir(parents=True, exist_ok=True)
+    name = f"{options.paper}-{options.experiment}-{options.scale}"
     with one_thread(), show_progress() as progress:
-        name = f"{options.paper}-{options.experiment}-{options.scale}"
-        result = Run(options.scale, options.seed, options.out, progress, name)
-        table = experiment(result)
+        runs = [Run(options.scale, seed, options.out, progress, name) for seed in options.seed]
+        table = join_seeds({one.seed: experiment(one) for one in runs})
     command = ["regauge", "reproduce", options.paper, options.experiment]
-    command += ["--scale", options.scale, "--seed", str(options.seed)]
+    command += ["--scale", options.scale, "--seed", *map(str, options.seed)]
     table = replace(table, notes=(f"`{shlex.join(command)}`, regauge {rg.__version__}", *table.notes))
     show(render(table))
     for note in table.notes:
         print(f"- {note}")
-    write(table, result, options)
+    write(table, runs[0], options)
 
 
 def draw(options: Reproduce, path: Path) -> None:
@@ -51,6 +57,7 @@ def draw(options: Reproduce, path: Path) -> None:
         raise UsageError(f"--draw says which experiment by its file {str(path)!r}; leave {options.paper!r} out")
     try:
         table = Table.from_json(read_json(path))
+        table = table.excerpt(options.columns) if options.columns else table
     except ValueError as error:
         raise UsageError(f"{str(path)!r} cannot be drawn: {error}") from error
     options.out.mkdir(parents=True, exist_ok=True)
@@ -97,7 +104,8 @@ def render(table: Table) -> Printed:
 
 def write(table: Table, result: Run, options: Reproduce) -> None:
     """Write numbers as JSON, the table as Markdown, and pictures."""
-    what = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale, "seed": options.seed}
+    what: dict[str, Any] = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale}
+    what["seeds"] = list(options.seed)
     save_text(json.dumps(what | table.to_json(), indent=1) + "\n", result.file(".json"))
     written = [".json", *write_drawn(table, result.file(""))]
     for name, path in table.strips.items():

@@ -127,7 +127,8 @@ def measure(config: Orbits, run: Run) -> Table:
     notes = (
         f"{config.images} images of {data.name}, each fitted by a network {'-'.join(map(str, inr.widths))} with "
         f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.optimizer.lr:g} on all pixels, then a mean "
-        f"squared error of {start:.2g}; {config.copies} copies of each for every orbit and every noise",
+        f"squared error of {start:.2g}; {config.copies} copies of each for every orbit and every noise; ± is the "
+        "standard error over networks, each the mean of its copies",
         "a row is an orbit and how its copies were aligned; a column is a quantity and the noise, its standard "
         f"deviation as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not "
         "say how large its noise was",
@@ -146,23 +147,24 @@ def measure(config: Orbits, run: Run) -> Table:
         (*QUANTITIES, *quantities),
         tuple(rows),
         f"mean squared error of the image, noise {config.shown:g}",
+        unit="network",
     )
 
 
 def _row(kind: str, way: Way, found: dict[float, list[Record]], shown: float) -> Row:
-    """One orbit and one way of aligning its copies, at every noise."""
+    """One orbit and one way of aligning its copies, at every noise; one list of values for each network."""
     values: dict[str, list[list[float]]] = {}
     for noise, records in found.items():
         which = "" if noise == shown else f", {noise:g}"
-        curves = [Curve(tuple(line)) for record in records for line in record["lines"]]
-        values[f"barrier{which}"] = [[curve.barrier for curve in curves]]
+        curves = [[Curve(tuple(line)) for line in record["lines"]] for record in records]
+        values[f"barrier{which}"] = [[curve.barrier for curve in own] for own in curves]
         for name, key in (("distance", "distances"), ("recovered", "recovered")):
-            values[f"{name}{which}"] = [[value for record in records for value in record[key]]]
+            values[f"{name}{which}"] = [list(record[key]) for record in records]
         if noise == shown:
-            values["AUC"] = [[max(0.0, curve.auc) for curve in curves]]
-            values["end loss"] = [[curve.table[-1]["loss"] for curve in curves]]
+            values["AUC"] = [[max(0.0, curve.auc) for curve in own] for own in curves]
+            values["end loss"] = [[curve.table[-1]["loss"] for curve in own] for own in curves]
     if way.method is not None:
-        values["CPU ms"] = [[1000 * record["seconds"] for record in found[shown]]]
+        values["CPU ms"] = [[1000 * record["seconds"]] for record in found[shown]]
     paper = {"barrier": PAPER[way.label]} if ORBITS[kind] is not None and way.label in PAPER else {}
     lines = [line for record in found[shown] for line in record["lines"]]
     return Row(f"{kind}: {way.label}", values, paper, mean_curve(lines))

@@ -178,13 +178,14 @@ class Table:
     def cells(self) -> list[list[str]]:
         """The printed table, its header first.
 
-        For each row its label, the number n of independent values if there are several, and then, for each quantity:
+        For each row its label, the number n of independent values of its first quantity if any row has several (others
+        may have more: both ends of each line), and then, for each quantity:
         the mean with its standard error over these, or the values themselves where there are fewer than three, the
         standard deviation of the means of the seeds if there are several, and the paper's number if it has one. For the
         first quantity the mean difference from the row `paired` follows.
         """
         columns = [["", *(row.label for row in self.rows)]]
-        counts = [max((self._summary(values).count for values in row.values.values()), default=0) for row in self.rows]
+        counts = [self._count(row) for row in self.rows]
         if max(counts, default=0) > 1:
             columns.append([f"n {self.unit}s" if self.unit else "n", *map(str, counts)])
         for q in self.quantities:
@@ -198,6 +199,21 @@ class Table:
             if self.paired and q == self.quantities[0]:
                 columns.append([f"less {self.paired}, paired", *(self._difference(row, q) for row in self.rows)])
         return [list(line) for line in zip(*columns, strict=True)]
+
+    def excerpt(self, columns: Sequence[str]) -> "Table":
+        """The same table with these quantities alone, in this order.
+
+        Raises:
+            ValueError: It has no quantity of that name.
+        """
+        known = {q.name: q for q in self.quantities}
+        for name in columns:
+            if name not in known:
+                raise ValueError(f"the table has no column {name!r}; it has: {'; '.join(known)}")
+        return replace(self, quantities=tuple(known[name] for name in columns))
+
+    def _count(self, row: Row) -> int:
+        return next((self._summary(row.values[q.name]).count for q in self.quantities if q.name in row.values), 0)
 
     def _summary(self, values: Values) -> "Summary":
         return summarize([[statistics.fmean(one) for one in values]] if self.unit else values)

@@ -12,7 +12,7 @@ from regauge.inr.fields.signal_samples import Queries, Samples, field_samples
 from regauge.inr.fitting import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.shapes.alignment import PICTURED, WAYS
+from regauge.papers.shapes.alignment import COMPARED, PICTURED, WAYS
 from regauge.papers.shapes.study import Study, clouds, networks, starts, study
 from regauge.papers.table import Quantity, Row, Table
 from regauge.training import Adam, AdamW
@@ -72,10 +72,10 @@ def measure(config: Embeddings, run: Run) -> Table:
             "loss of the decoded": [[_decode(embedding, second, one.judge) for one, second in own] for own in pairs],
         }
         rows.append(Row(way.label, values))
-    shapes = [embedding.codes(one.first) for one in found]
-    between = [float((a - b).double().norm()) for i, a in enumerate(shapes) for b in shapes[:i]]
-    if between:
-        rows.append(Row("two shapes, same start", {"distance of codes": [between]}))
+    codes = [embedding.codes(one.first) for one in found]
+    between = [[float((a - b).double().norm()) for b in codes if b is not a] for a in codes]
+    if len(codes) > 1:
+        rows.append(Row("two shapes, same start", {"distance of codes": between}))
     notes = (
         "the paper: codes of aligned networks (permutations) are closer than of networks as fitted, and further than "
         "from one start; it prints no numbers. What it decodes from the codes of aligned networks is too noisy to "
@@ -84,11 +84,12 @@ def measure(config: Embeddings, run: Run) -> Table:
         f"{config.training.epochs} epochs on {config.count} networks from the shared start, of shapes stretched by "
         f"2/3 to 3/2 along each axis; its last losses have a mean of {float(embedding.losses[-20:].mean()):.3f}",
         study.description,
+        "± is the standard error over shapes, each the mean of its pairs, or of its distances to the other shapes",
         "loss of the decoded: cross entropy of what the decoder says from the second network's code, on 10,000 samples",
         *study.notes,
     )
     quantities = (Quantity("distance of codes", 2), Quantity("loss of the decoded"))
-    return Table("Distances of embeddings", notes, quantities, tuple(rows))
+    return Table("Distances of embeddings", notes, quantities, tuple(rows), unit="shape", paired=COMPARED)
 
 
 def _stretch(config: Embeddings, k: int, run: Run) -> Samples:
