@@ -170,6 +170,30 @@ def test_several_seeds_are_one_table_and_one_record(tmp_path: Path) -> None:
     for *parts, row in zip(*(one["rows"] for one in alone), both["rows"], strict=True):
         assert row["values"]["ratio"] == [values for one in parts for values in one["values"]["ratio"]]
     assert "| over seeds |" in (tmp_path / "004-figureA14-smoke.md").read_text()
+    records = [tmp_path / f"seed{one['seeds'][0]}.json" for one in alone]
+    for record, one in zip(records, alone, strict=True):
+        record.write_text(json.dumps(one))
+    main(["reproduce", "--draw", *map(str, records), "--out", str(tmp_path / "joined")])
+    joined = json.loads((tmp_path / "joined" / "seed3.json").read_text())
+    assert joined["notes"] != both["notes"]  # there are two commands
+    assert joined | {"notes": both["notes"]} == both
+
+
+def test_only_different_seeds_of_one_experiment_are_joined(tmp_path: Path, refused: Callable[..., str]) -> None:
+    table = Table("t", (), (Quantity("barrier"),), (Row("ours", {"barrier": [[1.0]]}),))
+
+    def told(*runs: dict[str, Any]) -> str:
+        paths = [tmp_path / f"{k}.json" for k in range(len(runs))]
+        for path, run in zip(paths, runs, strict=True):
+            path.write_text(
+                json.dumps({"paper": "001", "experiment": "table1", "scale": "cpu"} | run | table.to_json())
+            )
+        return refused("reproduce", "--draw", *map(str, paths), "--out", str(tmp_path / "out"))
+
+    assert "not of 001 table1 cpu, 001 table1 smoke" in told({"seed": 0}, {"seeds": [1], "scale": "smoke"})
+    assert "these have the seeds [0, 0]" in told({"seed": 0}, {"seeds": [0]})
+    assert "these have the seeds [0, 1, 2]" in told({"seed": 0}, {"seeds": [1, 2]})
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_record_is_drawn_with_the_columns_that_are_asked_for(
@@ -338,6 +362,24 @@ def test_an_excerpt_has_the_columns_that_are_named_in_their_order() -> None:
         table.excerpt(("a", "d"))
 
 
+def test_a_quantity_by_group_has_a_column_for_each_way() -> None:
+    rows = (
+        Row("MNIST: none", {"barrier": [[1.0]], "s": [[9.0]]}, {"barrier": "1.1"}),
+        Row("MNIST: ours", {"barrier": [[2.0]]}),
+        Row("CIFAR: 10: ours", {"barrier": [[4.0]]}),
+    )
+    table = Table("t", (), (Quantity("barrier", 1), Quantity("s", 1)), rows, paired="ours")
+    assert table.by_group("barrier").cells() == [
+        ["", "none", "paper", "ours"],
+        ["MNIST", "1.0", "1.1", "2.0"],
+        ["CIFAR: 10", "", "", "4.0"],
+    ]
+    with pytest.raises(ValueError, match="no column 'loss'"):
+        table.by_group("loss")
+    with pytest.raises(ValueError, match="row 'alone' is of no group"):
+        replace(table, rows=(*rows, Row("alone", {}))).by_group("barrier")
+
+
 def test_tables_of_seeds_are_joined_value_by_value() -> None:
     first = Table("t", ("how", "lr 1"), (Quantity("barrier", 1),), (Row("ours", {"barrier": [[1.0, 2.0]]}),))
     second = Table("t", ("how", "lr 2"), (Quantity("barrier", 1),), (Row("ours", {"barrier": [[3.0, 6.0]]}),))
@@ -452,7 +494,7 @@ def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]
         (["007", "table1"], r"there are no experiments of paper '007'; there are: 000 uci; "),
         (["007"], r"there are no experiments of paper '007'"),
         (["001", "table1", "--seed", "1", "1"], r"--seed takes one seed or several different ones, not [1, 1]"),
-        (["001", "table1", "--columns", "AUC"], r"--columns cuts a table that --draw reads"),
+        (["001", "table1", "--columns", "AUC"], r"--columns and --by-group are for a table that --draw reads"),
         (["001", "table1", "--scale", "cpu"], r"MNIST does not ship with regauge: set REGAUGE_DATA"),
     ],
 )

@@ -401,8 +401,11 @@ class Reproduce:
     """Seed of all random numbers; several seeds make one table of all, each with networks of its own."""
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
-    draw: Path | None = None
-    """Write the table and the pictures again from the numbers of an earlier run, its .json file."""
+    draw: Annotated[tuple[Path, ...], arg(metavar="RUN.json ...")] = ()
+    """Write the table and the pictures again from the numbers of an earlier run, its .json file; of several runs of one
+    experiment with different seeds one table and one .json file are written."""
+    by_group: str = ""
+    """With `--draw`: of rows `GROUP: WAY` only this column, with a row for each group and a column for each way."""
     columns: Annotated[tuple[str, ...], arg(metavar="COLUMN ...")] = ()
     """With `--draw`: only these columns, by their headings."""
 

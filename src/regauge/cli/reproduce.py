@@ -2,9 +2,10 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from rich.table import Table as Printed
 
@@ -26,7 +27,7 @@ from regauge.zoo.jobs.executors import one_thread
 
 def run(options: Reproduce) -> None:
     """Run the experiment, print its table and write it, its numbers and its picture; or print the list."""
-    if options.draw is not None:
+    if options.draw:
         draw(options, options.draw)
         return
     if not options.experiment and options.paper in ("", *EXPERIMENTS):
@@ -35,8 +36,8 @@ def run(options: Reproduce) -> None:
     experiment = choose(options.paper, options.experiment)
     if not options.seed or len({*options.seed}) < len(options.seed):
         raise UsageError(f"--seed takes one seed or several different ones, not {[*options.seed]}")
-    if options.columns:
-        raise UsageError("--columns cuts a table that --draw reads; a run writes all columns")
+    if options.columns or options.by_group:
+        raise UsageError("--columns and --by-group are for a table that --draw reads; a run writes all columns")
     options.out.mkdir(parents=True, exist_ok=True)
     name = f"{options.paper}-{options.experiment}-{options.scale}"
     with one_thread(), show_progress() as progress:
@@ -51,18 +52,55 @@ def run(options: Reproduce) -> None:
     write(table, runs[0], options)
 
 
-def draw(options: Reproduce, path: Path) -> None:
-    """Write the table and the pictures of an earlier run again from its numbers."""
+def draw(options: Reproduce, paths: Sequence[Path]) -> None:
+    """Write the table and the pictures of earlier runs again from their numbers; of several the joined numbers, too."""
     if options.paper:
-        raise UsageError(f"--draw says which experiment by its file {str(path)!r}; leave {options.paper!r} out")
+        named = ", ".join(repr(str(path)) for path in paths)
+        raise UsageError(f"--draw says which experiment by its file {named}; leave {options.paper!r} out")
+    found = [read_run(path) for path in paths]
+    origins = {origin for origin, _, _ in found}
+    if len(origins) > 1:
+        raise UsageError(
+            f"--draw joins runs of one experiment and scale, not of {', '.join(map(str, sorted(origins)))}"
+        )
+    seeds = [seed for _, own, _ in found for seed in own]
+    if len(found) > 1 and (len({*seeds}) < len(seeds) or len(seeds) > len(found)):
+        raise UsageError(f"--draw joins runs of one seed each, all different; these have the seeds {seeds}")
+    table = found[0][2]
+    if len(found) > 1:
+        table = join_seeds({seed: one for seed, (_, _, one) in zip(seeds, found, strict=True)})
     try:
-        table = Table.from_json(read_json(path))
+        table = table.by_group(options.by_group) if options.by_group else table
         table = table.excerpt(options.columns) if options.columns else table
     except ValueError as error:
-        raise UsageError(f"{str(path)!r} cannot be drawn: {error}") from error
+        raise UsageError(f"{str(paths[0])!r} cannot be drawn: {error}") from error
     options.out.mkdir(parents=True, exist_ok=True)
     show(render(table))
-    print(f"written: {options.out / path.stem}" + ", ".join(write_drawn(table, options.out / path.stem)))
+    stem = options.out / paths[0].stem
+    written = [save_numbers(table, stem, found[0][0], seeds)] if len(found) > 1 else []
+    print(f"written: {stem}" + ", ".join([*written, *write_drawn(table, stem)]))
+
+
+class Origin(NamedTuple):
+    """What was run."""
+
+    paper: str
+    experiment: str
+    scale: str
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
+def read_run(path: Path) -> tuple[Origin, list[int], Table]:
+    """What was run, its seeds and its table."""
+    try:
+        known = read_json(path)
+        table = Table.from_json(known)
+        origin = Origin(*(str(known.get(name, "")) for name in Origin._fields))
+        return origin, [int(seed) for seed in known.get("seeds", [known.get("seed", 0)])], table
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{str(path)!r} cannot be drawn: {error}") from error
 
 
 def choose(paper: str, name: str) -> Experiment:
@@ -104,14 +142,20 @@ def render(table: Table) -> Printed:
 
 def write(table: Table, result: Run, options: Reproduce) -> None:
     """Write numbers as JSON, the table as Markdown, and pictures."""
-    what: dict[str, Any] = {"paper": options.paper, "experiment": options.experiment, "scale": options.scale}
-    what["seeds"] = list(options.seed)
-    save_text(json.dumps(what | table.to_json(), indent=1) + "\n", result.file(".json"))
-    written = [".json", *write_drawn(table, result.file(""))]
+    origin = Origin(options.paper, options.experiment, options.scale)
+    numbers = save_numbers(table, result.file(""), origin, options.seed)
+    written = [numbers, *write_drawn(table, result.file(""))]
     for name, path in table.strips.items():
         strips_figure(load_strips(path)).savefig(path.with_suffix(".png"), dpi=150)
         written += [f"-{name}.npz", f"-{name}.png"]
     print(f"written: {result.file('')}" + ", ".join(written))
+
+
+def save_numbers(table: Table, stem: Path, origin: Origin, seeds: Sequence[int]) -> str:
+    """Write every number of a table as JSON; returns what the file's name adds to the stem."""
+    what = origin._asdict() | {"seeds": [*seeds]} | table.to_json()
+    save_text(json.dumps(what, indent=1) + "\n", stem.with_name(f"{stem.name}.json"))
+    return ".json"
 
 
 def write_drawn(table: Table, stem: Path) -> list[str]:

@@ -212,6 +212,27 @@ class Table:
                 raise ValueError(f"the table has no column {name!r}; it has: {'; '.join(known)}")
         return replace(self, quantities=tuple(known[name] for name in columns))
 
+    def by_group(self, quantity: str) -> "Table":
+        """One quantity of rows "GROUP: WAY": a row for each group, a column for each way.
+
+        Raises:
+            ValueError: It has no quantity of that name, or rows of other names.
+        """
+        (shown,) = self.excerpt([quantity]).quantities
+        rows: dict[str, Row] = {}
+        for row in self.rows:
+            group, separator, way = row.label.rpartition(": ")
+            if not separator:
+                raise ValueError(f"row {row.label!r} is of no group; groups are of rows 'GROUP: WAY'")
+            own = rows.setdefault(group, Row(group, {}))
+            values = {way: row.values[quantity]} if quantity in row.values else {}
+            paper = {way: row.paper[quantity]} if row.paper.get(quantity) else {}
+            rows[group] = replace(own, values={**own.values, **values}, paper={**own.paper, **paper})
+        ways = dict.fromkeys(row.label.rpartition(": ")[2] for row in self.rows)
+        quantities = tuple(Quantity(way, shown.digits) for way in ways)
+        title = f"{self.title}: {quantity}"
+        return replace(self, title=title, quantities=quantities, rows=(*rows.values(),), paired="")
+
     def _count(self, row: Row) -> int:
         return next((self._summary(row.values[q.name]).count for q in self.quantities if q.name in row.values), 0)
 

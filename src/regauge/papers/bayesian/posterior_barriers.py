@@ -179,7 +179,7 @@ def _row(case: Case, way: Way, records: Sequence[Record], naive: Sequence[Record
         values["accuracy of the ends"] = [[end["accuracy"] for end in ends]]
         for name in states[0]:
             values[name] = [[state[name] for state in states]]
-    return Row(f"{case.label}, {way.label}", values)
+    return Row(f"{case.label}: {way.label}", values)
 
 
 def _pictures(config: Barriers, curves: Mapping[tuple[str, str], Line], rows: Sequence[Row]) -> dict[str, Picture]:
