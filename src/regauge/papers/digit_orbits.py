@@ -128,7 +128,7 @@ def measure(config: Orbits, run: Run) -> Table:
         f"{config.images} images of {data.name}, each fitted by a network {'-'.join(map(str, inr.widths))} with "
         f"sin(30 z), {config.fit.steps:,} steps of Adam with {config.fit.optimizer.lr:g} on all pixels, then a mean "
         f"squared error of {start:.2g}; {config.copies} copies of each for every orbit and every noise; ± is the "
-        "standard error over networks, each the mean of its copies",
+        "standard error over images, each the mean of its copies",
         "a row is an orbit and how its copies were aligned; a column is a quantity and the noise, its standard "
         f"deviation as a share of each tensor's: {config.shown:g} unless another is named, since the paper does not "
         "say how large its noise was",
@@ -147,12 +147,12 @@ def measure(config: Orbits, run: Run) -> Table:
         (*QUANTITIES, *quantities),
         tuple(rows),
         f"mean squared error of the image, noise {config.shown:g}",
-        unit="network",
+        unit="image",
     )
 
 
 def _row(kind: str, way: Way, found: dict[float, list[Record]], shown: float) -> Row:
-    """One orbit and one way of aligning its copies, at every noise; one list of values for each network."""
+    """One orbit and one way of aligning its copies, at every noise; one list of values for each image."""
     values: dict[str, list[list[float]]] = {}
     for noise, records in found.items():
         which = "" if noise == shown else f", {noise:g}"
