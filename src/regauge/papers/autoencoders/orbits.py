@@ -4,6 +4,7 @@ References:
     Paper 002, section 5 (INR interpolation), section 6.1 (collapse of orbits), appendices D.1 and D.2.
 """
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -117,7 +118,7 @@ def measure(study: Study, run: Run) -> Table:
     notes = (
         f"{len(numbers)} test networks {study.population.architecture.name} of digits, {study.copies} copies of each "
         f"for every kind of orbit; noise of {study.noise:g} of each tensor's standard deviation on the copies, or none "
-        "(clean)",
+        "(clean); ± is the standard error over images, each the mean of its copies",
         f"mean squared error against what the original renders, at {study.line} points of the line from the original "
         "to its copy; barrier: of each curve; of naive: the mean barrier as a share of that of the line between the "
         "networks as they are",
@@ -139,6 +140,7 @@ def measure(study: Study, run: Run) -> Table:
         f"mean squared error of the image, noise {study.noise:g}",
         pictures={"collapse": collapse},
         strips=strips,
+        unit="image",
     )
 
 
@@ -164,21 +166,21 @@ def strips_of(study: Study, autos: dict[str, learn.Autoencoder], networks: Param
 
 
 def rows_of(kind: str, records: list[list[Record]]) -> list[Row]:
-    """The rows of one kind of orbit, from records with noise and without."""
+    """The rows of one kind of orbit, from records with noise and without; one list of values for each image."""
     rows = []
     naive = [_barriers(own, "naive") for own in records]
     for label in records[0][0]:
         noisy, clean = (_barriers(own, label) for own in records)
-        curves = [line for record in records[0] for line in record[label]]
+        curves = [record[label] for record in records[0]]
         values = {
-            "barrier": [noisy],
+            "barrier": noisy,
             "of naive": [[_mean(noisy) / max(_mean(naive[0]), 1e-12)]],
-            "AUC": [[max(0.0, Curve(tuple(line)).auc) for line in curves]],
-            "end loss": [[line[-1]["loss"] for line in curves]],
-            "barrier, clean": [clean],
+            "AUC": [[max(0.0, Curve(tuple(line)).auc) for line in own] for own in curves],
+            "end loss": [[line[-1]["loss"] for line in own] for own in curves],
+            "barrier, clean": clean,
             "of naive, clean": [[_mean(clean) / max(_mean(naive[1]), 1e-12)]],
         }
-        rows.append(Row(f"{kind}: {label}", values, {}, mean_curve(curves)))
+        rows.append(Row(f"{kind}: {label}", values, {}, mean_curve([line for own in curves for line in own])))
     return rows
 
 
@@ -198,9 +200,9 @@ def map_of(label: str, auto: learn.Autoencoder, sample: Params, copies: Params) 
     return Chart(title, "", "", (series("test networks", latents), series("copies of one", own)))
 
 
-def _barriers(records: list[Record], label: str) -> list[float]:
-    return [Curve(tuple(line)).barrier for record in records for line in record[label]]
+def _barriers(records: list[Record], label: str) -> list[list[float]]:
+    return [[Curve(tuple(line)).barrier for line in record[label]] for record in records]
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: list[list[float]]) -> float:
+    return statistics.fmean(value for own in values for value in own)
