@@ -5,6 +5,7 @@ References:
 """
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from torch.nn.functional import mse_loss
 
@@ -152,17 +153,17 @@ def measure(config: Orbits, run: Run) -> Table:
 
 
 def _row(kind: str, way: Way, found: dict[float, list[Record]], shown: float) -> Row:
-    """One orbit and one way of aligning its copies, at every noise; one list of values for each image."""
+    """One orbit and one way of aligning its copies, at every noise; for each image the mean of its copies."""
     values: dict[str, list[list[float]]] = {}
     for noise, records in found.items():
         which = "" if noise == shown else f", {noise:g}"
         curves = [[Curve(tuple(line)) for line in record["lines"]] for record in records]
-        values[f"barrier{which}"] = [[curve.barrier for curve in own] for own in curves]
+        values[f"barrier{which}"] = [[fmean(curve.barrier for curve in own)] for own in curves]
         for name, key in (("distance", "distances"), ("recovered", "recovered")):
-            values[f"{name}{which}"] = [list(record[key]) for record in records]
+            values[f"{name}{which}"] = [[fmean(record[key])] for record in records]
         if noise == shown:
-            values["AUC"] = [[max(0.0, curve.auc) for curve in own] for own in curves]
-            values["end loss"] = [[curve.table[-1]["loss"] for curve in own] for own in curves]
+            values["AUC"] = [[fmean(max(0.0, curve.auc) for curve in own)] for own in curves]
+            values["end loss"] = [[fmean(curve.table[-1]["loss"] for curve in own)] for own in curves]
     if way.method is not None:
         values["CPU ms"] = [[1000 * record["seconds"]] for record in found[shown]]
     paper = {"barrier": PAPER[way.label]} if ORBITS[kind] is not None and way.label in PAPER else {}
