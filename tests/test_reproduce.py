@@ -194,6 +194,18 @@ def test_only_different_seeds_of_one_experiment_are_joined(tmp_path: Path, refus
     assert "these have the seeds [0, 0]" in told({"seed": 0}, {"seeds": [0]})
     assert "these have the seeds [0, 1, 2]" in told({"seed": 0}, {"seeds": [1, 2]})
     assert not (tmp_path / "out").exists()
+    told({"seed": 0}, {"seeds": [0]})  # writes the files
+    (tmp_path / "1.json").write_text((tmp_path / "0.json").read_text().replace('"seed": 0', '"seed": 1'))
+    both = [str(tmp_path / f"{k}.json") for k in (0, 1)]
+    (tmp_path / "2.json").write_text(
+        (tmp_path / "0.json").read_text().replace('"seed": 0', '"seed": 2').replace("ours", "theirs")
+    )
+    assert "rows of different seeds are 'ours', 'theirs'" in refused(
+        "reproduce", "--draw", both[0], str(tmp_path / "2.json")
+    )
+    assert "would replace" in refused("reproduce", "--draw", *both, "--out", str(tmp_path))
+    main(["reproduce", "--draw", *both, "--columns", "barrier", "--out", str(tmp_path / "out")])
+    assert json.loads((tmp_path / "out" / "0.json").read_text())["rows"][0]["values"] == {"barrier": [[1.0], [1.0]]}
 
 
 def test_a_record_is_drawn_with_the_columns_that_are_asked_for(

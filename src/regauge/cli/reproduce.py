@@ -66,19 +66,20 @@ def draw(options: Reproduce, paths: Sequence[Path]) -> None:
     seeds = [seed for _, own, _ in found for seed in own]
     if len(found) > 1 and (len({*seeds}) < len(seeds) or len(seeds) > len(found)):
         raise UsageError(f"--draw joins runs of one seed each, all different; these have the seeds {seeds}")
-    table = found[0][2]
-    if len(found) > 1:
-        table = join_seeds({seed: one for seed, (_, _, one) in zip(seeds, found, strict=True)})
     try:
-        table = table.by_group(options.by_group) if options.by_group else table
-        table = table.excerpt(options.columns) if options.columns else table
+        tables = [one for _, _, one in found]
+        table = tables[0] if len(tables) == 1 else join_seeds(dict(zip(seeds, tables, strict=True)))
+        shown = table.by_group(options.by_group) if options.by_group else table
+        shown = shown.excerpt(options.columns) if options.columns else shown
     except ValueError as error:
         raise UsageError(f"{str(paths[0])!r} cannot be drawn: {error}") from error
-    options.out.mkdir(parents=True, exist_ok=True)
-    show(render(table))
     stem = options.out / paths[0].stem
+    if len(found) > 1 and Path(f"{stem}.json").resolve() in [path.resolve() for path in paths]:
+        raise UsageError(f"the joined run would replace {str(paths[0])!r}; give another folder as --out")
+    options.out.mkdir(parents=True, exist_ok=True)
+    show(render(shown))
     written = [save_numbers(table, stem, found[0][0], seeds)] if len(found) > 1 else []
-    print(f"written: {stem}" + ", ".join([*written, *write_drawn(table, stem)]))
+    print(f"written: {stem}" + ", ".join([*written, *write_drawn(shown, stem)]))
 
 
 class Origin(NamedTuple):
