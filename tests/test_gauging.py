@@ -14,6 +14,10 @@ from regauge.core.mixing import Kronecker
 from regauge.core.params import Params
 from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, flat_rotation, rounding_errors
 from regauge.gauging.hadamard import flat_factors
+from regauge.gauging.method import GaugeProblem
+from regauge.gauging.methods import learned_rotation
+from regauge.gauging.methods.reach import Point, Reach
+from regauge.gauging.methods.rounding_losses import Expected, OfFunction
 from regauge.gauging.rounding import layer_rows, round_network, rounded_activations
 
 
@@ -355,6 +359,74 @@ def test_rounding_passes_gradients_through_levels_and_ranges() -> None:
     (found,) = torch.autograd.grad(rounded[0, 0] + 2 * rounded[0, 1], weights)
     # With the range r = 3 and steps r / 3, 0.5 rounds to 0 and -0.7 to -1: d/dr is (0 - 0.5 + 2 (-1 + 0.7)) / 3.
     assert torch.allclose(found, torch.tensor([[1.0, 2.0, -1.1 / 3], [0.0, 0.0, 0.0]]))
+
+
+def test_the_expected_error_is_that_of_many_levels() -> None:
+    tensor, weights = (torch.rand(6, 40, 50, generator=generator(k), dtype=torch.float64) + 0.1 for k in range(2))
+    for scheme, rows in ((RoundToNearest(8), (0,)), (RoundToNearest(8, 30), (0, 1)), (RoundToNearest(8, 64), (0,))):
+        found = weights * (scheme(tensor, rows) - tensor).square()
+        expected = scheme.expected_error(tensor, rows, weights)
+        assert expected == pytest.approx(float(found.sum()), rel=0.05)
+        assert scheme.expected_error(2 * tensor, rows) > 3.9 * scheme.expected_error(tensor, rows)
+
+
+@cache
+def away(name: str) -> tuple[Reach, Point, OfFunction]:
+    """A point of the orbit where every free parameter is off zero, with its reach, and the distance of outputs."""
+    _, _, params, symmetry, task = prepared(name)
+    problem = GaugeProblem(params, symmetry, task)
+    reach = Reach(problem, is_scaled=True)
+    tangents, chance = reach.tangents(reach.as_it_is), generator(5)
+    with torch.no_grad():
+        for raw in (*tangents.turns, *tangents.stretches):
+            raw += 0.2 * torch.randn(raw.shape, generator=chance, dtype=raw.dtype)
+        return reach, tangents.point(), OfFunction(params, RoundToNearest(4), task)
+
+
+@pytest.mark.parametrize("name", [*CASES])
+def test_gradients_move_along_with_the_network(name: str) -> None:
+    reach, point, _ = away(name)
+    task, layers, found = prepared(name)[4], reach.layers, []
+    noise = torch.randn(task.run(reach.params(point), task.batches[0][0]).shape, generator=generator(6))
+    for params in (reach.start, reach.params(point)):
+        leaves = {key: params[key].clone().requires_grad_() for key in layers}
+        made = task.run({**params, **leaves}, task.batches[0][0])
+        found.append(dict(zip(layers, torch.autograd.grad((made * noise).sum(), [*leaves.values()]), strict=True)))
+    moved = reach.gradients(point, found[0])
+    several = reach.gradients(point, {key: torch.stack([one, 2 * one]) for key, one in found[0].items()})
+    for key in layers:
+        scale = float(found[1][key].abs().max())
+        assert torch.allclose(moved[key], found[1][key], rtol=0, atol=1e-4 * scale), key
+        assert torch.allclose(several[key][1], 2 * moved[key], rtol=0, atol=1e-4 * scale), key
+
+
+@pytest.mark.parametrize("name", ["ViT", "Llama"])
+def test_the_expected_distance_is_that_of_random_errors(name: str) -> None:
+    """At another point of the orbit than where the network was run, for errors that are even within each step."""
+    reach, point, function = away(name)
+    _, _, params, symmetry, task = prepared(name)
+    chance = generator(8)
+
+    class Shaken(RoundToNearest):
+        def __call__(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Tensor:
+            ranges = tensor.abs().amax([axis for axis in range(tensor.ndim) if axis not in rows], keepdim=True)
+            return tensor + (torch.rand(tensor.shape, generator=chance) - 0.5) * ranges / self.levels
+
+    expected = Expected(function, reach, RoundToNearest(6), generator(7)).descend(reach, point).exp()
+    shaken, moved = OfFunction(params, Shaken(6), task), reach.params(point)
+    found = [-shaken.score(moved, symmetry) for _ in range(200)]
+    assert float(expected) == pytest.approx(sum(found) / len(found), rel=0.25)
+
+
+def test_steps_of_weights_that_outputs_depend_on_get_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By descent on the expected distance alone: rates of the descents that follow are next to nothing."""
+    monkeypatch.setattr(learned_rotation, "RATES", (1e-9,))
+    _, module, params, symmetry, _ = prepared("ViT")
+    images = torch.randn(12, 8, *CASES["ViT"].inputs[0].shape[1:], generator=generator(3))
+    task = rg.Task(module, [(one, torch.zeros(8)) for one in images])
+    method = rg.LearnedRotation(RoundToNearest(4), steps=30, lr=0.03, by="function")
+    result = rg.gauge(params, symmetry, method=method, task=task, generator=generator(0))
+    assert result.objective > 0.6 * result.initial
 
 
 def test_scales_of_a_network_without_rotations_are_learned_by_function() -> None:

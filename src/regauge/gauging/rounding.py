@@ -73,14 +73,17 @@ class RoundToNearest:
         number = number + (number.round() - number).detach()
         return self._unblock(number * step, tensor, rows)
 
-    def range_squares(self, tensor: Tensor, rows: tuple[int, ...] = (0,)) -> Float[Tensor, ""]:
-        """The sum over all values of the squared range that each shares: what the error is proportional to.
+    def expected_error(
+        self, tensor: Tensor, rows: tuple[int, ...] = (0,), weights: Tensor | None = None
+    ) -> Float[Tensor, ""]:
+        """The expected squared error of all values, each times its weight, with levels close together: `step^2 / 12`.
 
-        Differentiable. With levels close together, the expected squared error is this over `12 levels^2`.
+        Differentiable.
         """
         values = self._blocks(tensor, rows)
-        count = min(values.shape[-1], tensor.numel())
-        return values.abs().amax(-1).square().sum() * count
+        shares = self._blocks(torch.ones_like(tensor) if weights is None else weights, rows)
+        steps = values.abs().amax(-1) / self.levels
+        return (steps.square() * shares.sum(-1)).sum() / 12
 
     def _steps(self, values: Tensor) -> Tensor:
         """The distance between levels of each block; one where there is nothing but zeros."""

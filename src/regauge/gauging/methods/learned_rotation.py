@@ -9,7 +9,7 @@ import torch
 from regauge.gauging.method import GaugeMethod, GaugeProblem
 from regauge.gauging.methods.reach import Point, Reach
 from regauge.gauging.methods.rotations import Hadamard
-from regauge.gauging.methods.rounding_losses import OfFunction, OfWeights, RoundingLoss
+from regauge.gauging.methods.rounding_losses import Expected, OfFunction, OfWeights, RoundingLoss
 from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest
 
@@ -19,8 +19,8 @@ EVERY = 10
 """Steps after which the point so far is tried with true rounding."""
 RATES = (0.3, 0.1, 0.03)
 """Of the rounds of descent on the function, relative to that on weights."""
-ON_WEIGHTS = 100
-"""Steps of the descent on weights, at most, where one on the function follows."""
+ON_EXPECTED = 150
+"""Steps of the descent on the expected distance, at most, before that on the rounded outputs."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,23 @@ class LearnedRotation(GaugeMethod):
     group. What descends is the expected rounding error, `sum over scales of range^2`, relative to the norm of each
     layer, and the objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
-    With `by="function"` a second descent follows the outputs of the rounded network on the batches of the task: their
-    distance from those of the network as it was, which is the divergence of the softmax in nats where the task has
-    cross entropy, else the relative squared error. Gradients go straight through the rounding, and through the steps
-    that the ranges set. It moves, besides the rotations, all of the linear groups (queries against keys, values against
-    outputs; by matrix exponentials) and every family of positive scales. It begins at those rotations, or at the
-    network as it is where this is better. The objective is that distance on the last quarter of the batches, which are
-    held out from the descent, with its sign turned. Targets are not needed. Signs are left: they change no rounding.
+    With `by="function"` descent follows the outputs on the batches of the task: the distance of those of the rounded
+    network from those of the network as it was, which is the divergence of the softmax in nats where the task has
+    cross entropy, else the relative squared error. It moves, besides the rotations, all of the linear groups (queries
+    against keys, values against outputs; by matrix exponentials) and every family of positive scales, and begins at the
+    network as it is. First descends the distance that is expected of rounding errors, to second order: weights to
+    which the outputs are sensitive get small steps. Then descends the distance itself, with gradients that go straight
+    through the rounding and through the steps that the ranges set. The objective is that distance on the last quarter
+    of the batches, which are held out from both descents, with its sign turned. Targets are not needed. Signs are left:
+    they change no rounding. It holds `PROBES` gradients of the layers in memory.
 
     Either way the best element with true rounding that is met on the way is kept. Rounding makes the function rugged,
-    by how much depends on the network: the descent on the function is taken in rounds, each from the best element so
-    far and at a lower rate than the one before.
+    by how much depends on the network: the second descent on the function is taken in rounds, each from the best
+    element so far and at a lower rate than the one before.
 
     Attributes:
         scheme: How weights are rounded.
-        steps: Of Adam; the descent on weights takes at most `ON_WEIGHTS` where one on the function follows.
+        steps: Of Adam; the descent on the expected distance takes at most `ON_EXPECTED`, and as many follow as given.
         lr: Its rate at the start; it falls to zero along a line, in each round.
         by: Whether the error of weights or that of the function is made small; the latter needs a task.
 
@@ -72,25 +74,24 @@ class LearnedRotation(GaugeMethod):
     def choose(self, problem: GaugeProblem) -> Chosen:
         """The best element met on the way."""
         is_function = self.by == "function"
-        reach, on_weights = Reach(problem, is_scaled=is_function), OfWeights(self.scheme)
-        loss: RoundingLoss = on_weights
+        reach = Reach(problem, is_scaled=is_function)
+        loss: OfFunction | OfWeights = OfWeights(self.scheme)
         if is_function:
             assert problem.task is not None
             loss = OfFunction(problem.params, self.scheme, problem.task)
         initial = loss.score(problem.params, problem.symmetry)
-        if not reach.can_rotate and not reach.can_scale:
+        if not reach.layers:
             return Chosen((), initial, initial, (initial,), loss.unit, reach.fixed, ("there is nothing to move",))
-        starts, scores = [reach.as_it_is], [initial]
-        if reach.can_rotate:
+        if isinstance(loss, OfWeights):
             symmetry = reach.found.symmetry
             ways = [symmetry.identity(), Hadamard(self.scheme).rotate(symmetry, problem.generator)]
-            steps = min(self.steps, ON_WEIGHTS) if is_function else self.steps
-            turning = Reach(problem, is_scaled=False)
-            best, scores = self._climb(on_weights, turning, [Point(way, None) for way in ways], [(steps, self.lr)])
-            starts.append(best)
-        if is_function:
+            best, scores = self._climb(loss, reach, [Point(way, None) for way in ways], [(self.steps, self.lr)])
+        else:
+            expected = Expected(loss, reach, self.scheme, problem.generator)
+            near, scores = self._climb(expected, reach, [reach.as_it_is], [(min(self.steps, ON_EXPECTED), self.lr)])
             each = -(-self.steps // len(RATES))
-            best, scores = self._climb(loss, reach, starts, [(each, self.lr * rate) for rate in RATES])
+            best, more = self._climb(loss, reach, [near], [(each, self.lr * rate) for rate in RATES])
+            scores += more
         history = (initial, *(max(score, initial) for score in scores))
         if history[-1] == initial:
             notes = ("the network stays as it is: nothing that was met on the way makes rounding better",)
@@ -104,7 +105,7 @@ class LearnedRotation(GaugeMethod):
 
         `rounds` has the steps of each descent, and its rate at the start.
         """
-        symmetry, names = reach.symmetry, loss.needed(reach.symmetry)
+        symmetry = reach.symmetry
         scored = [(loss.score(reach.params(start), symmetry), start) for start in starts]
         reached, best = max(scored, key=lambda one: one[0])
         history = [reached]
@@ -119,8 +120,7 @@ class LearnedRotation(GaugeMethod):
             for step in range(1, steps + 1):
                 with torch.enable_grad():
                     optimizer.zero_grad()
-                    point = tangents.point()
-                    loss.descend(reach.params(point, names), symmetry).backward()  # type: ignore[no-untyped-call]
+                    loss.descend(reach, tangents.point()).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
                 tangents.clip()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.gauging.method import GaugeProblem, fixed_reasons
 from regauge.gauging.methods.equalize import scaled_element
 from regauge.gauging.moves import Move
+from regauge.gauging.rounding import layer_rows
 
 FURTHEST = math.log(1e3) / 2
 """Bound of the logarithms of scales and of matrices of linear groups in one descent: a condition number of 1000."""
@@ -41,14 +43,19 @@ class Reach:
     Args:
         problem: The network.
         is_scaled: Whether scales and whole linear groups are moved, not only rotations.
+
+    Attributes:
+        found: The groups that rotate, and how gains are brought to one before they do.
+        symmetry: The whole symmetry.
+        start: The network with these gains of one, which the matrices of points act on.
     """
 
     def __init__(self, problem: GaugeProblem, *, is_scaled: bool) -> None:
         self.found, self.symmetry = problem.uncovered, problem.symmetry
         self._is_scaled = is_scaled
-        self._start = problem.params if self.found.before is None else self.found.before(problem.params)
+        self.start = problem.params if self.found.before is None else self.found.before(problem.params)
         if is_scaled:
-            self._start = {name: t.float() if t.is_floating_point() else t for name, t in self._start.items()}
+            self.start = {name: t.float() if t.is_floating_point() else t for name, t in self.start.items()}
 
     @property
     def can_rotate(self) -> bool:
@@ -59,6 +66,14 @@ class Reach:
     def can_scale(self) -> bool:
         """Whether scales are moved, and there are some."""
         return self._is_scaled and bool(directions(self.symmetry, "move"))
+
+    @cached_property
+    def layers(self) -> dict[str, tuple[int, ...]]:
+        """The weights of layers that move, and the axes that count their rows."""
+        moved = {place.parameter for g in self.found.symmetry.groups if g.matrix != "none" for place in g.placements}
+        if self.can_scale:
+            moved |= {place.name for direction in directions(self.symmetry, "move") for place in direction.places}
+        return {name: rows for name, rows in layer_rows(self.symmetry).items() if name in moved & self.start.keys()}
 
     @property
     def fixed(self) -> tuple[tuple[str, str], ...]:
@@ -88,12 +103,25 @@ class Reach:
 
     def params(self, point: Point, names: Iterable[str] | None = None) -> Params:
         """The network at a point, or some tensors of it; differentiable in the point."""
-        moved = self._start if names is None else {name: self._start[name] for name in names if name in self._start}
-        for symmetry, element in ((self.found.symmetry, point.matrices), (self.symmetry, point.scales)):
+        moved = self.start if names is None else {name: self.start[name] for name in names if name in self.start}
+        return self._moved(moved, point.matrices, point.scales)
+
+    def gradients(self, point: Point, gradients: Params) -> Params:
+        """Gradients of a function of the network at a point, given those at the start; differentiable in the point.
+
+        A function that the symmetry leaves alone has gradients that move by the inverse transposed action. Theirs may
+        be several, along a leading axis.
+        """
+        scales = None if point.scales is None else _inverse_transposed(self.symmetry, point.scales)
+        return self._moved(gradients, _inverse_transposed(self.found.symmetry, point.matrices), scales)
+
+    def _moved(self, tensors: Params, matrices: Element, scales: Element | None) -> Params:
+        for symmetry, element in ((self.found.symmetry, matrices), (self.symmetry, scales)):
             if element is not None:
-                sites = {name: local for name, local in symmetry.sites.items() if name in moved}
-                moved = act(symmetry.groups, sites, element, moved, {name: moved[name].ndim for name in sites})
-        return moved
+                sites = {name: local for name, local in symmetry.sites.items() if name in tensors}
+                ndims = {name: self.start[name].ndim for name in sites}
+                tensors = act(symmetry.groups, sites, element, tensors, ndims)
+        return tensors
 
     def tangents(self, start: Point) -> "Tangents":
         """Free parameters around a point."""
@@ -157,6 +185,19 @@ class Tangents:
             basis = zero_sum_basis(group.size)
             turn = basis.mT @ turn @ basis + 1 / group.size
         return turn
+
+
+def _inverse_transposed(symmetry: Symmetry, element: Element) -> Element:
+    """The element whose action is the inverse transposed one, of an element that reorders and shifts nothing."""
+    values = {}
+    for group in symmetry.groups:
+        value = element[group.name]
+        if value.scale is not None:
+            value = replace(value, scale=1 / value.scale)
+        if value.matrix is not None and group.matrix != "orthogonal":
+            value = replace(value, matrix=torch.linalg.inv(value.matrix).mT)
+        values[group.name] = value
+    return Element(values)
 
 
 def _zeros(group: Group, symmetry: Symmetry) -> Tensor:

@@ -1,7 +1,7 @@
 """What descents over a network's orbit follow: the rounding error of weights, or what rounding does to the outputs."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,25 +11,27 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from regauge.core.given import as_pair
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, cross_entropy
+from regauge.gauging.methods.reach import Point, Reach
 from regauge.gauging.methods.rotations import Weights
-from regauge.gauging.rounding import RoundToNearest, layer_rows, round_network
+from regauge.gauging.rounding import RoundToNearest, round_network
+
+PROBES = 16
+"""Gradients that stand for the second derivative of the outputs' distance, each as large as all layers."""
 
 
 class RoundingLoss(Protocol):
-    """How good a point of the orbit is with true rounding, and a differentiable loss that leads to better ones."""
+    """How good a network is with true rounding, and a differentiable loss that leads to better points of its orbit."""
 
     unit: str
-
-    def needed(self, symmetry: Symmetry) -> Iterable[str] | None:
-        """The tensors that `descend` looks at; all where it is None."""
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
         """What is maximized, of a network and its symmetry."""
 
-    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> Tensor:
-        """The differentiable loss of a network."""
+    def descend(self, reach: Reach, point: Point) -> Tensor:
+        """The differentiable loss at a point."""
 
 
 class OfWeights:
@@ -40,19 +42,15 @@ class OfWeights:
     def __init__(self, scheme: RoundToNearest) -> None:
         self._scheme = scheme
 
-    def needed(self, symmetry: Symmetry) -> Iterable[str]:
-        """The weights of the layers."""
-        return layer_rows(symmetry)
-
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
         """The ratio of signal to rounding noise of the weights."""
         return Weights(params, symmetry, self._scheme).decibels
 
-    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> Tensor:
-        """The expected error, `sum over scales of range^2`, over all values."""
-        layers = {n: rows for n, rows in layer_rows(symmetry).items() if n in symmetry.sites and n in params}
+    def descend(self, reach: Reach, point: Point) -> Tensor:
+        """The expected error, over all values."""
+        layers, params = reach.layers, reach.params(point, reach.layers)
         terms = [
-            self._scheme.range_squares(params[name], rows)
+            self._scheme.expected_error(params[name], rows)
             * (params[name].numel() / max(float(params[name].detach().square().sum()), 1e-30))
             for name, rows in layers.items()
         ]
@@ -83,10 +81,6 @@ class OfFunction:
         self._held = range(self._seen.stop, count) if count > 1 else self._seen
         self._next = 0
 
-    def needed(self, symmetry: Symmetry) -> None:
-        """All tensors: the network is run."""
-        return
-
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
         """The negative distance with rounded weights, over the batches that are held out."""
         rounded = round_network(params, symmetry, self._scheme)
@@ -94,11 +88,41 @@ class OfFunction:
             found = [float(self._distance(rounded, k)) for k in self._held]
         return -sum(found) / len(found)
 
-    def descend(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> Tensor:
+    def descend(self, reach: Reach, point: Point) -> Tensor:
         """The distance with rounded weights on the next batch, whose gradient goes straight through the rounding."""
-        rounded = round_network(params, symmetry, self._scheme.straight_through)
+        rounded = round_network(reach.params(point), reach.symmetry, self._scheme.straight_through)
         self._next = (self._next + 1) % len(self._seen)
         return self._distance(rounded, self._next)
+
+    def curvature(self, reach: Reach, generator: torch.Generator) -> Params:
+        """The second derivative of the distance by the weights of the layers that move, where the reach starts.
+
+        Of each layer these are gradients `[probes, *shape]`, with a second derivative of the sum of their outer
+        products in expectation: those of outputs that are weighted at random, each of a part of the batches that
+        descents see.
+
+        References:
+            Martens (2020), New insights on the natural gradient method, section 9.2, for the divergence.
+        """
+        start = reach.start
+        leaves = {name: start[name].detach().clone().requires_grad_() for name in reach.layers}
+        same = {name: leaves[one] for names in reach.symmetry.tied for one in names if one in leaves for name in names}
+        params = {**start, **leaves, **same}
+        draws = max(PROBES, len(self._seen))
+        sums = {name: torch.zeros(PROBES, *leaf.shape) for name, leaf in leaves.items()}
+        for draw in range(draws):
+            made = self._run(params, self._inputs[draw % len(self._seen)])
+            noise = torch.randn(made.shape, generator=generator, device=generator.device).to(made.device)
+            found = torch.autograd.grad((noise * self._root(made.detach()) * made).sum(), [*leaves.values()])
+            for name, gradient in zip(leaves, found, strict=True):
+                sums[name][draw % PROBES] += gradient / draws**0.5
+        return sums
+
+    def _root(self, made: Tensor) -> Tensor:
+        """The square root of the second derivative of the distance by the outputs, which is diagonal."""
+        if self._is_divergence:
+            return (made.exp() / made[..., 0].numel()).sqrt()
+        return (2 / made.square().sum().clamp_min(1e-30)).sqrt()
 
     def _distance(self, params: Mapping[str, Tensor], batch: int) -> Tensor:
         made, wanted = self._run(params, self._inputs[batch]), self._outputs[batch]
@@ -110,6 +134,33 @@ class OfFunction:
     def _run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
         made = self._task.run({name: _single(tensor) for name, tensor in params.items()}, inputs)
         return made.log_softmax(-1) if self._is_divergence else made
+
+
+class Expected:
+    """The distance of the outputs that rounding is expected to make, to second order, on the batches that descents see.
+
+    To second order it is `sum over values of step^2 F / 24`, with the mean square F of the gradient of each value. On
+    an orbit gradients move along with the weights, by the inverse transposed action, so that the network is run only
+    once. It is smooth where the outputs of the rounded network are rugged. Scores are those of `function`.
+    """
+
+    def __init__(
+        self, function: OfFunction, reach: Reach, scheme: RoundToNearest, generator: torch.Generator | None
+    ) -> None:
+        self.unit = function.unit
+        self.score = function.score
+        self._scheme = scheme
+        chance = torch.Generator().manual_seed(0) if generator is None else generator
+        self._curvature = function.curvature(reach, chance)
+
+    def descend(self, reach: Reach, point: Point) -> Tensor:
+        """The logarithm of the expected distance, whose gradients are as large for many bits as for few."""
+        params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
+        terms = [
+            self._scheme.expected_error(params[name], rows, gradients[name].square().sum(0))
+            for name, rows in reach.layers.items()
+        ]
+        return (torch.stack(terms).sum() / 2).clamp_min(1e-30).log()
 
 
 def _single(tensor: Tensor) -> Tensor:
