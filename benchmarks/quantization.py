@@ -179,10 +179,10 @@ def methods_for(weights: RoundToNearest) -> dict[str, GaugeMethod | None]:
     return dict(zip(METHODS, methods, strict=True))
 
 
-def measure(name: str, seed: int, roundings: Sequence[str], file: Path) -> None:
+def measure(name: str, seed: int, roundings: Sequence[str], methods: Sequence[str], file: Path) -> None:
     """Write the rise of the loss and the divergence of one network, by method and rounding, that are not there yet."""
     done = {(row["family"], row["seed"], row["rounding"], row["method"]) for row in read(file)}
-    missing = [(one, how) for one in roundings for how in METHODS if (name, seed, one, how) not in done]
+    missing = [(one, how) for one in roundings for how in methods if (name, seed, one, how) not in done]
     if not missing:
         return
     family = FAMILIES[name]()
@@ -330,12 +330,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--records", type=Path, default=Path("quantization.jsonl"))
     parser.add_argument("--roundings", nargs="+", choices=list(LOSSES), default=list(LOSSES)[:2])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     given = parser.parse_args()
     if "depthwise" in given.families:
         image_table(given.seeds)
     for name in given.families or FAMILIES:
         for seed in range(given.seeds if name in FAMILIES else 0):
-            measure(name, seed, given.roundings, given.records)
+            measure(name, seed, given.roundings, given.methods, given.records)
     print("\n".join(tables(read(given.records))))
 
 

@@ -82,7 +82,7 @@ def test_rotations_of_what_does_not_fit_in_memory(
 ) -> None:
     folder, _ = made
     main(["gauge", str(folder), "-o", "whole", "--untie"])
-    monkeypatch.setattr("regauge.cli.gauge._fits", lambda job: False)
+    monkeypatch.setattr("regauge.cli.gauge._fits", lambda job, copies=0: False)
     main(["gauge", str(folder), "-o", "pieces", "--untie"])
     assert "not run on outputs: the model has no values here" in capsys.readouterr().out
     whole, pieces = load("whole"), load("pieces")
@@ -99,28 +99,19 @@ def test_a_folder_is_smoothed_and_rotated_on_data(made: tuple[Path, Any], capsys
     save({"inputs": tokens, "targets": tokens}, "data.safetensors")
     main(["gauge", str(folder), "-o", "smooth", "--method", "smooth", "--data", "data.safetensors", "--bits", "3"])
     data = ["--data", "data.safetensors", "--batch", "2", "--bits", "3"]
-    main(
-        [
-            "gauge",
-            str(folder),
-            "-o",
-            "learned",
-            "--method",
-            "learned",
-            "--untie",
-            "--by",
-            "function",
-            "--steps",
-            "20",
-            *data,
-        ]
-    )
+    learned = ["gauge", str(folder), "-o", "learned", "--method", "learned", "--untie", "--steps", "20", *data]
+    main([*learned, "--by", "function"])
     assert "nats" in capsys.readouterr().out
     before = logits(model)
     for out in ("smooth", "learned"):
         facts = facts_of(out)
         assert facts["objective"]["after"] > facts["objective"]["before"]
         assert torch.allclose(logits(open_clean(out)), before, rtol=0, atol=1e-5 * float(before.abs().max()))
+    # Gradients that move along take more memory than what other methods hold.
+    memory = f"{sum(tensor.numel() for tensor in load(folder).values()) * 100}B"
+    with pytest.raises(SystemExit):
+        main([*learned, "--by", "function", "--overwrite", "--memory", memory])
+    assert "the method 'learned' needs all values in memory" in capsys.readouterr().err
 
 
 def relu(scale: float = 1.0) -> Params:

@@ -17,7 +17,7 @@ from regauge.gauging.hadamard import flat_factors
 from regauge.gauging.method import GaugeProblem
 from regauge.gauging.methods import learned_rotation
 from regauge.gauging.methods.reach import Point, Reach
-from regauge.gauging.methods.rounding_losses import Expected, OfFunction
+from regauge.gauging.methods.rounding_losses import DifferentiableStatistics, Expected, OfFunction
 from regauge.gauging.rounding import layer_rows, round_network, rounded_activations
 
 
@@ -68,7 +68,7 @@ def prepared(name: str) -> tuple[Case, nn.Module, Params, rg.Symmetry, rg.Task]:
 
 EACH = [("Llama", method) for method in METHODS]
 EACH += [("ViT", method) for method in ("equalize", "AWQ", "every Hadamard")]
-EACH += [("depthwise", method) for method in ("equalize", "AWQ", "SmoothQuant")]
+EACH += [("depthwise", method) for method in ("equalize", "AWQ", "SmoothQuant", "learned by function")]
 
 
 @pytest.mark.parametrize(("name", "method"), EACH)
@@ -96,8 +96,8 @@ def test_the_function_stays_and_the_objective_is_never_worse(name: str, method: 
         assert any(not torch.equal(result.params[key], params[key]) for key in params)
     # What is not moved is named, with a reason.
     named = {one for one, _ in result.fixed}
-    if method == "every Hadamard":
-        shown = {(p.parameter, p.axis) for g in result.symmetry.groups if g.matrix != "none" for p in g.placements}
+    if method in ("every Hadamard", "equalize", "AWQ", "SmoothQuant"):
+        shown = {(p.parameter, p.axis) for move in result.moves for g in move.moved_groups() for p in g.placements}
         for group in symmetry.groups:
             assert group.name in named or any((p.parameter, p.axis) in shown for p in group.placements)
 
@@ -427,6 +427,22 @@ def test_steps_of_weights_that_outputs_depend_on_get_small(monkeypatch: pytest.M
     method = rg.LearnedRotation(RoundToNearest(4), steps=30, lr=0.03, by="function")
     result = rg.gauge(params, symmetry, method=method, task=task, generator=generator(0))
     assert result.objective > 0.6 * result.initial
+
+
+def test_running_statistics_have_gradients_where_networks_are_learned_by_function() -> None:
+    case, module, params, _, _ = prepared("depthwise")
+    floats = {key: tensor.float() for key, tensor in params.items()}
+    inputs, found = case.inputs[0].float(), []
+    for h in (-1e-2, 1e-2):
+        shifted = {**floats, "body.1.running_var": floats["body.1.running_var"] + h}
+        found.append(torch.func.functional_call(module, shifted, (inputs,)).square().sum())
+    statistics = {key: floats[key].clone().requires_grad_() for key in ("body.1.running_var", "body.1.running_mean")}
+    with DifferentiableStatistics():
+        made = torch.func.functional_call(module, {**floats, **statistics}, (inputs,))
+    assert torch.allclose(made, torch.func.functional_call(module, floats, (inputs,)), atol=1e-5)
+    variances, means = torch.autograd.grad(made.square().sum(), [*statistics.values()])
+    assert float(variances.sum()) == pytest.approx(float(found[1] - found[0]) / 2e-2, rel=1e-2)
+    assert means.abs().max() > 0
 
 
 def test_scales_of_a_network_without_rotations_are_learned_by_function() -> None:

@@ -39,6 +39,8 @@ BITS = (8, 4, 3)
 """Bits at which the errors of layers are reported, per row."""
 HELD = 4
 """Copies in float64 that choosing holds: the values, what a step makes of them, and what rounding makes of these."""
+HELD_BY_FUNCTION = 48
+"""The same of a method that learns by function, which moves gradients along with the values."""
 PIECE = 1 << 23
 """Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
 FORMAT, FORMAT_VERSION = "regauge.gauge", 1
@@ -131,10 +133,12 @@ def _read(
                 kwargs = dict(model.kwargs or {})
     can_run = model is not None and not model.is_meta
     is_held = can_run or not isinstance(method, Rotation)
-    if is_held and not _fits(job):
+    copies = HELD_BY_FUNCTION if options.by == "function" else HELD
+    if is_held and not _fits(job, copies):
         raise UsageError(
-            f"the method {options.method!r} needs all values in memory, which takes {size_text(_needed(job))}, more "
-            f"than the {size_text(job.limit.nbytes)} that are allowed: allow more --memory, or say --method hadamard"
+            f"the method {options.method!r} needs all values in memory, which takes "
+            f"{size_text(_needed(job, copies))}, more than the {size_text(job.limit.nbytes)} that are allowed: allow "
+            "more --memory, or say --method hadamard"
         )
     where = replace(options, model=name)
     found = read_networks(where, job.checkpoints, is_streamed=not is_held, traced=traced)
@@ -274,11 +278,11 @@ def _require_same(certificate: Certificate) -> None:
         )
 
 
-def _needed(job: FileJob) -> int:
+def _needed(job: FileJob, copies: int = HELD) -> int:
     """Bytes that the checkpoint takes in memory while a gauge is chosen."""
     values = sum(one.nbytes // one.dtype.itemsize for one in job.source.stored.values())
-    return job.source.nbytes + 8 * HELD * values
+    return job.source.nbytes + 8 * copies * values
 
 
-def _fits(job: FileJob) -> bool:
-    return _needed(job) <= job.limit.nbytes
+def _fits(job: FileJob, copies: int = HELD) -> bool:
+    return _needed(job, copies) <= job.limit.nbytes

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from regauge.core.given import as_pair
@@ -92,7 +93,8 @@ class OfFunction:
         """The distance with rounded weights on the next batch, whose gradient goes straight through the rounding."""
         rounded = round_network(reach.params(point), reach.symmetry, self._scheme.straight_through)
         self._next = (self._next + 1) % len(self._seen)
-        return self._distance(rounded, self._next)
+        with DifferentiableStatistics():
+            return self._distance(rounded, self._next)
 
     def curvature(self, reach: Reach, generator: torch.Generator) -> Params:
         """The second derivative of the distance by the weights of the layers that move, where the reach starts.
@@ -134,6 +136,38 @@ class OfFunction:
     def _run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
         made = self._task.run({name: _single(tensor) for name, tensor in params.items()}, inputs)
         return made.log_softmax(-1) if self._is_divergence else made
+
+
+class DifferentiableStatistics(TorchFunctionMode):
+    """Within this context batch normalization in evaluation is differentiable in its running statistics, too.
+
+    Scales of what is normalized move these statistics; torch refuses their gradients.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not functional.batch_norm:
+            return func(*args, **(kwargs or {}))
+        return _batch_norm(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`functional.batch_norm`, written out where its statistics have gradients."""
+    is_moved = any(one is not None and one.requires_grad for one in (running_mean, running_var))
+    if training or not is_moved or running_mean is None or running_var is None:
+        return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    factor = (running_var + eps).rsqrt() if weight is None else weight * (running_var + eps).rsqrt()
+    shift = -running_mean * factor if bias is None else bias - running_mean * factor
+    return x * factor.reshape(shape) + shift.reshape(shape)
 
 
 class Expected:

@@ -85,6 +85,8 @@ class Smooth(GaugeMethod):
             if after > before:
                 steps.append((direction, logs))
                 work.move(direction, logs)
+            else:
+                fixed.append((direction.group, "no exponent that was tried makes its layers less noisy"))
         fixed += [(group.name, NO_SCALES) for group in diagonal(problem.symmetry).groups if not group.scales]
         moves = (Move(problem.symmetry, scaled_element(problem.symmetry.identity(), steps)),)
         count = max(len(gains), 1)
