@@ -369,6 +369,27 @@ def test_guidance_lowers_the_loss_to_first_order() -> None:
     assert (rate < 0).all()
 
 
+def test_inputs_that_are_dropped_are_others_in_each_call_and_the_same_for_all_networks() -> None:
+    inputs = 1 + torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
+    task = rg.Task(nn.Linear(5, 5, bias=False), [(inputs, inputs)], criterion=lambda output, _: output)
+    same = {"weight": torch.eye(5).expand(3, 5, 5)}
+    loss = flow.BatchLoss(task, 0.2)
+    first, second = loss(same), loss(same)  # each network returns its inputs
+    assert all(torch.equal(first[0], own) for own in first)
+    assert float((first != second).double().mean()) > 0.1
+    kept = first[0] != 0
+    assert float(kept.double().mean()) == pytest.approx(0.8, abs=0.03)
+    assert torch.allclose(first[0][kept], inputs[kept] / 0.8)
+    assert torch.equal(first, flow.BatchLoss(task, 0.2)(same))
+    assert not torch.equal(first, flow.BatchLoss(task, 0.2, torch.Generator().manual_seed(1))(same))
+    assert torch.equal(flow.BatchLoss(task)(same)[0], inputs)
+    with pytest.raises(ValueError, match=r"dropout=1.0 is a share of the inputs, from 0 to below 1"):
+        flow.BatchLoss(task, 1.0)
+    words = rg.Task(nn.Embedding(9, 2), [(torch.arange(4), torch.arange(4))])
+    with pytest.raises(ValueError, match=r"dropout=0.5 is for inputs .*, but they are torch.int64"):
+        flow.BatchLoss(words, 0.5)({"weight": torch.zeros(1, 9, 2)})
+
+
 def test_assignment_pairs_at_the_least_cost_and_keeps_everyone() -> None:
     space, moments, _ = gaussians(0.0, 1.0)
     x0, x1 = torch.randn(2, 8, 2, generator=torch.Generator().manual_seed(0)).unbind(0)

@@ -155,6 +155,9 @@ def test_a_loss_pulls_networks(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows["guided"] < rows["without guidance"]
     assert rows["without guidance, then 5 gradient steps"] < rows["without guidance"]
     assert len(Store.open("pulled")) == 6
+    main([*arguments, "--data", "task.py:batches", "-o", "dropped", "--dropout", "0.5", "--json"])
+    others = {row["name"]: row["loss"] for row in json.loads(capsys.readouterr().out)["scores"]}
+    assert {name for name in rows if others[name] == rows[name]} == {"without guidance"}
 
 
 def test_what_cannot_be_done_is_told(place: Path, refused: Callable[..., str]) -> None:

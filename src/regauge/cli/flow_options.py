@@ -125,6 +125,8 @@ class FlowGuide(Sampling):
     """Sum of the learning rates of all steps: the guided step is the gradient times --strength / --steps."""
     start: float = 0.0
     """Time, from 0 to 1, before which there is no guidance."""
+    dropout: float = 0.0
+    """Share of the values of inputs that are set to zero, others in each step, against overfitting by a strong pull."""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     batch: int = 512

@@ -56,10 +56,10 @@ def guide(options: FlowGuide) -> None:
     with show_status("reading the data"):
         task = task_on(architecture, options.data, options.loss, options.batch)
         tested = task if options.test is None else task_on(architecture, options.test, options.loss, TESTED)
-    settings = {name: getattr(options, name) for name in ("data", "strength", "start", "loss", "batch")}
+    settings = {name: getattr(options, name) for name in ("data", "strength", "start", "dropout", "loss", "batch")}
 
     def draw(count: int, generator: torch.Generator) -> Params:
-        guidance = flow.Guidance(flow.BatchLoss(task), options.strength, options.start)
+        guidance = flow.Guidance(flow.BatchLoss(task, options.dropout), options.strength, options.start)
         return made.sample(
             count, generator=generator, steps=options.steps, solver="euler", guidance=guidance, label=label
         )
@@ -72,7 +72,7 @@ def guide(options: FlowGuide) -> None:
         starts = [draw_start(Initialization(), options.seed, k) for k in range(options.networks)]
         random = initialize(architecture, starts, next(iter(plain.values())).dtype)
         steps = max(1, round(options.steps * (1 - options.start)))
-        trained = partial(descend, flow.BatchLoss(task), steps=steps, rate=options.strength / steps)
+        trained = partial(descend, flow.BatchLoss(task, options.dropout), steps=steps, rate=options.strength / steps)
         kinds = {
             "guided": target.read(slice(None)),
             "without guidance": plain,

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regauge.core.given import as_pair
 from regauge.core.params import Params
 from regauge.core.task import Batch, Task
 
@@ -17,18 +18,44 @@ class BatchLoss:
 
     Attributes:
         task: What is asked of the networks.
+        dropout: Share of the values of the inputs that are set to zero, others in each call and the same for all
+            networks; the rest is divided by the share that is kept. So the loss hardly falls by what single features
+            say, which keeps a strong pull from learning few examples by heart. Inputs must be one tensor.
+        generator: Source of what is set to zero; a fixed one unless given.
+
+    References:
+        Srivastava et al. (2014) for dropout, of inputs here.
     """
 
     task: Task
-    _rest: Iterator[Batch] = field(default_factory=lambda: iter(()), repr=False)
+    dropout: float = 0.0
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
+    _rest: Iterator[Batch] = field(default_factory=lambda: iter(()), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} is a share of the inputs, from 0 to below 1")
 
     def __call__(self, params: Mapping[str, Tensor]) -> Float[Tensor, " models"]:
         batch = next(self._rest, None)
         if batch is None:
             self._rest = iter(self.task.batches)
             batch = next(self._rest)
+        if self.dropout:
+            batch = self._drop(batch)
         found: Tensor = torch.func.vmap(self.task.loss, in_dims=(0, None))(dict(params), batch)
         return found
+
+    def _drop(self, batch: Batch) -> Batch:
+        """The batch with some values of its inputs set to zero."""
+        inputs, targets = as_pair(batch)
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+            raise ValueError(
+                f"dropout={self.dropout} is for inputs that are one floating-point tensor, but they are "
+                f"{inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__}; choose dropout=0"
+            )
+        kept = torch.rand(inputs.shape, generator=self.generator).to(inputs) >= self.dropout
+        return inputs * kept / (1 - self.dropout), targets
 
 
 def descend(loss: BatchLoss, params: Mapping[str, Tensor], *, steps: int, rate: float) -> Params:
