@@ -28,7 +28,7 @@ def config(scale: Scale, *, is_common: bool = False) -> Study:
         population = replace(population, group=1)
     if scale == "smoke":
         population = replace(population, architecture=cnn_architecture("relu", 1, 4, 4), data="digits")
-    flows = in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian(), strengths=())
+    flows = in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian())
     drawn, shown = (4, (2,)) if scale == "smoke" else (50, STEPS)
     start = "one start, with batches" if is_common else "starts"
     note = f"the ends of {steps} steps of Adam from {start} of their own; judged on the first {IMAGES} test images"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.store import Store
 from regauge.zoo.presets import mlp_architecture
 from regauge.zoo.training import Config
+from regauge.zoo.training.examples import load_examples
 
 BATCH = 500
 IMAGES = 2000
@@ -76,10 +78,22 @@ class Networks:
         """The networks of a part, or some of them, evenly spread."""
         return self.store.read(self.parts[part] if most is None else spread(self.parts[part], most))
 
-    def task(self, part: str = "test", data: str | None = None, widths: tuple[int, ...] = ()) -> Task:
-        """The task on the examples for training or testing, of networks of these or other widths."""
+    def task(
+        self,
+        part: Literal["learned", "train", "test"] = "test",
+        data: str | None = None,
+        widths: tuple[int, ...] = (),
+    ) -> Task:
+        """The task on some examples of data, of networks of these or other widths.
+
+        "learned" examples are those that a population of that data is trained on: all for training but the tenth that
+        is kept for validation.
+        """
         found = DATA[data or self.data]()
-        inputs, classes = found[:2] if part == "train" else found[2:]
+        inputs, classes = found[2:] if part == "test" else found[:2]
+        if part == "learned":
+            count = len(load_examples(data or self.data).inputs)
+            inputs, classes = inputs[:count], classes[:count]
         architecture = mlp_architecture(*widths) if widths else self.store.architecture
         module = architecture.module()
         if "channels" not in architecture.settings:

@@ -4,6 +4,7 @@ The thesis' sampler does not follow its flow, and its Geometric flows divide the
 lowers the loss on UCI and raises it on MNIST. Both stand here beside what is right.
 """
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +18,7 @@ from regauge.core.params import Params, select
 from regauge.flow.guiding import descend
 from regauge.flow.judging import Judgement
 from regauge.flow.priors import PriorSettings
+from regauge.flow.thesis import Kind
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows.networks import Networks, fewer, unit_head
 from regauge.papers.table import Chart, Picture, Quantity, Record, Row, Series, Table
@@ -42,10 +44,19 @@ SIZES = (1, 3, 10, 30, 100)
 """Networks whose probabilities are averaged."""
 COMPONENTS = 200
 """Of networks with many values."""
-STRENGTHS = (3.0, 10.0)
-"""Of guidance. With the first, drawn networks have the loss of trained ones on the training cases of breast cancer."""
-STRONGER = (3.0, 10.0, 20.0)
-"""Of guidance where more is left to do; with the last, networks of MNIST disagree no more than trained ones."""
+PULLS = ((10.0, 0.0), (30.0, 0.2))
+"""Strengths of guidance and the dropout of inputs, for breast cancer; `folds` chose the last."""
+STRENGTHS = ((3.0, 0.0), (10.0, 0.0), (20.0, 0.0))
+"""The same where more is left to do; with the last, networks of MNIST disagree no more than trained ones."""
+KINDS: tuple[Kind, ...] = ("euclidean", "geometric")
+"""Of the thesis' flows."""
+TRANSPORT = flow.Coupling(assignment=True)
+PAIRINGS = (
+    ("", False, flow.Coupling()),
+    (", aligned, optimal transport", True, TRANSPORT),
+    (", each end aligned to its start", False, flow.Coupling(alignment=True)),
+)
+"""Of the thesis' flows: words, whether networks are aligned to their middle, and which start belongs to which end."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Drawing:
     steps: int = 20
     noise: float = 0.0
     strength: float = 0.0  # of guidance by the examples that the networks were trained on
+    dropout: float = 0.0  # share of the values of these examples' inputs that are set to zero
     paper: tuple[str, ...] = ()  # accuracy and loss in the thesis, divergence too on MNIST
 
 
@@ -86,17 +98,21 @@ class Study:
 
 
 def uci(scale: Scale) -> Study:
-    """2,500 runs and four CPU minutes for a flow on a laptop; 10,000 runs and an hour at the paper's scale."""
-    count, seconds = {"smoke": (40, 0.3), "cpu": (2500, 240.0), "paper": (10_000, 3600.0)}[scale]
+    """2,500 runs and a CPU minute for a flow on a laptop; 10,000 runs and an hour at the paper's scale."""
+    count, seconds = {"smoke": (40, 0.3), "cpu": (2500, 60.0), "paper": (10_000, 3600.0)}[scale]
     population = replace(uci_mlps(count), checkpoints=Checkpoints(every=80, warmup=160))
     if scale == "smoke":
         population = replace(fewer(population, count, 2), architecture=mlp_architecture(30, 4, 4, 2))
     head = "layers.2"
-    paper = {"euclidean": ("0.998", "0.101"), "geometric": ("0.992", "0.019")}
+    paper = {
+        "euclidean": {"": ("0.998", "0.101"), PAIRINGS[1][0]: ("0.993", "0.053")},
+        "geometric": {"": ("0.992", "0.019"), PAIRINGS[1][0]: ("0.991", "0.020")},
+    }
     note = "held-out examples: 114 cases; the thesis has 57, one of which is 1.75%"
     drawn, seeds = (8, 1) if scale == "smoke" else (500, 3)
     prior = flow.MatchedGaussian() if scale == "smoke" else flow.FullGaussian()
-    flows = (replace(in_all_values(seconds, scale, prior), seeds=seeds), *thesis(seconds, scale, head, paper))
+    own = in_all_values(seconds, scale, prior, PULLS)
+    flows = (replace(own, seeds=seeds), by_transport(own), *thesis(seconds, scale, head, paper))
     steps = (2, 4) if scale == "smoke" else STEPS
     return Study("UCI breast cancer", "uci", population, flows, drawn, head, steps, ("0.992", "0.048"), (note,))
 
@@ -107,10 +123,14 @@ def mnist(scale: Scale) -> Study:
     population = fewer(mnist_tiny_mlps(), count, epochs)
     if scale == "smoke":
         population = replace(population, architecture=mlp_architecture(64, 4, 10), data="digits")
-    paper = {"euclidean": ("0.737", "0.814", "0.00102"), "geometric": ("0.737", "1.457", "0.00073")}
+    paper = {
+        "euclidean": {"": ("0.737", "0.814", "0.00102"), PAIRINGS[1][0]: ("0.757", "0.753", "0.00085")},
+        "geometric": {"": ("0.737", "1.457", "0.00073"), PAIRINGS[1][0]: ("0.786", "1.443", "0.00093")},
+    }
     drawn = 8 if scale == "smoke" else 100
-    own = (in_components(seconds, scale), in_all_values(seconds, scale, flow.MatchedGaussian(), strengths=()))
-    flows = (*own, *thesis(seconds, scale, "layers.1", paper))
+    components = in_components(seconds, scale)
+    tokens = in_all_values(seconds, scale, flow.MatchedGaussian())
+    flows = (components, by_transport(components), tokens, *thesis(seconds, scale, "layers.1", paper))
     steps = (2, 4) if scale == "smoke" else STEPS
     note = f"ends of {count} runs of {epochs} epochs; the thesis has checkpoints of 50 runs of 25"
     return Study(
@@ -127,7 +147,7 @@ def mnist(scale: Scale) -> Study:
 
 
 def in_all_values(
-    seconds: float, scale: Scale, prior: PriorSettings, strengths: tuple[float, ...] = STRENGTHS
+    seconds: float, scale: Scale, prior: PriorSettings, pulls: tuple[tuple[float, float], ...] = ()
 ) -> Fitted:
     """The flow of this library for few values: of aligned networks, with tokens that are units."""
     settings = replace(
@@ -137,7 +157,7 @@ def in_all_values(
         prior=prior,
         balance=1.0,
     )
-    return Fitted("tokens", settings, _drawings("flow of velocities", strengths))
+    return Fitted("tokens", settings, _drawings("flow of velocities", pulls))
 
 
 def in_components(seconds: float, scale: Scale) -> Fitted:
@@ -150,7 +170,18 @@ def in_components(seconds: float, scale: Scale) -> Fitted:
         lr=2e-3,
         batch=128,
     )
-    return Fitted("components", settings, _drawings(f"flow of {count} components", STRONGER))
+    return Fitted("components", settings, _drawings(f"flow of {count} components", STRENGTHS))
+
+
+def by_transport(fitted: Fitted) -> Fitted:
+    """The same flow, unguided, fitted with the starts of a batch assigned to its ends."""
+    drawing = fitted.drawings[0]
+    return replace(
+        fitted,
+        label=f"{fitted.label}, optimal transport",
+        settings=replace(fitted.settings, coupling=TRANSPORT),
+        drawings=(replace(drawing, label=f"{drawing.label}, optimal transport"),),
+    )
 
 
 def _common(seconds: float, scale: Scale) -> flow.Config:
@@ -165,15 +196,31 @@ def _common(seconds: float, scale: Scale) -> flow.Config:
     )
 
 
-def _drawings(label: str, strengths: tuple[float, ...]) -> tuple[Drawing, ...]:
-    return (Drawing(label), *(Drawing(f"{label}, guided, strength {one:g}", strength=one) for one in strengths))
+def _drawings(label: str, pulls: tuple[tuple[float, float], ...]) -> tuple[Drawing, ...]:
+    guided = (Drawing(f"{label}, {describe_pull(*pull)}", strength=pull[0], dropout=pull[1]) for pull in pulls)
+    return Drawing(label), *guided
 
 
-def thesis(seconds: float, scale: Scale, head: str, paper: Mapping[str, tuple[str, ...]]) -> tuple[Fitted, ...]:
-    """The thesis' flows at a smaller width, drawn with its sampler and with the flow's own equation."""
+def describe_pull(strength: float, dropout: float) -> str:
+    """Guidance of this strength and dropout, in words."""
+    return f"guided, strength {strength:g}" + (f", {dropout:.0%} of the inputs dropped" if dropout else "")
+
+
+def thesis(
+    seconds: float, scale: Scale, head: str, paper: Mapping[str, Mapping[str, tuple[str, ...]]]
+) -> tuple[Fitted, ...]:
+    """The thesis' flows at a smaller width, drawn with its sampler and with the flow's own equation.
+
+    Args:
+        seconds: CPU seconds for each flow.
+        scale: Of the experiment.
+        head: The last layer, without ".weight".
+        paper: Accuracy, loss and divergence in the thesis, by kind of flow and by the words of `PAIRINGS`.
+    """
     small = flow.Metanetwork(RelationalAttention(heads=2), 8, 1)
+    steps = 2 if scale == "smoke" else 100
     made = []
-    for kind in ("euclidean", "geometric"):
+    for kind, (words, is_aligned, coupling) in itertools.product(KINDS, PAIRINGS):
         unit = {} if kind == "euclidean" else {"head": f"{head}.weight", "head_bias": f"{head}.bias"}
         settings = flow.thesis_config(
             kind,
@@ -182,13 +229,15 @@ def thesis(seconds: float, scale: Scale, head: str, paper: Mapping[str, tuple[st
             seconds=seconds,
             is_cpu_time=True,
             epochs=2 if scale == "smoke" else 3000,
+            is_aligned=is_aligned,
+            coupling=coupling,
         )
-        steps = 2 if scale == "smoke" else 100
+        name = f"thesis' {kind} flow{words}"
         drawings = (
-            Drawing(f"thesis' {kind} flow, its sampler", "thesis", steps, paper=paper[kind]),
-            Drawing(f"thesis' {kind} flow, its equation", "euler", steps),
+            Drawing(f"{name}, its sampler", "thesis", steps, paper=paper[kind].get(words, ())),
+            Drawing(f"{name}, its equation", "euler", steps),
         )
-        made.append(Fitted(kind, settings, drawings))
+        made.append(Fitted(f"{kind}{words}", settings, drawings))
     return tuple(made)
 
 
@@ -207,8 +256,7 @@ def measure(study: Study, run: Run) -> Table:
             paper = dict(zip(("accuracy", "loss", "divergence"), drawing.paper, strict=False))
             rows.append(Row.of(drawing.label, [[one["generated"]] for one in found], QUANTITIES, paper=paper))
             averages[drawing.label] = found[0]["averages"]
-            if not drawing.strength:
-                curves[drawing.label] = found[0]["steps"]
+            curves[drawing.label] = found[0]["steps"]
             controls |= found[0]["others"]
     paper = dict(zip(("accuracy", "loss", "divergence"), study.target, strict=False))
     rows.append(Row.of("held-out networks", [[controls.pop("held-out")]], QUANTITIES, paper=paper))
@@ -227,7 +275,8 @@ def measure(study: Study, run: Run) -> Table:
     if any(drawing.strength for fitted in study.flows for drawing in fitted.drawings):
         notes += (
             "guided: by the loss on the examples that the networks were trained on, at the predicted end; strength: "
-            "the sum of the learning rates of all steps; controls take as many gradient steps at the same rates",
+            "the sum of the learning rates of all steps; dropped: that share of the inputs' values is set to zero, "
+            "others in each step; controls take as many gradient steps with the same losses at the same rates",
         )
     if any(fitted.settings.predicts == "end" for fitted in study.flows):
         last = study.flows[-1].settings
@@ -259,8 +308,8 @@ class Known:
 
     @cached_property
     def learned(self) -> Any:
-        """On the examples for training."""
-        return self.networks.task("train")
+        """On the examples that the networks were trained on."""
+        return self.networks.task("learned")
 
     @cached_property
     def held_out(self) -> Params:
@@ -290,11 +339,12 @@ class Known:
             "generated": self._record(found, "generated") | trained,
             "others": others,
             "averages": self._averages(drawn),
-            "steps": self._steps(made, drawing) if not (seed or drawing.strength) else [],
+            "steps": self._steps(made, drawing) if not seed else [],
         }
 
     def _draw(self, made: flow.Flow, drawing: Drawing, count: int, steps: int, chance: torch.Generator) -> Params:
-        guidance = flow.Guidance(flow.BatchLoss(self.learned), drawing.strength) if drawing.strength else None
+        loss = flow.BatchLoss(self.learned, drawing.dropout)
+        guidance = flow.Guidance(loss, drawing.strength) if drawing.strength else None
         return made.sample(
             count, generator=chance, steps=steps, solver=drawing.solver, noise=drawing.noise, guidance=guidance
         )
@@ -310,10 +360,11 @@ class Known:
         }
         found, steps = {}, 2 * drawing.steps  # Heun's method has two gradients a step
         for name, first in firsts.items():
-            loss = flow.BatchLoss(self.learned)
+            loss = flow.BatchLoss(self.learned, drawing.dropout)
             moved = descend(loss, first, steps=steps, rate=drawing.strength / steps)
             judged = flow.judge(moved, train, self.held_out, self.networks.store.require_symmetry(), self.task)
-            found[f"{name}, {steps} gradient steps, {drawing.strength:g}"] = self._record(judged, "generated")
+            label = f"{name}, {steps} gradient steps, {drawing.strength:g}" + (", dropped" if drawing.dropout else "")
+            found[label] = self._record(judged, "generated")
         return found
 
     def _record(self, found: Judgement, name: str) -> Record:
@@ -354,10 +405,12 @@ class Known:
 
 
 def _draw(title: str, x_label: str, y_label: str, xs: Sequence[int], curves: Mapping[str, Sequence[float]]) -> Picture:
-    """A chart of this library's flows, and one of the thesis'."""
-    charts = []
-    for is_thesis in (False, True):
-        chosen = {label: values for label, values in curves.items() if label.startswith("thesis") == is_thesis}
-        series = tuple(Series(label, xs, values) for label, values in chosen.items())
-        charts += [Chart(title, x_label, y_label, series, is_log_x=True)] if series else []
-    return tuple(charts)
+    """A chart of this library's flows, and one of the thesis' for each way of drawing from them."""
+    groups: dict[str, list[Series]] = {}
+    for label, values in curves.items():
+        way = label.rpartition(", ")[2] if label.startswith("thesis") else ""
+        groups.setdefault(way, []).append(Series(label.removesuffix(f", {way}"), xs, values))
+    return tuple(
+        Chart(f"{title}, {way}" if way else title, x_label, y_label, tuple(series), is_log_x=True)
+        for way, series in groups.items()
+    )

@@ -105,7 +105,7 @@ def widths(study: Study, run: Run) -> Table:
     networks = Networks.of("mnist", study.population, run)
     inputs, hidden, outputs = study.population.architecture.settings["widths"]
     wide, wider, steps = (inputs, study.wide, outputs), f"{study.wide} units", study.wide_steps
-    learned, strength = networks.task("train", widths=wide), f"strength {study.wide_strength:g}"
+    learned, strength = networks.task("learned", widths=wide), f"strength {study.wide_strength:g}"
     after = f"then {2 * steps} gradient steps, {strength}, {wider}"
     narrow, drawn, guided, improved, starts, descended, fresh, trained = labels = (
         f"drawn, {hidden} units",
