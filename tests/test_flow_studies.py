@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,9 +11,12 @@ import regauge as rg
 from regauge.core.interpolation import distance
 from regauge.core.params import select
 from regauge.nets.mlp import mlp
-from regauge.papers.flows import barriers, signals
-from regauge.papers.table import Images
+from regauge.papers.experiment import Run
+from regauge.papers.flows import barriers, folds, quality, signals
+from regauge.papers.flows.networks import Networks
+from regauge.papers.table import Chart, Images
 from regauge.report.figures import picture_figure
+from regauge.zoo.training import load_examples
 
 
 def test_pairs_of_copies_have_no_barrier_once_they_are_aligned() -> None:
@@ -61,3 +65,54 @@ def test_the_nearest_image_is_found_and_spread_is_within_classes() -> None:
     # Classes far from one another, each with two images one apart.
     classes = [torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([[9.0, 9.0], [9.0, 8.0]])]
     assert float(signals._spread(classes)) == 1.0
+
+
+def test_guidance_sees_what_networks_were_trained_on_and_no_other_case(tmp_path: Path) -> None:
+    networks = Networks.of("few", quality.fewer(quality.uci("smoke").population, 2, 1), Run("smoke", 0, tmp_path))
+    known = load_examples("breast-cancer")
+    ((inputs, classes),) = networks.task("learned").batches
+    assert torch.equal(inputs, known.inputs)
+    assert torch.equal(classes, known.targets)
+    sizes = {part: len(networks.task(part).batches[0][0]) for part in ("learned", "train", "test")}  # type: ignore[arg-type, index]
+    assert sizes == {"learned": 410, "train": 455, "test": 114}
+
+
+def test_each_case_that_is_learned_is_left_out_once() -> None:
+    known = load_examples("breast-cancer")
+    thirds = [make() for make in (folds.first, folds.second, folds.third)]
+    for third in thirds:
+        assert len(third.inputs) + len(third.validation_inputs) == len(known.inputs)
+        both = torch.cat([third.inputs, third.validation_inputs])
+        assert torch.equal(both[:, 0].sort().values, known.inputs[:, 0].sort().values)
+    rest = torch.cat([third.validation_inputs for third in thirds])
+    assert len(rest.unique(dim=0)) == len(known.inputs)
+    assert torch.equal(rest[:, 0].sort().values, known.inputs[:, 0].sort().values)
+
+
+def test_every_table_of_flows_has_rows_with_transport_and_with_alignment() -> None:
+    for study in (quality.uci("cpu"), quality.mnist("cpu")):
+        assert len({fitted.label for fitted in study.flows}) == len(study.flows)
+        by_coupling = {fitted.label: fitted.settings.coupling for fitted in study.flows}
+        assert sum(coupling.assignment for coupling in by_coupling.values()) == 3
+        aligned = [label for label, coupling in by_coupling.items() if coupling.alignment]
+        assert aligned == [f"{kind}, each end aligned to its start" for kind in ("euclidean", "geometric")]
+        printed = {d.label: d.paper[:2] for fitted in study.flows for d in fitted.drawings if d.paper}
+        best = printed["thesis' geometric flow, aligned, optimal transport, its sampler"]
+        assert best == (("0.991", "0.020") if study.name == "uci" else ("0.786", "1.443"))
+
+
+def test_curves_stand_in_a_panel_for_each_way_of_drawing() -> None:
+    curves = {
+        "flow": [1.0, 2.0],
+        "flow, guided, strength 3": [1.0, 1.5],
+        "thesis' flow, its sampler": [3.0, 4.0],
+        "thesis' flow, aligned, its sampler": [3.0, 5.0],
+        "thesis' flow, its equation": [5.0, 6.0],
+    }
+    panels = [panel for panel in quality._draw("Steps", "steps", "loss", (2, 5), curves) if isinstance(panel, Chart)]
+    found = {panel.title: {one.label: list(one.y) for one in panel.series} for panel in panels}
+    assert found == {
+        "Steps": {"flow": [1.0, 2.0], "flow, guided, strength 3": [1.0, 1.5]},
+        "Steps, its sampler": {"thesis' flow": [3.0, 4.0], "thesis' flow, aligned": [3.0, 5.0]},
+        "Steps, its equation": {"thesis' flow": [5.0, 6.0]},
+    }
