@@ -326,10 +326,13 @@ def test_summaries() -> None:
     several = summarize([[1.0, 3.0], [5.0, 7.0]])
     assert (several.mean, several.count) == (4.0, 4)
     assert several.standard_error == pytest.approx((20 / 3) ** 0.5 / 2)
-    assert several.deviation == pytest.approx(8**0.5)
+    assert (several.deviation, several.print_seeds(1)) == (None, "2.0 and 6.0")
+    three = summarize([[1.0], [3.0], [8.0]])
+    assert (three.deviation, three.print_seeds(1)) == (pytest.approx(13**0.5), "3.6")
     assert several.span == (4 - several.standard_error, 4 + several.standard_error)
     one = summarize([[2.0]])
-    assert (one.mean, one.standard_error, one.deviation) == (2.0, None, None)
+    assert (one.mean, one.standard_error, one.deviation, one.print_seeds(1)) == (2.0, None, None, "")
+    assert summarize([[3.0], [2.0]]).print_seeds(1) == ""  # both are printed already
     two = summarize([[3.0, 2.0]])
     assert (two.standard_error, two.span, two.print_mean(1)) == (None, (2.0, 3.0), "3.0 and 2.0")
 
@@ -397,7 +400,7 @@ def test_tables_of_seeds_are_joined_value_by_value() -> None:
     second = Table("t", ("how", "lr 2"), (Quantity("barrier", 1),), (Row("ours", {"barrier": [[3.0, 6.0]]}),))
     joined = join_seeds({0: first, 7: second})
     assert joined.rows[0].values == {"barrier": [[1.0, 2.0], [3.0, 6.0]]}
-    assert joined.cells() == [["", "n", "barrier", "over seeds"], ["ours", "4", "3.0 ± 1.1", "2.1"]]
+    assert joined.cells() == [["", "n", "barrier", "over seeds"], ["ours", "4", "3.0 ± 1.1", "1.5 and 4.5"]]
     assert joined.notes == ("how", "lr 1", "seed 7: lr 2")
     assert join_seeds({0: first}) is first
     with pytest.raises(ValueError, match="rows of different seeds are 'ours', 'theirs'"):
@@ -433,8 +436,8 @@ def test_a_table_as_markdown() -> None:
         "",
         "|  | n | barrier | over seeds | paper | s | over seeds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| Naive | 4 | 2.50 ± 0.65 | 1.41 | 2.007 |  |  |",
-        "| other | 4 | 0.50 ± 0.00 | 0.00 |  | 1.0 ± 0.0 | 0.0 |",
+        "| Naive | 4 | 2.50 ± 0.65 | 1.50 and 3.50 | 2.007 |  |  |",
+        "| other | 4 | 0.50 ± 0.00 | 0.50 and 0.50 |  | 1.0 ± 0.0 | 1.0 and 1.0 |",
         "",
         "- a note",
     ]

@@ -181,8 +181,8 @@ class Table:
         For each row its label, the number n of independent values of its first quantity if any row has several (others
         may have more: both ends of each line), and then, for each quantity:
         the mean with its standard error over these, or the values themselves where there are fewer than three, the
-        standard deviation of the means of the seeds if there are several, and the paper's number if it has one. For the
-        first quantity the mean difference from the row `paired` follows.
+        standard deviation of the means of the seeds if there are several, or both means if there are two, and the
+        paper's number if it has one. For the first quantity the mean difference from the row `paired` follows.
         """
         columns = [["", *(row.label for row in self.rows)]]
         counts = [self._count(row) for row in self.rows]
@@ -191,9 +191,9 @@ class Table:
         for q in self.quantities:
             found = [self._summary(row.values[q.name]) if q.name in row.values else None for row in self.rows]
             columns.append([q.name, *("" if one is None else one.print_mean(q.digits) for one in found)])
-            deviations = [None if one is None else one.deviation for one in found]
-            if any(one is not None for one in deviations):
-                columns.append(["over seeds", *("" if one is None else f"{one:.{q.digits}f}" for one in deviations)])
+            seeds = ["" if one is None else one.print_seeds(q.digits) for one in found]
+            if any(seeds):
+                columns.append(["over seeds", *seeds])
             if any(q.name in row.paper for row in self.rows):
                 columns.append(["paper", *(row.paper.get(q.name, "") for row in self.rows)])
             if self.paired and q == self.quantities[0]:
@@ -308,9 +308,10 @@ class Summary:
 
     mean: float
     standard_error: float | None  # of the mean; None for fewer than three values
-    deviation: float | None  # standard deviation of the means of the seeds; None for a single seed
+    deviation: float | None  # standard deviation of the means of the seeds; None for fewer than three seeds
     count: int  # pairs of all seeds
     few: tuple[float, ...] = ()  # the values themselves, if there are fewer than three
+    few_seeds: tuple[float, ...] = ()  # the means of the seeds, if there are two and more values
 
     @property
     def span(self) -> tuple[float, float]:
@@ -321,8 +322,16 @@ class Summary:
     def print_mean(self, digits: int) -> str:
         """The mean with its standard error, or the few values."""
         if self.standard_error is None:
-            return " and ".join(f"{value:.{digits}f}" for value in self.few)
+            return _print_few(self.few, digits)
         return f"{self.mean:.{digits}f} ± {self.standard_error:.{digits}f}"
+
+    def print_seeds(self, digits: int) -> str:
+        """The standard deviation of the means of the seeds, or both means; nothing for a single seed."""
+        return _print_few(self.few_seeds, digits) if self.deviation is None else f"{self.deviation:.{digits}f}"
+
+
+def _print_few(values: Sequence[float], digits: int) -> str:
+    return " and ".join(f"{value:.{digits}f}" for value in values)
 
 
 def summarize(values: Values) -> Summary:
@@ -332,9 +341,10 @@ def summarize(values: Values) -> Summary:
     return Summary(
         statistics.fmean(flat),
         statistics.stdev(flat) / math.sqrt(len(flat)) if len(flat) >= FEWEST else None,
-        statistics.stdev(means) if len(means) > 1 else None,
+        statistics.stdev(means) if len(means) >= FEWEST else None,
         len(flat),
         tuple(flat) if len(flat) < FEWEST else (),
+        tuple(means) if 1 < len(means) < FEWEST <= len(flat) else (),
     )
 
 
