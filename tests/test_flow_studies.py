@@ -113,6 +113,6 @@ def test_curves_stand_in_a_panel_for_each_way_of_drawing() -> None:
     found = {panel.title: {one.label: list(one.y) for one in panel.series} for panel in panels}
     assert found == {
         "Steps": {"flow": [1.0, 2.0], "flow, guided, strength 3": [1.0, 1.5]},
-        "Steps, its sampler": {"thesis' flow": [3.0, 4.0], "thesis' flow, aligned": [3.0, 5.0]},
-        "Steps, its equation": {"thesis' flow": [5.0, 6.0]},
+        "Thesis' flows, its sampler": {"thesis' flow": [3.0, 4.0], "thesis' flow, aligned": [3.0, 5.0]},
+        "Thesis' flows, its equation": {"thesis' flow": [5.0, 6.0]},
     }
