@@ -126,7 +126,7 @@ class FlowGuide(Sampling):
     start: float = 0.0
     """Time, from 0 to 1, before which there is no guidance."""
     dropout: float = 0.0
-    """Share of the values of inputs that are set to zero, others in each step, against overfitting by a strong pull."""
+    """Share of the inputs' values that are set to zero, others in each step, so that DATA is fitted less closely."""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     batch: int = 512

@@ -19,8 +19,8 @@ class BatchLoss:
     Attributes:
         task: What is asked of the networks.
         dropout: Share of the values of the inputs that are set to zero, others in each call and the same for all
-            networks; the rest is divided by the share that is kept. So the loss hardly falls by what single features
-            say, which keeps a strong pull from learning few examples by heart. Inputs must be one tensor.
+            networks; the rest is divided by the share that is kept. So a strong pull fits the examples less closely.
+            Inputs must be one tensor.
         generator: Source of what is set to zero; a fixed one unless given.
 
     References:
