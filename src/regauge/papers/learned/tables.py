@@ -24,7 +24,7 @@ from regauge.papers.ways import Way
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
 from regauge.zoo.training import Config
 
-COURSE = "Held-out pairs while matchers are trained, matched by vectors alone"
+COURSE = "Held-out pairs during training"
 """The title of the picture."""
 
 
@@ -59,7 +59,7 @@ def measure(study: Study, run: Run) -> Table:
         (*notes, *notes_of(networks), *study.notes),
         QUANTITIES,
         tuple(rows_of(ways, found, study.paper)),
-        pictures={"training": (Chart(COURSE, "step", "barrier halfway", tuple(courses), is_log_x=True),)},
+        pictures={"training": (Chart(COURSE, "step", "barrier halfway, training data", tuple(courses)),)},
         paired="Weight Matching",
     )
 
