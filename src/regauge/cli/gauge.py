@@ -40,7 +40,7 @@ BITS = (8, 4, 3)
 HELD = 4
 """Copies in float64 that choosing holds: the values, what a step makes of them, and what rounding makes of these."""
 HELD_BY_FUNCTION = 48
-"""The same of a method that learns by function, which moves gradients along with the values."""
+"""Copies in float64 that learning by function holds, which moves gradients along with the values."""
 PIECE = 1 << 23
 """Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
 FORMAT, FORMAT_VERSION = "regauge.gauge", 1

@@ -83,7 +83,7 @@ def draw(options: Reproduce, paths: Sequence[Path]) -> None:
 
 
 class Origin(NamedTuple):
-    """What was run."""
+    """The paper, experiment and scale of a run."""
 
     paper: str
     experiment: str
@@ -94,7 +94,7 @@ class Origin(NamedTuple):
 
 
 def read_run(path: Path) -> tuple[Origin, list[int], Table]:
-    """What was run, its seeds and its table."""
+    """Read the origin, the seeds and the table of a run from its file."""
     try:
         known = read_json(path)
         table = Table.from_json(known)

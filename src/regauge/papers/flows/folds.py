@@ -38,7 +38,7 @@ FOLDS = 3
 DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 """Shares of the inputs' values that are set to zero while guiding."""
 STRENGTHS = (10.0, 30.0, 60.0)
-"""Of guidance."""
+"""Strengths of guidance: the sum of the learning rates of all steps."""
 UNGUIDED, HELD_OUT, MEANS = "no guidance", "held-out networks", "means of 16"
 
 
