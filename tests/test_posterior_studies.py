@@ -55,7 +55,7 @@ def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
     config = replace(config, cases=(config.cases[0], config.cases[5]))
     table = posterior_barriers.measure(config, run)
     assert len(table.rows) == 4
-    posterior, point = (f"{case.label}, as inferred" for case in config.cases)
+    posterior, point = (f"{case.label}: as inferred" for case in config.cases)
     assert "KL per example" in row(table, posterior).values
     assert "KL per example" not in row(table, point).values
     assert "Monte Carlo error" not in row(table, point).values
