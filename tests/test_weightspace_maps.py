@@ -1,6 +1,6 @@
 """Layers with maps of their own between all tensors: every setting of them, and what they can tell apart."""
 
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -10,8 +10,9 @@ from regauge import weightspace as ws
 from regauge.weightspace.layers import reading
 from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.hubs import POOLED, Key, find_hubs
+from regauge.weightspace.layers.propagation import _multiply
 from regauge.weightspace.layers.reading import Pools, _Activated, _Largest, activate, map_and_pool
-from regauge.weightspace.layout import compile_layout
+from regauge.weightspace.layout import Block, End, compile_layout
 
 SETTINGS = [
     ws.DWS(sets=sets, pooling=pooling, is_diagonal=is_diagonal, heads=2)
@@ -132,3 +133,20 @@ def test_what_is_mapped_some_networks_at_a_time_is_what_is_mapped_at_once(
     one, other = (torch.autograd.grad(made, inputs, wanted) for made in results)
     for k in range(len(inputs)):
         torch.testing.assert_close(one[k], other[k])
+
+
+AXES = [axes for count in (1, 2) for axes in permutations(range(3), count)]
+
+
+@pytest.mark.parametrize("into", AXES)
+@pytest.mark.parametrize("out", AXES)
+def test_messages_are_sums_over_the_units_of_one_end(into: tuple[int, ...], out: tuple[int, ...]) -> None:
+    """Whatever axes of a block its two ends have, in whatever order: apart, shared, or neither."""
+    sizes, chance = (2, 3, 4), generator(0)
+    block = Block("w", ("w",), (), sizes, 2, ())
+    values = torch.randn(3, *sizes, 2, generator=chance, dtype=torch.float64)
+    sent = torch.randn(3, *(sizes[axis] for axis in out), 2, 5, generator=chance, dtype=torch.float64)
+    letters = "abc"
+    left, right = ("".join(letters[axis] for axis in axes) for axes in (into, out))
+    expected = torch.einsum(f"XabcY,X{right}YZ->X{left}Z", values, sent)
+    torch.testing.assert_close(_multiply(values, sent, block, End("i", into), End("j", out)), expected)

@@ -127,7 +127,7 @@ class Fold:
 
     @cached_property
     def examples(self) -> Examples:
-        """What was seen, and, for validation, what was left out."""
+        """The cases of the fold: for training those that are seen, for validation those that are left out."""
         return self.make()
 
     @cached_property
@@ -149,7 +149,7 @@ class Fold:
 
     @cached_property
     def middle(self) -> Tensor:
-        """What all networks are aligned to."""
+        """The network of the fold that all others are aligned to."""
         return find_reference(self.space, self.space.enter(self.networks.read("train")))
 
     @cached_property

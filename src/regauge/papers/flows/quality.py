@@ -47,9 +47,9 @@ COMPONENTS = 200
 PULLS = ((3.0, 0.0), (10.0, 0.0), (30.0, 0.4))
 """Strengths of guidance and the dropout of inputs, for breast cancer; thirds of the training cases chose the last."""
 STRENGTHS = ((3.0, 0.0), (10.0, 0.0), (20.0, 0.0))
-"""The same where more is left to do; with the last, networks of MNIST disagree no more than trained ones."""
+"""Strengths and dropout for MNIST and CNNs; with the last, networks of MNIST disagree no more than trained ones."""
 KINDS: tuple[Kind, ...] = ("euclidean", "geometric")
-"""Of the thesis' flows."""
+"""The geometries of the thesis' flows."""
 TRANSPORT = flow.Coupling(assignment=True)
 PAIRINGS = (
     ("", False, flow.Coupling()),
