@@ -26,8 +26,8 @@ from regauge.inr.rendering.mesh import (
     save_mesh,
     save_points,
 )
-from regauge.inr.rendering.path_strips import Detail, load_strips, render_strip, save_strips
 from regauge.inr.rendering.points import PointCloud, Projection, compare_points, extract_points
+from regauge.inr.rendering.strips import Detail, load_strips, render_strip, save_strips
 from regauge.inr.representation import Inr
 from regauge.report.shape_figures import View, strips_figure
 
@@ -325,7 +325,7 @@ def test_strips_have_the_networks_at_their_ends(tmp_path: Path, signal: str) -> 
         )
         path = save_strips([made], tmp_path / "strips.npz", overwrite=True)
         (back,) = load_strips(path)
-        assert (back.label, back.signal, back.ts, back.losses) == ("a", signal, (0.0, 0.5, 1.0), made.losses)
+        assert (back.label, back.signal, back.names, back.losses) == ("a", signal, ("A", ".50", "B"), made.losses)
         assert made.losses[0] == loss(first)["loss"]
         assert made.losses[2] == loss(second)["loss"]
         assert (made.counts is None) == (signal == "image")
@@ -398,7 +398,7 @@ def test_wrong_strips_are_refused(tmp_path: Path) -> None:
         render_strip(inr, params, params, lambda _: {"loss": 0.0}, label="a", points=k, generator=generator())
         for k in (2, 3)
     )
-    with pytest.raises(ValueError, match="different values of t"):
+    with pytest.raises(ValueError, match="networks of different names"):
         strips_figure([two, three])
     with pytest.raises(ValueError, match="no strips to draw"):
         strips_figure([])

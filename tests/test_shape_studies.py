@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regauge.inr.rendering.path_strips import load_strips
+from regauge.inr.rendering.strips import load_strips
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run
-from regauge.papers.shapes import alignment, reconstructions
+from regauge.papers.shapes import alignment, pruning, reconstructions
 from regauge.papers.shapes.alignment import joint_ranges, own_ranges
 from regauge.papers.shapes.study import clouds, networks, starts, study
 from regauge.papers.table import Table, summarize
@@ -73,3 +73,20 @@ def test_every_alignment_is_shown_for_every_shape(run: Run) -> None:
     assert all(len(strip.pictures) == config.points for strip in strips)
     first = strips[0].losses[0]
     assert all(strip.losses[0] == pytest.approx(first) for strip in strips)
+
+
+def test_pruned_networks_are_shown_share_by_share_and_on_paths(run: Run) -> None:
+    config = pruning.config("smoke")
+    table = pruning.measure(config, run)
+    (one,) = networks(config.study, run)
+    assert [row.label for row in table.rows] == ["0%", "50%", "90%"]
+    assert mean(table, "0%", "loss") == pytest.approx(one.judge.evaluate(one.first)["loss"])
+    assert mean(table, "90%", "loss") == pytest.approx(one.judge.evaluate(one.prune(0.9).first)["loss"])
+    (shares,) = load_strips(table.strips["shares"])
+    assert shares.names == ("0%", "50%", "90%")
+    assert shares.losses == pytest.approx([mean(table, name, "loss") for name in shares.names])
+    paths = load_strips(table.strips[one.name])
+    assert [strip.label for strip in paths] == [way.label for way in pruning.PATHS]
+    pruned, whole = paths[0].losses[0], paths[-1].losses[0]
+    assert whole == pytest.approx(shares.losses[0])
+    assert pruned == pytest.approx(one.judge.evaluate(one.prune(pruning.MOST).first)["loss"])

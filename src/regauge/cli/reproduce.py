@@ -12,7 +12,7 @@ from rich.table import Table as Printed
 import regauge as rg
 from regauge.cli.options import Reproduce, UsageError
 from regauge.cli.output import show, show_progress
-from regauge.inr.rendering.path_strips import load_strips
+from regauge.inr.rendering.strips import load_strips
 from regauge.papers.experiment import Experiment, Run
 from regauge.papers.experiments import EXPERIMENTS
 from regauge.papers.seeds import join_seeds

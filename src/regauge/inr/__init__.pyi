@@ -28,12 +28,13 @@ from .rendering.mesh import load_mesh as load_mesh
 from .rendering.mesh import load_points as load_points
 from .rendering.mesh import save_mesh as save_mesh
 from .rendering.mesh import save_points as save_points
-from .rendering.path_strips import load_strips as load_strips
-from .rendering.path_strips import render_strip as render_strip
-from .rendering.path_strips import save_strips as save_strips
 from .rendering.points import Projection as Projection
 from .rendering.points import compare_points as compare_points
 from .rendering.points import extract_points as extract_points
+from .rendering.strips import load_strips as load_strips
+from .rendering.strips import render_networks as render_networks
+from .rendering.strips import render_strip as render_strip
+from .rendering.strips import save_strips as save_strips
 from .representation import Inr as Inr
 from .representation import load_inr as load_inr
 from .representation import read_inr as read_inr

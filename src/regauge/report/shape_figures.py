@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from regauge.inr.rendering.mesh import Mesh
-from regauge.inr.rendering.path_strips import Picture, Strip
 from regauge.inr.rendering.points import PointCloud
+from regauge.inr.rendering.strips import Picture, Strip
 from regauge.report.figures import COLORS, INK, MUTED, draw_figure
 
 Floats = NDArray[np.floating[Any]]
@@ -131,7 +131,7 @@ def _shade(normals: Floats, depths: Floats, color: str) -> Floats:
 
 
 def strips_figure(strips: Sequence[Strip]) -> Figure:
-    """Rows of pictures along paths; below each picture its loss, and below that the histogram of predicted labels.
+    """Rows of pictures of networks; below each picture its loss, and below that the histogram of predicted labels.
 
     All histograms share one scale of heights, the square root of the share, so that a few points on the surface are
     seen beside many far from it. A cross stands where no surface was found, and a number where fewer points were found
@@ -142,20 +142,20 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
     """
     if not strips:
         raise ValueError("there are no strips to draw; render at least one")
-    ts = strips[0].ts
+    names = strips[0].names
     for strip in strips:
-        if strip.ts != ts:
-            raise ValueError(f"the strips {strips[0].label!r} and {strip.label!r} have different values of t")
+        if strip.names != names:
+            raise ValueError(f"the strips {strips[0].label!r} and {strip.label!r} show networks of different names")
     below = HISTOGRAM if any(strip.counts is not None for strip in strips) else 0.0
     row = SIDE + WORDS + below + GAP
-    width = MARGIN + SIDE * len(ts) + 0.1
+    width = MARGIN + SIDE * len(names) + 0.1
     marks = textwrap.fill(_explain(strips), int(14 * width))
     note = 0.16 * (marks.count("\n") + 1) + 0.14 if marks else 0.0
     height = HEAD + row * len(strips) + (FOOT if below else 0.0) + note
     top = max((float(_heights(strip).max()) for strip in strips if strip.counts is not None), default=1.0)
     with draw_figure(width, height, "none") as figure:
-        for k, t in enumerate(ts):
-            _write(figure, MARGIN + SIDE * (k + 0.5), height - HEAD / 2, _name(t), color=MUTED)
+        for k, name in enumerate(names):
+            _write(figure, MARGIN + SIDE * (k + 0.5), height - HEAD / 2, name, color=MUTED)
         for r, strip in enumerate(strips):
             color, upper = COLORS[(r + 1) % len(COLORS)], height - HEAD - r * row
             label = textwrap.fill(strip.label, 14)
@@ -254,8 +254,3 @@ def _number(loss: float) -> str:
     if not math.isfinite(loss):
         return "not finite"
     return f"{loss:.1e}" if 0 < abs(loss) < 0.01 else f"{loss:.3f}"
-
-
-def _name(t: float) -> str:
-    """Name of a point on the path."""
-    return {0.0: "A", 1.0: "B"}.get(t, f"{t:.2f}".lstrip("0"))

@@ -20,7 +20,7 @@ from regauge.core.task import Task
 from regauge.inr.fitting import image_inr
 from regauge.inr.orbits import orbit, recovery
 from regauge.inr.rendering.field_values import evaluate
-from regauge.inr.rendering.path_strips import Strip, render_strip, save_strips
+from regauge.inr.rendering.strips import Strip, render_strip, save_strips
 from regauge.learn.running import Runner
 from regauge.papers.autoencoders.digits import SIDE, population
 from regauge.papers.autoencoders.encoders import Coder, sine_coders

@@ -7,7 +7,7 @@ References:
 import functools
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.shapes import alignment, embeddings, reconstructions, straightening
+from regauge.papers.shapes import alignment, embeddings, pruning, reconstructions, straightening
 from regauge.papers.shapes.study import study
 
 EXPERIMENTS = {
@@ -28,6 +28,14 @@ EXPERIMENTS = {
     ),
     "alignment-512": Experiment(
         "the same at the paper's width, hours on a CPU", functools.partial(study, width=512), alignment.measure
+    ),
+    "variants-512": Experiment(
+        "section 3.3 at the paper's width",
+        functools.partial(study, width=512),
+        functools.partial(alignment.measure, ways=alignment.VARIANTS),
+    ),
+    "pruned-512": Experiment(
+        "figures 3.6 and 3.12, what pruned networks show, at the paper's width", pruning.config, pruning.measure
     ),
     "basin-512": Experiment(
         "section 3.4 at the paper's width, without hypernetwork",

@@ -1,11 +1,12 @@
 """Figures 3.9 to 3.11 of paper 003: pictures of the networks between two others, for several alignments."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from regauge.inr.rendering.path_strips import Detail, Strip, render_strip, save_strips
 from regauge.inr.rendering.points import PointCloud, Projection, compare_points
+from regauge.inr.rendering.strips import Detail, Strip, render_strip, save_strips
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import PICTURED, WAYS, ShapeWay
 from regauge.papers.shapes.study import Shape, Study, clouds, networks, study
@@ -43,22 +44,7 @@ def measure(config: Reconstructions, run: Run) -> Table:
     found = networks(config.study, run)
     ways = [way for way in WAYS if way.label in (*PICTURED, REPAIRED)]
 
-    def render(one: Shape, way: ShapeWay) -> Strip:
-        second, _, _ = way.move(one, 0)
-        (points, _), *_ = one.judge.batches
-        return render_strip(
-            config.study.inr,
-            one.first,
-            second,
-            one.judge.evaluate,
-            label=way.label,
-            points=config.points,
-            path=way.path_of(one),
-            queries=points,
-            detail=config.detail,
-            generator=run.generator("rendering", one.name),
-        )
-
+    render = partial(show_path, config.study, run, config.points, config.detail)
     strips: list[list[Strip]] = run.grid("rendering", render, found, ways)
     rows = []
     for one, strips_of_one in zip(found, strips, strict=True):
@@ -86,6 +72,25 @@ def measure(config: Reconstructions, run: Run) -> Table:
         *config.study.notes,
     )
     return Table("Reconstructions along the path", notes, QUANTITIES, tuple(rows), strips=files)
+
+
+def show_path(study: Study, run: Run, points: int, detail: Detail, one: Shape, way: ShapeWay) -> Strip:
+    """Networks on the path of a shape's first pair."""
+    one = one.prune(way.pruned)
+    second, _, _ = way.move(one, 0)
+    (queries, _), *_ = one.judge.batches
+    return render_strip(
+        study.inr,
+        one.first,
+        second,
+        one.judge.evaluate,
+        label=way.label,
+        points=points,
+        path=way.path_of(one),
+        queries=queries,
+        detail=detail,
+        generator=run.generator("rendering", one.name),
+    )
 
 
 def _chamfer(picture: object, reference: torch.Tensor) -> float | None:

@@ -1,4 +1,4 @@
-"""Strips of networks on a path between two others: pictures, losses, and histograms of their labels."""
+"""Strips of networks, such as those on a path between two others: pictures, losses, and histograms of their labels."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.inr.representation import Inr, Signal
 from regauge.storage.checkpoints.writing import require_writable, save_bytes
 
-FORMAT, VERSION = "regauge.strips", 1
+FORMAT, VERSION = "regauge.strips", 2
 BINS = 40
 """Bins of a histogram of labels, equal parts of [0, 1]."""
 
@@ -42,15 +42,15 @@ class Detail:
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Networks along a path: their positions, losses, renderings, and histograms of labels.
+    """Networks in a row: their names, losses, renderings, and histograms of labels.
 
     Labels are the sigmoids of outputs; their numbers are counted in equal parts of [0, 1], `[networks, bins]`, but for
     images, and where no points were asked.
     """
 
-    label: str  # how the second end of the path was aligned
+    label: str  # what the networks of this row have in common, such as the alignment of their path
     signal: Signal
-    ts: tuple[float, ...]
+    names: tuple[str, ...]  # of the networks, such as their places on the path
     losses: tuple[float, ...]
     pictures: tuple[Picture, ...]
     counts: NDArray[np.int64] | None
@@ -71,16 +71,16 @@ def render_strip(
 ) -> Strip:
     """Show networks along a path from the first to the second, which should be aligned before.
 
-    Every network is shown with the same random points, so that equal ones look the same.
-
     Args:
         inr: Architecture of both networks.
-        params_a: The network at t = 0.
-        params_b: The network at t = 1.
+        params_a: The network at t = 0, named A.
+        params_b: The network at t = 1, named B.
         evaluate: From parameters to metrics, "loss" among them, as for `line`.
+        label: Name of the row.
         points: Number of equally spaced values of t, both ends included.
         path: The straight line unless given.
         queries: Points at which labels are counted, `[points, in]`; not for images.
+        detail: Resolution of shapes.
         generator: Draws random points; it advances once, whatever the number of networks.
 
     Raises:
@@ -94,23 +94,58 @@ def render_strip(
     if points < 2:
         raise ValueError(f"a strip needs both ends, but points={points}")
     require_same_shapes(params_a, params_b)
-    path, detail = path or Straight(), detail or Detail()
+    path = path or Straight()
+    ts = [k / (points - 1) for k in range(points)]
+    networks = {_name(t): path.at(params_a, params_b, t) for t in ts}
+    return render_networks(inr, networks, evaluate, label=label, queries=queries, detail=detail, generator=generator)
+
+
+def render_networks(
+    inr: Inr,
+    networks: Mapping[str, Mapping[str, Tensor]],
+    evaluate: Callable[[Params], Mapping[str, float]],
+    *,
+    label: str,
+    queries: Tensor | None = None,
+    detail: Detail | None = None,
+    generator: torch.Generator,
+) -> Strip:
+    """Show networks in a row.
+
+    Every network is shown with the same random points, so that equal ones look the same.
+
+    Args:
+        inr: Architecture of all networks.
+        networks: The networks, by the names that stand above them.
+        evaluate: From parameters to metrics, "loss" among them, as for `line`.
+        label: Name of the row.
+        queries: Points at which labels are counted, `[points, in]`; not for images.
+        detail: Resolution of shapes.
+        generator: Draws random points; it advances once, whatever the number of networks.
+
+    Raises:
+        ImportError: scikit-image is not installed, and meshes are needed.
+        ValueError: `evaluate` returns no loss, or parameters are not those of one such network.
+
+    References:
+        De Luigi et al. (2023), figure 3.12.
+    """
     seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
-    ts = tuple(k / (points - 1) for k in range(points))
     losses: list[float] = []
     pictures: list[Picture] = []
     counts: list[NDArray[np.int64]] = []
-    for t in ts:
-        params = path.at(params_a, params_b, t)
+    for params in map(dict, networks.values()):
         metrics = evaluate(params)
         if "loss" not in metrics:
             raise ValueError(f"evaluate returned {sorted(metrics)}, but a strip shows the metric 'loss'")
         losses.append(float(metrics["loss"]))
-        pictures.append(_picture(inr, params, detail, torch.Generator(generator.device).manual_seed(seed)))
+        chance = torch.Generator(generator.device).manual_seed(seed)
+        pictures.append(_picture(inr, params, detail or Detail(), chance))
         if queries is not None and inr.signal != "image":
             labels = values_at(inr, params, queries).double().sigmoid()
             counts.append(torch.histc(labels[labels.isfinite()], BINS, 0, 1).long().cpu().numpy())
-    return Strip(label, inr.signal, ts, tuple(losses), tuple(pictures), np.stack(counts) if counts else None)
+    heights = np.stack(counts) if counts else None
+    return Strip(label, inr.signal, tuple(networks), tuple(losses), tuple(pictures), heights)
 
 
 def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: bool = False) -> FilePath:
@@ -136,7 +171,9 @@ def save_strips(strips: Sequence[Strip], path: str | FilePath, *, overwrite: boo
             arrays |= {f"{s}/{k}/{name}": tensor.cpu().numpy() for name, tensor in tensors.items()}
         losses = [loss if math.isfinite(loss) else None for loss in strip.losses]
         found = [[one.wanted, one.draws] if isinstance(one, PointCloud) else None for one in strip.pictures]
-        about.append({"label": strip.label, "signal": strip.signal, "t": strip.ts, "loss": losses, "points": found})
+        about.append(
+            {"label": strip.label, "signal": strip.signal, "names": strip.names, "loss": losses, "points": found}
+        )
     text = json.dumps({"format": FORMAT, "version": VERSION, "strips": about})
     buffer = io.BytesIO()
     np.savez_compressed(buffer, about=np.array(text), **arrays)  # type: ignore[arg-type]
@@ -163,6 +200,11 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
     return tuple(_strip(str(s), own, arrays) for s, own in enumerate(document["strips"]))
 
 
+def _name(t: float) -> str:
+    """Name of a place on the path."""
+    return {0.0: "A", 1.0: "B"}.get(t, f"{t:.2f}".lstrip("0"))
+
+
 def _strip(key: str, own: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Strip:
     pictures: list[Picture] = []
     for k, numbers in enumerate(own["points"]):
@@ -173,7 +215,7 @@ def _strip(key: str, own: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
         else:
             pictures.append(Mesh(**parts) if "faces" in parts else parts.get("image"))
     losses = tuple(math.nan if loss is None else loss for loss in own["loss"])
-    return Strip(own["label"], own["signal"], tuple(own["t"]), losses, tuple(pictures), arrays.get(f"{key}/counts"))
+    return Strip(own["label"], own["signal"], tuple(own["names"]), losses, tuple(pictures), arrays.get(f"{key}/counts"))
 
 
 def _picture(inr: Inr, params: Mapping[str, Tensor], detail: Detail, generator: torch.Generator) -> Picture:
