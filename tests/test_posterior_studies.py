@@ -120,14 +120,13 @@ def test_functions_are_pictured_with_bands(run: Run) -> None:
     assert all(low < y < high for low, y, high in zip(band.low, band.y, band.high, strict=True))
 
 
-def test_only_the_papers_scale_has_its_residual_networks() -> None:
+def test_only_the_papers_scale_and_one_table_have_its_residual_networks() -> None:
     for name, figure in FIGURES.items():
         paper, cpu = figure.config("paper"), figure.config("cpu")
         assert (paper.points, paper.samples) == (25, 128)
         assert all(case.pairs == 5 for case in paper.cases)
         layers = {case.family.blocks for case in cpu.cases if case.family.kind != "mlp"}
-        assert layers <= {1}
+        assert layers == {3} if name == "resnet20" else layers <= {1}
         widths = {case.family.width for case in paper.cases if case.family.kind == "filter"}
-        assert widths == {"figure5": {1, 2, 4, 8}, "figure7": {8}, "figure8": set(), "figure9": {1, 2, 4, 8}}.get(
-            name, {1}
-        )
+        by_width = {key: {1, 2, 4, 8} for key in ("figure5", "figure9", "resnet20")}
+        assert widths == (by_width | {"figure7": {8}, "figure8": set(), "figure12": {8}}).get(name, {1})

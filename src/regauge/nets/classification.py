@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
+from regauge.nets.augmentation import Augmentation
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
 from regauge.training.descent import Descent, differentiate, minimize, shuffle, training_mode
 from regauge.training.optimizers import AdamW, Optimizer
@@ -71,6 +72,7 @@ def train(
     training: Training,
     *,
     generator: torch.Generator,
+    augmentation: Augmentation | None = None,
     progress: Progress = no_progress,
 ) -> Params:
     """Minimize the cross entropy.
@@ -81,7 +83,8 @@ def train(
         inputs: `[n, ...]`.
         labels: Classes, `[n]`; of sequences `[n, ...]`, as many as the outputs have.
         training: Epochs, batch size, optimizer, schedule.
-        generator: Draws the order of the examples.
+        generator: Draws the order of the examples, and their changes.
+        augmentation: Changes the images of every batch at random; none unless given.
         progress: Shows the steps, with the loss of each batch in nats.
 
     Returns:
@@ -94,7 +97,8 @@ def train(
     buffers = {name: tensor.clone() for name, tensor in params.items() if name not in learned}
 
     def loss(learned: Params, index: Tensor) -> Tensor:
-        outputs = torch.func.functional_call(module, {**learned, **buffers}, (inputs[index],))
+        seen = inputs[index] if augmentation is None else augmentation(inputs[index], generator)
+        outputs = torch.func.functional_call(module, {**learned, **buffers}, (seen,))
         return cross_entropy(outputs, labels[index])
 
     with training_mode(module):

@@ -12,6 +12,7 @@ import regauge as rg
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, has_mnist, mnist
+from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.papers.experiment import Run
 from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table
@@ -84,11 +85,14 @@ class Population:
     load: Callable[[], Examples] | None = field(default=None, compare=False)  # reads others than the images `data`
     initialize: Callable[[Any, torch.Generator], Params] = field(default=initialize, compare=False)
     is_bfloat16: bool = False  # whether networks are trained in it; weights and their updates remain float32
+    augmentation: Augmentation | None = None  # of training images
 
     def __repr__(self) -> str:
         fields = f"data={self.data!r}, architecture={self.architecture!r}, training={name_training(self.training)}"
         if self.load is None:
             fields += f", examples={self.examples}, normalization={self.normalization}"
+        if self.augmentation is not None:
+            fields += f", augmentation={self.augmentation}"
         return f"Population({fields})"
 
     @property
@@ -124,7 +128,15 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
             start = population.initialize(module, generator)
             # A cache of converted weights would keep those of the first step.
             with torch.autocast("cpu", torch.bfloat16, enabled=population.is_bfloat16, cache_enabled=False):
-                return train(module, start, data.inputs, data.targets, population.training, generator=generator)
+                return train(
+                    module,
+                    start,
+                    data.inputs,
+                    data.targets,
+                    population.training,
+                    generator=generator,
+                    augmentation=population.augmentation,
+                )
 
         return run.network(population, "-".join(map(str, numbers)), make)
 

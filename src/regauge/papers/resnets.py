@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import regauge as rg
+from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training
 from regauge.nets.resnet import resnet20
 from regauge.papers.experiment import Experiment, Run, Scale
@@ -26,6 +27,8 @@ METHODS = {
     "weight matching": rg.WeightMatching(scales="recompute"),
     "mixed matching": rg.MixedMatching(scales="recompute"),
 }
+LONG = Training(epochs=30, batch=128, optimizer=AdamW(5e-3, weight_decay=0.1))
+"""The training of `trained_config`."""
 Resnets = dict[int, Comparison]
 """Pairs of networks by their width, a multiplier of the 16, 32 and 64 channels."""
 
@@ -37,10 +40,24 @@ def config(scale: Scale) -> Resnets:
         quick = replace(training, epochs=1, batch=32)
         return {1: _pairs(small_images(), 1, 1, quick, 200, pairs=1, points=3, read=50, test=50)}
     if scale == "cpu":
-        sizes = {"pairs": 1, "points": 5, "read": 1000, "test": 2000}
+        sizes: dict[str, Any] = {"pairs": 1, "points": 5, "read": 1000, "test": 2000}
         return {width: _pairs("CIFAR-10", width, 3, training, 25_000, **sizes) for width in (1, 2, 4)}
     long, sizes = replace(training, epochs=30), {"pairs": 3, "points": 25, "read": 10_000, "test": 10_000}
     return {width: _pairs("CIFAR-10", width, 3, long, 50_000, **sizes) for width in (1, 2, 4, 8)}
+
+
+def trained_config(scale: Scale) -> Resnets:
+    """Widths 1 and 2 on a CPU, on all images, shifted and mirrored, until they are trained; or a smaller network."""
+    if scale == "smoke":
+        quick = replace(LONG, epochs=1, batch=32)
+        sizes: dict[str, Any] = {"pairs": 1, "points": 3, "read": 50, "test": 50}
+        return {1: _pairs(small_images(), 1, 1, quick, 200, augmentation=Augmentation(1), **sizes)}
+    lengths = {1: 30, 2: 20} if scale == "cpu" else dict.fromkeys((1, 2, 4, 8), 100)
+    sizes = {"pairs": 1 if scale == "cpu" else 3, "points": 11, "read": 5000, "test": 10_000}
+    return {
+        width: _pairs("CIFAR-10", width, 3, replace(LONG, epochs=n), 50_000, augmentation=Augmentation(), **sizes)
+        for width, n in lengths.items()
+    }
 
 
 def measure(config: Resnets, run: Run) -> Table:
@@ -56,8 +73,12 @@ def measure(config: Resnets, run: Run) -> Table:
         ends = [record["line"][end]["accuracy"] for seed in found[0] for record in seed for end in (0, -1)]
         accuracies.append(f"{fmean(ends):.3f} (x{width})")
     population, training = comparison.population, comparison.population.training
+    lengths = {width: one.population.training.epochs for width, one in config.items()}
+    epochs = ", ".join(f"{count} (x{width})" for width, count in lengths.items())
+    changes = "" if population.augmentation is None else f", {population.augmentation} at random"
     notes = (
-        f"{population.examples:,} training images, {training.epochs} epochs of AdamW in bfloat16 (weights "
+        f"{population.examples:,} training images{changes}, "
+        f"{training.epochs if len(set(lengths.values())) == 1 else epochs} epochs of AdamW in bfloat16 (weights "
         f"and their updates in float32), learning rate up to {training.optimizer.lr:g} and down again, "
         f"batches of {training.batch}, weight decay {training.optimizer.weight_decay:g}",
         "mean accuracy of the networks: " + ", ".join(accuracies),
@@ -72,12 +93,20 @@ def measure(config: Resnets, run: Run) -> Table:
 
 
 def _pairs(
-    data: DataName, width: int, blocks: int, training: Training, examples: int, *, read: int, **sizes: Any
+    data: DataName,
+    width: int,
+    blocks: int,
+    training: Training,
+    examples: int,
+    *,
+    read: int,
+    augmentation: Augmentation | None = None,
+    **sizes: Any,
 ) -> Comparison:
     """Pairs of one width, aligned by every method."""
     make = functools.partial(resnet20, width=width, in_channels=3 if data == "CIFAR-10" else 1, blocks=blocks)
     architecture = f"ResNet{6 * blocks + 2} with batch normalization, width x{width}"
-    population = Population(data, architecture, make, training, examples, is_bfloat16=True)
+    population = Population(data, architecture, make, training, examples, is_bfloat16=True, augmentation=augmentation)
     ways = tuple(
         ClassifierWay(label + suffix, method, is_repaired=bool(suffix), batch=BATCH, examples=read)
         for label, method in METHODS.items()
@@ -89,4 +118,5 @@ def _pairs(
 
 EXPERIMENTS = {
     "resnet20": Experiment("ResNet20 with batch normalization: barriers by width", config, measure),
+    "resnet20-trained": Experiment("the same, of networks that are trained to the end", trained_config, measure),
 }

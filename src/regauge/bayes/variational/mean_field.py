@@ -11,6 +11,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
+from regauge.nets.augmentation import Augmentation
 from regauge.training import Adam, Cosine, Descent, Optimizer, Schedule, minimize
 from regauge.training.descent import shuffle, training_mode
 
@@ -77,6 +78,7 @@ def fit(
     generator: torch.Generator,
     likelihood: Likelihood | None = None,
     certain: Collection[str] = (),
+    augmentation: Augmentation | None = None,
     progress: Progress = no_progress,
 ) -> GaussianPosterior:
     """Fit a diagonal Gaussian over the parameters of a network.
@@ -90,9 +92,11 @@ def fit(
         inputs: `[n, ...]`.
         targets: `[n, ...]`, as the likelihood reads them.
         config: Prior, temperature, and how to train.
-        generator: Draws the order of the examples and the samples.
+        generator: Draws the order of the examples, the samples, and changes of the images.
         likelihood: Likelihood of a target given the outputs; `Categorical()` unless given.
         certain: Names of parameters that are trained as points, without a prior.
+        augmentation: Changes the images of every batch at random, which still count once each in the bound; none unless
+            given.
         progress: Shows the steps, with the mean negative log likelihood of each batch under the weights drawn.
 
     Returns:
@@ -124,7 +128,8 @@ def fit(
         """The loss at the weights `theta`; its gradient is left in `slope`."""
         params = _cut(theta.detach(), shapes)
         leaves = [tensor.requires_grad_() for tensor in params.values()]
-        outputs = torch.func.functional_call(module, {**params, **buffers}, (inputs[index],))
+        seen = inputs[index] if augmentation is None else augmentation(inputs[index], generator)
+        outputs = torch.func.functional_call(module, {**params, **buffers}, (seen,))
         loss = -criterion.log_likelihood(outputs, targets[index]).mean()
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         torch.cat([grad.reshape(-1) for grad in grads], out=slope)

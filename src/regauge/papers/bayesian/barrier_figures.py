@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from regauge.bayes.variational.mean_field import Variational
+from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training
 from regauge.papers.bayesian.inference import Family, Kind
 from regauge.papers.bayesian.posterior_barriers import ALIGNED, BALANCED, NAIVE, PERMUTED, SIGNED, Barriers, Case
@@ -18,6 +19,8 @@ NORMS: tuple[Norm, ...] = ("filter", "layer")
 
 PAPER_LR = 1e-6
 """Learning rate of table 1, for the evidence lower bound summed over the training images."""
+FOR_DIGITS = Augmentation(shift=1, mirrors=False)
+"""Changes of images of 8 x 8 pixels, whose class a mirror would change."""
 WIDTHS = "units of a layer, or multiplier of channels"
 
 
@@ -42,10 +45,7 @@ class Figure:
             sizes = (11, 32, 2000) if any(case.family.kind == "mlp" for case in cases) else (11, 8, 1000)
         else:
             sizes = (3, 4, 100)
-            cases = tuple(
-                replace(case, label=case.label.replace(case.family.data, "digits"), pairs=1, family=tiny(case.family))
-                for case in cases
-            )
+            cases = tuple(replace(case, label=_tiny_label(case), pairs=1, family=tiny(case.family)) for case in cases)
         return Barriers(self.title, cases, self.ways, *sizes, self.axis, self.claim)
 
 
@@ -116,6 +116,28 @@ def _by_norm(scale: Scale) -> list[Case]:
     return [Case(family.name, family, pairs) for family, pairs in cases.items()]
 
 
+def _by_augmentation(scale: Scale) -> list[Case]:
+    """Posteriors of the same images, and of images that every step changes at random."""
+    if scale == "paper":
+        families = [as_published(scale, "CIFAR-10"), as_published(scale, "CIFAR-10", "filter", 8, 0.01)]
+    else:
+        families = [as_published(scale, "CIFAR-10"), small_residual("filter", 4)]
+    cases = []
+    for family in families:
+        change = FOR_DIGITS if family.data == "digits" else Augmentation()
+        for one in (family, replace(family, augmentation=change)):
+            cases.append(Case(one.name, one, 2 if family.kind == "mlp" else 3))
+    return cases
+
+
+def _residual_widths(scale: Scale) -> list[Case]:
+    """ResNet20 of widths 1 and 2 on a CPU, its posterior cold as in figure 11."""
+    if scale == "paper":
+        return _multipliers(scale, "ResNet20")
+    families = [replace(residual(scale, "filter"), width=width, blocks=3) for width in (1, 2)]
+    return [Case(family.name, family, 1) for family in families]
+
+
 def _mlp(scale: Scale, inference: Variational | Training, data: DataName = "MNIST", width: int | None = None) -> Family:
     width = (512 if scale == "paper" else 128) if width is None else width
     return Family(data, "mlp", width, inference, 60_000)
@@ -157,8 +179,16 @@ def small_residual(norm: Norm, width: int) -> Family:
 def tiny(family: Family) -> Family:
     """The same kind of posterior, of digits and in seconds."""
     inference = replace(family.inference, epochs=1, batch=50)
-    width = 1 if family.kind != "mlp" else max(4, family.width // 16)
-    return Family("digits", family.kind, width, inference, 200, blocks=1)
+    width = min(family.width, 2) if family.kind != "mlp" else max(4, family.width // 16)
+    augmentation = None if family.augmentation is None else FOR_DIGITS
+    return Family("digits", family.kind, width, inference, 200, blocks=1, augmentation=augmentation)
+
+
+def _tiny_label(case: Case) -> str:
+    """The label of a case whose family is made tiny."""
+    if case.label == case.family.name:
+        return tiny(case.family).name
+    return case.label.replace(case.family.data, "digits")
 
 
 FIGURES = {
@@ -195,6 +225,19 @@ FIGURES = {
         "the paper: alike for narrow networks; for wide ones the points' barriers are lower",
         _posteriors_and_points,
         WIDTHS,
+    ),
+    "figure12": Figure(
+        "data augmentation",
+        "Figure 12: data augmentation",
+        "the paper: barriers of aligned posteriors are as low with augmentation as without it",
+        _by_augmentation,
+    ),
+    "resnet20": Figure(
+        "ResNet20 by width, what figures 4 and 5 have of it",
+        "ResNet20 with filter response normalization, by width",
+        "the paper, of ResNet20 on CIFAR-10: aligned by permutations its barriers are small and fall with width",
+        _residual_widths,
+        ways=(NAIVE, PERMUTED, SIGNED, BALANCED),
     ),
     "figure11": Figure(
         "filter response and layer normalization, and what their symmetries are worth",

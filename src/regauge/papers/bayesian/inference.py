@@ -14,6 +14,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
 from regauge.data.images import ImageData
+from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
@@ -35,10 +36,14 @@ class Family:
     inference: Variational | Training  # settings of variational inference; `Training` finds a point instead
     examples: int  # training images: the first of the data set
     blocks: int = 3  # residual blocks of each stage
+    augmentation: Augmentation | None = None  # of training images
 
     def __repr__(self) -> str:
         fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={self.settings}"
-        return f"Family({fields}, examples={self.examples}, blocks={self.blocks})"
+        fields += f", examples={self.examples}, blocks={self.blocks}"
+        return (
+            f"Family({fields})" if self.augmentation is None else f"Family({fields}, augmentation={self.augmentation})"
+        )
 
     @property
     def settings(self) -> str:
@@ -49,10 +54,11 @@ class Family:
     @property
     def name(self) -> str:
         """In words."""
+        data = self.data if self.augmentation is None else f"{self.data} augmented"
         if self.kind == "mlp":
-            return f"MLP, 3 x {self.width}, {self.data}"
+            return f"MLP, 3 x {self.width}, {data}"
         norm = {"filter": "FRN", "layer": "LayerNorm"}[self.kind]
-        return f"ResNet{6 * self.blocks + 2} x{self.width}, {norm}, {self.data}"
+        return f"ResNet{6 * self.blocks + 2} x{self.width}, {norm}, {data}"
 
     @property
     def variational(self) -> Variational:
@@ -100,8 +106,11 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
             inputs, labels = data.train_images[: family.examples], data.train_labels[: family.examples]
             start, how = initialize(module, generator), family.inference
             if isinstance(how, Training):
-                return GaussianPosterior(train(module, start, inputs, labels, how, generator=generator), {})
-            return fit(module, start, inputs, labels, how, generator=generator)
+                trained = train(
+                    module, start, inputs, labels, how, generator=generator, augmentation=family.augmentation
+                )
+                return GaussianPosterior(trained, {})
+            return fit(module, start, inputs, labels, how, generator=generator, augmentation=family.augmentation)
 
         return keep(family, str(index), make, run)
 

@@ -68,7 +68,8 @@ class Case:
     def description(self) -> str:
         """The posteriors in words."""
         name, examples, settings = self.family.name, self.family.examples, self.family.settings
-        return f"{self.label}: {name}, {self.pairs} pair(s), {examples:,} training images, {settings}"
+        changes = "" if self.family.augmentation is None else f", {self.family.augmentation} at random"
+        return f"{self.label}: {name}, {self.pairs} pair(s), {examples:,} training images{changes}, {settings}"
 
 
 @dataclass(frozen=True)

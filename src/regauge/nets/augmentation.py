@@ -1,0 +1,57 @@
+"""Random changes of images that leave their class as it is."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Shift every image by a random number of whole pixels in each direction, and mirror half of them.
+
+    What is shifted out of an image is lost, and what enters it is zero: this is the random crop of a padded image.
+
+    Attributes:
+        shift: Pixels at most, up, down, left or right.
+        mirrors: Whether an image is mirrored, left to right, with probability one half.
+    """
+
+    shift: int = 4
+    mirrors: bool = True
+
+    def __post_init__(self) -> None:
+        if self.shift < 0:
+            raise ValueError(f"shift is {self.shift}, but images cannot be shifted by fewer than 0 pixels")
+
+    def __str__(self) -> str:
+        return f"shifted by up to {self.shift} pixel(s)" + (" and mirrored" if self.mirrors else "")
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Change each image by itself.
+
+        Args:
+            images: `[n, channels, height, width]`.
+            generator: Draws shifts and mirrors.
+
+        Returns:
+            As many images of the same size.
+
+        Raises:
+            ValueError: The tensor does not hold images.
+        """
+        if images.ndim != 4:
+            raise ValueError(f"images are [n, channels, height, width], but a tensor {list(images.shape)} was given")
+        count, _, height, width = images.shape
+        drawn = torch.randint(2 * self.shift + 1, (2, count, 1), generator=generator, device=generator.device)
+        rows, columns = (
+            start.to(images.device) + torch.arange(size, device=images.device)
+            for start, size in zip(drawn, (height, width), strict=True)
+        )
+        if self.mirrors:
+            mirrored = torch.rand(count, 1, generator=generator, device=generator.device) < 0.5
+            columns = torch.where(mirrored.to(images.device), columns.flip(1), columns)
+        padded = torch.nn.functional.pad(images, [self.shift] * 4)
+        each = torch.arange(count, device=images.device)
+        picked = padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+        return picked.permute(0, 3, 1, 2).contiguous()
