@@ -29,7 +29,7 @@ from torch import Tensor
 import regauge as rg
 from regauge import Params, Symmetry, WeightMatching
 from regauge.alignment.engine.blocks import solve_family
-from regauge.alignment.engine.climbs import Pursuit, make_ascent
+from regauge.alignment.engine.climbs import Pursuit, climb, make_ascent
 from regauge.core.families import compared, families
 
 # --- laws ------------------------------------------------------------------------------------------------------
@@ -322,6 +322,16 @@ def rotated_and_permuted() -> Symmetry:
     axes: dict[str, tuple[str | None, ...]] = {"in": ("h1", None), "between": ("h2", "h1"), "out": (None, "h2")}
     bound = Symmetry.from_axes(axes, kinds={"h1": "orthogonal", "h2": "signed"})
     return bound.bind({"in": torch.zeros(6, 4), "between": torch.zeros(9, 6), "out": torch.zeros(3, 9)})
+
+
+def test_large_tensors_in_float64_do_not_hide_what_small_ones_in_float32_say() -> None:
+    symmetry = rg.Symmetry.from_axes({"small": ("h", None), "large": ("q", None)}, kinds={"h": "signed"})
+    small, large = (torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
+    a = {"small": small, "large": 1e4 * large.double()}
+    symmetry = symmetry.bind({name: t[0] for name, t in a.items()})
+    found = climb(symmetry, a, {**a, "small": -small}, tolerance=1e-11).element["h"].sign
+    assert found is not None
+    assert bool((found == -1).all())
 
 
 @pytest.mark.parametrize("name", ["stream", "recurrent", "signed", "dihedral", "rotated and permuted"])

@@ -33,6 +33,8 @@ from regauge.core.families import Family, Tensors, barycenter, complete
 
 ROUNDING = 16
 """A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
+SLACK = 4
+"""Orders that are best within so many roundings are kept."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
 """How strongly a step is held back when a group acts on two axes of one tensor and the full step fails."""
 
@@ -75,7 +77,6 @@ class Ascent:
         self._norms: dict[str, Tensor] = {}
         self._tolerance = tolerance
         self._measure(a)
-        self._eps = max((torch.finfo(t.dtype).eps for t in a.values()), default=0.0)
         self._costs = {
             k: FamilyCost(self.networks, family) for k, family in enumerate(self._families) if not family.is_nested
         }
@@ -163,14 +164,21 @@ class Ascent:
 
     def _measure(self, a: Tensors) -> None:
         self._norms |= {name: _norms(tensor) * self._second_norms[name] for name, tensor in a.items()}
-        self._scale = sum(self._norms.values(), torch.zeros(self.pairs, dtype=torch.float64))
+        none = torch.zeros(self.pairs, dtype=torch.float64)
+        self._scale = sum(self._norms.values(), none)
+        # Large tensors in float64, such as responses, must not hide what small ones in float32 say.
+        eps = {name: torch.finfo(self.networks.a[name].dtype).eps for name in self._norms}
+        self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
+
+    def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
+        """What a step must gain: the tolerance, or so many roundings of the objective if these are more."""
+        return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows) -> None:
         """Take the best step of a family for the pairs in which it gains anything."""
         cost, current = self._costs[k].cost(rows), self._value(k, rows)
-        found = self._costs[k].closest(cost, rows, current, self._scale[rows] * max(self._tolerance, 4 * self._eps))
-        changed = _changed_share(current, found.value)
-        least = self._scale[rows] * (ROUNDING * self._eps * changed).clamp(min=self._tolerance)
+        found = self._costs[k].closest(cost, rows, current, self._least(rows, SLACK))
+        least = self._least(rows, ROUNDING * _changed_share(current, found.value))
         if not self._around.coupled[k]:
             self._accept(k, rows, found.value, found.objective - cost.at(current), least)
             return
@@ -208,7 +216,7 @@ class Ascent:
         a = {name: at(self.networks.a[name], rows) for name in family.sites}
         b = self.networks.moved(family.sites, rows)
         step, promised = self._solve(family, a, b)
-        least = self._scale[rows] * max(self._tolerance, ROUNDING * self._eps)
+        least = self._least(rows, ROUNDING)
         if not bool((promised > least).any()):
             return
         relative = self._whole(family, step)
@@ -227,7 +235,7 @@ class Ascent:
             names = list(pair.sites)
             a, b = {name: at(self.networks.a[name], rows) for name in names}, self.networks.moved(names, rows)
             *signs, gain = pair.closest(a, b)
-            better = gain > self._scale[rows] * max(self._tolerance, ROUNDING * self._eps)
+            better = gain > self._least(rows, ROUNDING)
             if bool(better.any()):
                 for k, sign in zip((pair.first, pair.second), signs, strict=True):
                     self._multiply(k, rows[better], sign.movedim(0, 1)[better])
@@ -256,8 +264,7 @@ class Ascent:
         if k in self._costs:
             groups = {group.name for other in unknown for group in self._families[other].members}
             cost, current = self._costs[k].cost(rows, groups | {family.root.name}), self._value(k, rows)
-            slack = self._scale[rows] * max(self._tolerance, 4 * self._eps)
-            self._write(k, rows, self._costs[k].closest(cost, rows, current, slack).value)
+            self._write(k, rows, self._costs[k].closest(cost, rows, current, self._least(rows, SLACK)).value)
         else:
             self._choose_nested(k, rows, hidden)
         if not any(hidden.values()) and not self._around.coupled[k]:

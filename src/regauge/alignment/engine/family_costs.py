@@ -1,8 +1,10 @@
 """The cost of a family for many pairs at once: what stays is summed once, what one other group moves is corrected."""
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
@@ -51,6 +53,8 @@ class FamilyCost:
                 if len(others) == 1 and NeighborTerm.fits(networks, name, site, others[0]):
                     neighbor = NeighborTerm(networks, name, site, others[0])
                 self._terms.append(_Term(name, site, others, neighbor, is_kept=not others or neighbor is not None))
+        # Sums over tensors of several dtypes are kept in the widest.
+        self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:
         """Compute everything anew next time if these first tensors matter; the potentials stay."""
@@ -121,4 +125,4 @@ class FamilyCost:
 
     def _zeros(self, term: _Term, count: int) -> Tensor:
         columns = self._root.size if self._root.is_permuted or self._root.matrix != "none" else 1
-        return self._networks.a[term.name].new_zeros(count, self._root.size, columns)
+        return self._networks.a[term.name].new_zeros(count, self._root.size, columns, dtype=self._dtype)

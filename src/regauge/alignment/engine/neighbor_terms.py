@@ -117,7 +117,7 @@ class NeighborTerm:
         if len(rows) == len(sums):
             sums += change
         else:
-            sums.index_add_(0, rows, change)
+            sums.index_add_(0, rows, change.to(sums.dtype))
 
     def _by_unit(self, tensor: Tensor) -> Tensor:
         """Copy the tensor of several pairs, contiguous, as `[pair, unit of the neighbor, rest, unit of the group]`.
