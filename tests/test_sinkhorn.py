@@ -295,6 +295,20 @@ def test_nothing_to_choose() -> None:
     assert torch.equal(result.params["w"], torch.zeros(2))
 
 
+def test_the_last_element_is_kept_where_it_is_wanted_even_if_it_is_worse() -> None:
+    symmetry = mlp_symmetry(6, 7, 4)
+    a, b = drawn(symmetry, 0), drawn(symmetry, 1)
+    best, last = (
+        rg.align(a, b, symmetry, method=Sinkhorn(loss="l2", lr=30.0, steps=3, checks=1, keeps=keeps))  # type: ignore[arg-type]
+        for keeps in ("best", "last")
+    )
+    assert best.starts == last.starts
+    assert last.starts[-1] < last.starts[0]
+    assert best.objective == best.starts[0] == pytest.approx(-distance(a, best.params))
+    assert last.objective == last.starts[-1] == pytest.approx(-distance(a, last.params))
+    assert last.history == pytest.approx(last.starts)
+
+
 def test_methods_are_checked() -> None:
     _, symmetry, a, b, task = two_students(0)
     with pytest.raises(ValueError, match=r"Sinkhorn needs data: give align a `task=regauge.Task"):

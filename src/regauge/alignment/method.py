@@ -176,18 +176,25 @@ class Candidates:
             self.objective = torch.maximum(self.initial, self._reached[0])
         self._history = [self.objective]
 
-    def offer(self, element: Element, params: Params | None = None, notes: tuple[str, ...] | None = None) -> Tensor:
+    def offer(
+        self,
+        element: Element,
+        params: Params | None = None,
+        notes: tuple[str, ...] | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> Tensor:
         """Measure one element for each pair, which moves to `params`, and keep better ones; their objectives.
 
-        Its notes are those of the start unless given.
+        With `is_kept` it is kept even where it is worse. Its notes are those of the start unless given.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
-        is_better = reached > self.objective
+        is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective
         self._best = element.where(is_better, self._best)
         number = 0 if notes is None else len(self._notes)
         self._notes[number] = self._notes[0] if notes is None else notes
         self._kept = torch.where(is_better, number, self._kept)
-        self.objective = torch.maximum(self.objective, reached)
+        self.objective = torch.where(is_better, reached, self.objective)
         self._reached.append(reached)
         self._history.append(self.objective)
         return reached

@@ -42,14 +42,14 @@ class Sinkhorn(Method):
 
     At the end, and a few times before, the plans are rounded to the closest permutations. The hard elements
     are judged on the same loss over all batches ("random": the mean at t = 1/4, 1/2, 3/4); the best one is
-    returned, the initial element and the identity included. What is maximized is the loss with its sign turned.
-    Every batch costs as much as its size, every judgement a pass over all batches: give a task of a few thousand
-    examples in batches of some hundred.
+    returned, the initial element and the identity included, or the last one if `keeps` says so. What is maximized
+    is the loss with its sign turned. Every batch costs as much as its size, every judgement a pass over all batches:
+    give a task of a few thousand examples in batches of some hundred.
 
     Departures from the paper: it begins near weight matching and with ten times the learning rate, which needs a
-    quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100`); the
-    gradient solves a positive definite system of half the size; positive scales, shifts and rotations stay where
-    the initial element puts them.
+    quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100,
+    keeps="last"`); the gradient solves a positive definite system of half the size; positive scales, shifts and
+    rotations stay where the initial element puts them.
 
     Attributes:
         loss: The loss that falls.
@@ -59,6 +59,8 @@ class Sinkhorn(Method):
         temperature: The temperature of the Sinkhorn operator.
         confidence: The share of each row of a plan that is given to the initial element at the start.
         checks: The number of times that plans are rounded and judged, evenly spaced; the last one is at the end.
+        keeps: The "best" of all elements that were judged, or the "last", as published, which may be worse than the
+            initial one.
 
     References:
         Pena et al. (2023), Re-Basin via Implicit Sinkhorn Differentiation, equations 6 to 9; Eisenberger et al.
@@ -72,6 +74,7 @@ class Sinkhorn(Method):
     temperature: float = 1.0
     confidence: float = 0.1
     checks: int = 2
+    keeps: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +126,8 @@ class Sinkhorn(Method):
                 hard = soft.hard()
                 is_converged = torch.zeros_like(is_converged) if last is None else are_alike(hard, last)
                 last = hard
-                candidates.offer(symmetry.compose(hard, start))
+                is_kept = self.keeps == "last" and state.step == self.steps
+                candidates.offer(symmetry.compose(hard, start), is_kept=is_kept)
         return candidates.result(is_converged)
 
     def _losses(
