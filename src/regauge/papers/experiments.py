@@ -14,6 +14,7 @@ from regauge.papers import (
     sine_waves,
     transformers,
     weight_nets,
+    wide_mlps,
 )
 from regauge.papers.experiment import Experiment
 
@@ -24,7 +25,7 @@ EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "003": shapes.EXPERIMENTS,
     "004": bayesian.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,
-    "merging": one_classifier.EXPERIMENTS | resnets.EXPERIMENTS,
+    "merging": one_classifier.EXPERIMENTS | resnets.EXPERIMENTS | wide_mlps.EXPERIMENTS,
     "transformers": transformers.EXPERIMENTS,
     "weightspace": weight_nets.EXPERIMENTS,
 }

@@ -175,8 +175,9 @@ def compare(
     comparison: Comparison, data: Examples, run: Run, quantities: tuple[Quantity, ...], notes: tuple[str, ...]
 ) -> Table:
     """Tabulate the lines between the two networks of every pair, for every way, in these columns."""
+    recorded = {one.name: one for one in (BARRIER, AREA, MIDPOINT, DISTANCE, SECONDS, *quantities)}
     rows = [
-        Row.of(way.label, records, (BARRIER, AREA, MIDPOINT, DISTANCE, SECONDS), paper=way.paper)
+        Row.of(way.label, records, tuple(recorded.values()), paper=way.paper)
         for way, records in zip(comparison.ways, measure_lines(comparison, data, run), strict=True)
     ]
     title = f"{comparison.population.architecture} on {data.name}"
