@@ -52,6 +52,7 @@ class Chart:
     y_label: str
     series: tuple[Series, ...]  # in the order of the legend
     is_log_x: bool = False
+    is_log_y: bool = False
     y_limits: tuple[float, float] | None = None  # the values that are shown; all unless given
 
 

@@ -15,6 +15,7 @@ from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import Normal, Stroke
+from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from regauge.papers.table import Chart, Images, Picture, Surface
@@ -239,6 +240,11 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
         axes.minorticks_off()
     else:
         axes.locator_params(axis="x", nbins=6)
+    if chart.is_log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     if chart.y_limits is not None:
         axes.set_ylim(*chart.y_limits)
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)

@@ -411,6 +411,13 @@ def _draw(title: str, x_label: str, y_label: str, xs: Sequence[int], curves: Map
         way = label.rpartition(", ")[2] if label.startswith("thesis") else ""
         groups.setdefault(way, []).append(Series(label.removesuffix(f", {way}"), xs, values))
     return tuple(
-        Chart(f"Thesis' flows, {way}" if way else title, x_label, y_label, tuple(series), is_log_x=True)
+        Chart(
+            f"Thesis' flows, {way}" if way else title,
+            x_label,
+            y_label,
+            tuple(series),
+            is_log_x=True,
+            is_log_y=y_label == "loss",
+        )
         for way, series in groups.items()
     )
