@@ -57,6 +57,22 @@ def test_images_are_kept_and_stand_where_they_belong() -> None:
             assert (whole[6 * r + 1 : 6 * r + 5, 7 * c + 1 : 7 * c + 6] == wanted).all()
 
 
+def test_losses_by_steps_stay_readable_beside_one_that_is_far_away() -> None:
+    curves = {"near": [0.05, 0.06], "far": [54.0, 0.06], "thesis' flow, its sampler": [3.0, 0.1]}
+    ours, theirs = quality._draw("ours", "steps", "loss", (2, 100), curves)
+    assert isinstance(ours, Chart)
+    assert isinstance(theirs, Chart)
+    assert ([one.label for one in ours.series], [one.label for one in theirs.series]) == (
+        ["near", "far"],
+        ["thesis' flow"],
+    )
+    axes = picture_figure((ours, theirs)).axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert {"0.1", "1", "10"} <= {label.get_text() for label in axes.get_yticklabels()}
+    (averages,) = quality._draw("ours", "networks", "accuracy", (2, 100), {"near": [0.9, 0.95]})
+    assert picture_figure((averages,)).axes[0].get_yscale() == "linear"
+
+
 def test_the_nearest_image_is_found_and_spread_is_within_classes() -> None:
     known = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 5.0]])
     distances, numbers = signals._nearest(torch.tensor([[1.0, 0.5], [5.0, 4.0]]), known)
