@@ -6,6 +6,7 @@ import torch
 
 import regauge as rg
 from regauge.core.params import Params
+from regauge.data.shapes import SHAPES_SHA256
 from regauge.inr.embedding import Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import Queries, Samples, field_samples
@@ -13,7 +14,7 @@ from regauge.inr.fitting import Fit, fit
 from regauge.inr.representation import Inr
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import COMPARED, PICTURED, WAYS
-from regauge.papers.shapes.study import Study, clouds, networks, starts, study
+from regauge.papers.shapes.study import BALL, SHAPES, Study, clouds, networks, starts, study
 from regauge.papers.table import Quantity, Row, Table
 from regauge.training import Adam, AdamW
 
@@ -23,6 +24,7 @@ class Embeddings:
     """Networks that are compared by their codes, and the population that the encoder is trained on."""
 
     study: Study  # the networks that are compared
+    seen: tuple[str, ...]  # the shapes that the encoder learns, none of which is compared
     count: int  # networks of the population, all from the shared start, each of a stretched shape
     queries: Queries  # samples of each of these
     training: EmbeddingTraining
@@ -32,15 +34,16 @@ def config(scale: Scale) -> Embeddings:
     """A small encoder on networks of width 64; the paper's has seen ModelNet40 at width 512."""
     if scale == "smoke":
         small = EmbeddingTraining(epochs=2, batch=2, examples=20, code=8, widths=(8, 8), width=8, octaves=2)
-        return Embeddings(study(scale, 64), 4, Queries(50, 40, 5, 5), small)
-    whole = study(scale, 64)
+        return Embeddings(study(scale, 64), (BALL,), 4, Queries(50, 40, 5, 5), small)
+    whole = replace(study(scale, 64), shapes=SHAPES)
+    others = tuple(name for name in SHAPES_SHA256 if name not in SHAPES)
     if scale == "cpu":
         quick = replace(whole, inr=Inr(width=64), fit=Fit(steps=300, batch=2000, optimizer=Adam(3e-4)), pairs=2)
         training = EmbeddingTraining(
             epochs=60, examples=500, optimizer=AdamW(1e-3), code=128, widths=(128, 128, 256), width=128, octaves=6
         )
-        return Embeddings(quick, 144, Queries(25_000, 20_000, 2_500, 2_500), training)
-    return Embeddings(study(scale, 512), 20_000, Queries(), EmbeddingTraining())
+        return Embeddings(quick, others, 144, Queries(25_000, 20_000, 2_500, 2_500), training)
+    return Embeddings(replace(whole, inr=Inr(width=512)), others, 20_000, Queries(), EmbeddingTraining())
 
 
 def measure(config: Embeddings, run: Run) -> Table:
@@ -53,7 +56,7 @@ def measure(config: Embeddings, run: Run) -> Table:
             start, generator = starts(study, "first", "", run), run.generator("member", k)
             return fit(study.inr, samples[k], study.fit, start=start, generator=generator).params
 
-        return run.network((study.inr, study.fit, config.queries, "population"), str(k), make)
+        return run.network((study.inr, study.fit, config.queries, "population", config.seen), str(k), make)
 
     members = run.grid("fitting the population", member, range(config.count))
     population = {name: torch.stack([one[name] for one in members]) for name in members[0]}
@@ -81,8 +84,9 @@ def measure(config: Embeddings, run: Run) -> Table:
         "from one start; it prints no numbers. What it decodes from the codes of aligned networks is too noisy to "
         "recognize",
         f"encoder of {config.training.widths}, code of {config.training.code}, decoder {config.training.width} wide, "
-        f"{config.training.epochs} epochs on {config.count} networks from the shared start, of shapes stretched by "
-        f"2/3 to 3/2 along each axis; its last losses have a mean of {float(embedding.losses[-20:].mean()):.3f}",
+        f"{config.training.epochs} epochs on {config.count} networks from the shared start, of other shapes "
+        f"({', '.join(config.seen)}), stretched by 2/3 to 3/2 along each axis; its "
+        f"last losses have a mean of {float(embedding.losses[-20:].mean()):.3f}",
         study.description,
         "± is the standard error over shapes, each the mean of its pairs, or of its distances to the other shapes",
         "loss of the decoded: cross entropy of what the decoder says from the second network's code, on 10,000 samples",
@@ -93,8 +97,8 @@ def measure(config: Embeddings, run: Run) -> Table:
 
 
 def _stretch(config: Embeddings, k: int, run: Run) -> Samples:
-    """Samples of the k-th member's shape: one of the study, stretched, in the unit ball."""
-    name = config.study.shapes[k % len(config.study.shapes)]
+    """Samples of the k-th member's shape, stretched, in the unit ball."""
+    name = config.seen[k % len(config.seen)]
     points = clouds(name)[k % 2] * (1.5 ** (2 * torch.rand(3, generator=run.generator("stretch", k)) - 1))
     points = points - points.mean(0)
     field, generator = CloudField(points / points.norm(dim=1).max()), run.generator("member samples", k)
