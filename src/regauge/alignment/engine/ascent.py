@@ -34,7 +34,7 @@ from regauge.core.families import Family, Tensors, barycenter, complete
 ROUNDING = 16
 """A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
 SLACK = 4
-"""Orders that are best within so many roundings are kept."""
+"""An order stays as it is unless another one is better by more than this many roundings of the objective."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
 """How strongly a step is held back when a group acts on two axes of one tensor and the full step fails."""
 
@@ -171,7 +171,7 @@ class Ascent:
         self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
 
     def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
-        """What a step must gain: the tolerance, or so many roundings of the objective if these are more."""
+        """The gain that a step must exceed: the tolerance or the rounding error of the objective, the larger of both."""
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows) -> None:
