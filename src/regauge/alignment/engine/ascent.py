@@ -171,7 +171,7 @@ class Ascent:
         self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
 
     def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
-        """The gain that a step must exceed: the tolerance or the rounding error of the objective, the larger of both."""
+        """The gain that a step must exceed: the tolerance or the rounding of the objective, whichever is larger."""
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows) -> None:
