@@ -182,8 +182,9 @@ class Table:
         For each row its label, the number n of independent values of its first quantity if any row has several (others
         may have more: both ends of each line), and then, for each quantity:
         the mean with its standard error over these, or the values themselves where there are fewer than three, the
-        standard deviation of the means of the seeds if there are several, or both means if there are two, and the
-        paper's number if it has one. For the first quantity the mean difference from the row `paired` follows.
+        standard deviation of the means of the seeds if there are several with more values than one, or both means if
+        there are two, and the paper's number if it has one. For the first quantity the mean difference from the row
+        `paired` follows.
         """
         columns = [["", *(row.label for row in self.rows)]]
         counts = [self._count(row) for row in self.rows]
@@ -309,7 +310,8 @@ class Summary:
 
     mean: float
     standard_error: float | None  # of the mean; None for fewer than three values
-    deviation: float | None  # standard deviation of the means of the seeds; None for fewer than three seeds
+    # Standard deviation of the means of the seeds; None for fewer than three seeds, or if each has a single value.
+    deviation: float | None
     count: int  # pairs of all seeds
     few: tuple[float, ...] = ()  # the values themselves, if there are fewer than three
     few_seeds: tuple[float, ...] = ()  # the means of the seeds, if there are two and more values
@@ -327,7 +329,7 @@ class Summary:
         return f"{self.mean:.{digits}f} ± {self.standard_error:.{digits}f}"
 
     def print_seeds(self, digits: int) -> str:
-        """The standard deviation of the means of the seeds, or both means; nothing for a single seed."""
+        """The standard deviation of the means of the seeds, or both means; nothing if these say no more than the mean."""
         return _print_few(self.few_seeds, digits) if self.deviation is None else f"{self.deviation:.{digits}f}"
 
 
@@ -342,7 +344,7 @@ def summarize(values: Values) -> Summary:
     return Summary(
         statistics.fmean(flat),
         statistics.stdev(flat) / math.sqrt(len(flat)) if len(flat) >= FEWEST else None,
-        statistics.stdev(means) if len(means) >= FEWEST else None,
+        statistics.stdev(means) if FEWEST <= len(means) < len(flat) else None,
         len(flat),
         tuple(flat) if len(flat) < FEWEST else (),
         tuple(means) if 1 < len(means) < FEWEST <= len(flat) else (),
