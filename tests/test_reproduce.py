@@ -327,8 +327,9 @@ def test_summaries() -> None:
     assert (several.mean, several.count) == (4.0, 4)
     assert several.standard_error == pytest.approx((20 / 3) ** 0.5 / 2)
     assert (several.deviation, several.print_seeds(1)) == (None, "2.0 and 6.0")
-    three = summarize([[1.0], [3.0], [8.0]])
+    three = summarize([[1.0], [2.0, 4.0], [8.0]])
     assert (three.deviation, three.print_seeds(1)) == (pytest.approx(13**0.5), "3.6")
+    assert summarize([[1.0], [3.0], [8.0]]).print_seeds(1) == ""  # the error is theirs already
     assert several.span == (4 - several.standard_error, 4 + several.standard_error)
     one = summarize([[2.0]])
     assert (one.mean, one.standard_error, one.deviation, one.print_seeds(1)) == (2.0, None, None, "")
