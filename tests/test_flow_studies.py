@@ -12,7 +12,7 @@ from regauge.core.interpolation import distance
 from regauge.core.params import select
 from regauge.nets.mlp import mlp
 from regauge.papers.experiment import Run
-from regauge.papers.flows import barriers, folds, quality, signals
+from regauge.papers.flows import barriers, folds, quality, signals, transfer
 from regauge.papers.flows.networks import Networks
 from regauge.papers.table import Chart, Images
 from regauge.report.figures import picture_figure
@@ -107,7 +107,13 @@ def test_each_case_that_is_learned_is_left_out_once() -> None:
 
 def test_every_table_of_flows_has_rows_with_transport_and_with_alignment() -> None:
     for study in (quality.uci("cpu"), quality.mnist("cpu")):
-        assert len({fitted.label for fitted in study.flows}) == len(study.flows)
+        assert len({drawing.label for fitted in study.flows for drawing in fitted.drawings}) == sum(
+            len(fitted.drawings) for fitted in study.flows
+        )
+        guided = [f for f in study.flows if f.label in quality.KINDS and any(d.strength for d in f.drawings)]
+        for fitted in guided:  # of the flows that are drawn without guidance, too
+            assert sum(other.settings == fitted.settings for other in study.flows) == 2
+        assert [fitted.label for fitted in guided] == [*quality.KINDS]
         by_coupling = {fitted.label: fitted.settings.coupling for fitted in study.flows}
         assert sum(coupling.assignment for coupling in by_coupling.values()) == 3
         aligned = [label for label, coupling in by_coupling.items() if coupling.alignment]
@@ -115,6 +121,15 @@ def test_every_table_of_flows_has_rows_with_transport_and_with_alignment() -> No
         printed = {d.label: d.paper[:2] for fitted in study.flows for d in fitted.drawings if d.paper}
         best = printed["thesis' geometric flow, aligned, optimal transport, its sampler"]
         assert best == (("0.991", "0.020") if study.name == "uci" else ("0.786", "1.443"))
+
+
+def test_flows_of_the_thesis_that_are_used_elsewhere_are_those_of_the_table() -> None:
+    known = [(f"{fitted.label} 0", fitted.settings) for fitted in quality.mnist("cpu").flows]
+    study = transfer.config("cpu")
+    assert study.population == quality.mnist("cpu").population
+    assert [source.kind for source in study.thesis] == [*quality.KINDS]
+    for source in study.thesis:
+        assert (source.label, source.settings) in known
 
 
 def test_curves_stand_in_a_panel_for_each_way_of_drawing() -> None:

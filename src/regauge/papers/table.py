@@ -329,7 +329,7 @@ class Summary:
         return f"{self.mean:.{digits}f} ± {self.standard_error:.{digits}f}"
 
     def print_seeds(self, digits: int) -> str:
-        """The standard deviation of the means of the seeds, or both means; nothing if these say no more than the mean."""
+        """The standard deviation of the means of the seeds, or both means; nothing if these say no more."""
         return _print_few(self.few_seeds, digits) if self.deviation is None else f"{self.deviation:.{digits}f}"
 
 

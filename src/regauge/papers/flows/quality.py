@@ -42,6 +42,8 @@ STEPS = (2, 5, 10, 20, 50, 100)
 """Of Euler's method, in pictures."""
 SIZES = (1, 3, 10, 30, 100)
 """Networks whose probabilities are averaged."""
+PULL = 10.0
+"""The strength with which the thesis' flows are guided."""
 COMPONENTS = 200
 """Of networks with many values."""
 PULLS = ((3.0, 0.0), (10.0, 0.0), (30.0, 0.4))
@@ -211,6 +213,8 @@ def thesis(
 ) -> tuple[Fitted, ...]:
     """The thesis' flows at a smaller width, drawn with its sampler and with the flow's own equation.
 
+    Those of independent starts are guided, too, by the equation.
+
     Args:
         seconds: CPU seconds for each flow.
         scale: Of the experiment.
@@ -238,6 +242,9 @@ def thesis(
             Drawing(f"{name}, its equation", "euler", steps),
         )
         made.append(Fitted(f"{kind}{words}", settings, drawings))
+        if not words:
+            guided = Drawing(f"{name}, {describe_pull(PULL, 0.0)}, its equation", "euler", steps, strength=PULL)
+            made.append(replace(made[-1], drawings=(guided,)))
     return tuple(made)
 
 
@@ -276,7 +283,8 @@ def measure(study: Study, run: Run) -> Table:
         notes += (
             "guided: by the loss on the examples that the networks were trained on, at the predicted end; strength: "
             "the sum of the learning rates of all steps; dropped: that share of the inputs' values is set to zero, "
-            "others in each step; controls take as many gradient steps with the same losses at the same rates",
+            "others in each step; controls of this library's flow take as many gradient steps with the same losses at "
+            "the same rates",
         )
     if any(fitted.settings.predicts == "end" for fitted in study.flows):
         last = study.flows[-1].settings
@@ -332,7 +340,7 @@ class Known:
             names = f"{self.study.head}.weight", f"{self.study.head}.bias"
             metrics = self.task.evaluate_each(unit_head(self.held_out, *names))
             others["held-out networks, unit last layer"] = {k: float(v.mean()) for k, v in metrics.items()}
-        if drawing.strength and not seed:
+        if drawing.strength and drawing.solver == "heun" and not seed:
             others |= self._descended(made, drawing)
         trained = {"CPU s": seconds} if seconds > 0.5 * (settings.seconds or 0) else {}
         return {
