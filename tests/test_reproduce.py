@@ -56,6 +56,7 @@ SIBLINGS = {
     ("004", "figure11"): "figure7",
     ("merging", "cifar10"): "mnist",
     ("transformers", "llama"): "gpt",
+    ("transformers", "vit-cifar10"): "vit",
     ("weightspace", "vits"): "cnns",
 }
 """Experiments that measure what another one of the paper does, on other networks; `make thorough` runs them."""

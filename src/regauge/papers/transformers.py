@@ -7,7 +7,7 @@ References:
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ import torch
 import regauge as rg
 from regauge.core.params import Params
 from regauge.data.packaged import help_topics, windows
+from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, split_batches
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.papers.experiment import Experiment, Run, Scale
@@ -23,9 +24,10 @@ from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row,
 from regauge.papers.ways import TEMPERED, TEMPERED_NOTE, Restrict, Way, permutations_only, whole, without_matrices
 from regauge.training.optimizers import AdamW
 
-Family = Literal["vit", "gpt", "llama"]
+Family = Literal["vit", "vit-cifar10", "gpt", "llama"]
 FAMILIES: Mapping[Family, str] = {
-    "vit": "vision transformers",
+    "vit": "vision transformers of MNIST",
+    "vit-cifar10": "vision transformers of CIFAR-10",
     "gpt": "GPT-2 style language models",
     "llama": "Llama style language models",
 }
@@ -35,6 +37,18 @@ BATCH, REPAIR_BATCHES = 250, 4
 """Examples in one evaluation, and batches for repair, among those that methods read."""
 DESCENT_LR = 0.02
 """Learning rate of the descent on rotations."""
+PAPER: Mapping[Family, tuple[str, ...]] = {
+    "vit-cifar10": ("1.69", "0.45", "0.36", "1.27", "0"),
+    "gpt": ("2.02", "0.63", "0.34", "1.43", "0.02"),
+}
+"""Barriers of Theus et al., on CIFAR-10 and Tiny Shakespeare: of the rows `_PRINTED`."""
+_PRINTED = (
+    "as trained",
+    "permutations, then straight-through",
+    "rotations, weight matching",
+    "rotations, activation matching",
+    "then continuous descent",
+)
 QUANTITIES = (
     BARRIER,
     AREA,
@@ -50,6 +64,7 @@ class TransformerWay(Way):
 
     after: str | None = None  # the row whose aligned network it starts from; the trained one unless given
     is_folded: bool = False  # whether the gains of both networks are folded first, so that the stream can be rotated
+    paper: Mapping[str, str] = field(default_factory=dict)  # printed numbers of the paper, by quantity
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,19 @@ def vision(scale: Scale) -> Population:
     return _population(name, make, lambda: Examples.of(images(name)), _training(is_smoke, epochs=8, batch=128))
 
 
+def color_vision(scale: Scale) -> Population:
+    """ViTs on CIFAR-10, shifted and mirrored, with patches of 4 pixels; on the digits to see that everything works."""
+    if scale == "smoke":
+        return replace(vision(scale), is_bfloat16=True, augmentation=Augmentation(1))
+
+    def make() -> ViT:
+        return ViT(32, 4, channels=3, width=128, layers=4)
+
+    training = _training(is_smoke=False, epochs=8 if scale == "cpu" else 100, batch=128)
+    known = replace(_population("CIFAR-10", make, None, training), normalization=(0.5, 0.25))
+    return replace(known, examples=50_000, is_bfloat16=True, augmentation=Augmentation())
+
+
 def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
     """Language models on the characters of Python's help topics; on a few thousand to see that everything works."""
     is_smoke = scale == "smoke"
@@ -99,27 +127,32 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
 
 def config(family: Family, scale: Scale) -> Transformers:
     """Two pairs on a CPU; five on the paper's scale, whose own networks are larger."""
-    population = vision(scale) if family == "vit" else language(scale, family)
-    is_text = family != "vit"
+    if family == "gpt" or family == "llama":
+        population = language(scale, family)
+    else:
+        population = vision(scale) if family == "vit" else color_vision(scale)
     if scale == "smoke":
-        return Transformers(population, _ways(4), 1, points=3, read=40, batch=20, test=60)
-    read, batch, test = (3000, 50, 300) if is_text else (20_000, 250, 2000)
+        return Transformers(population, _ways(4, family), 1, points=3, read=40, batch=20, test=60)
+    read, batch, test = {"vit": (20_000, 250, 2000), "vit-cifar10": (5000, 100, 1000)}.get(family, (3000, 50, 300))
     pairs, steps = (2, 200) if scale == "cpu" else (5, 1000)
-    return Transformers(population, _ways(steps), pairs, points=25, read=read, batch=batch, test=test)
+    points = 11 if family == "vit-cifar10" and scale == "cpu" else 25
+    return Transformers(population, _ways(steps, family), pairs, points=points, read=read, batch=batch, test=test)
 
 
-def _ways(steps: int) -> tuple[TransformerWay, ...]:
+def _ways(steps: int, family: Family) -> tuple[TransformerWay, ...]:
     rotated = "rotations, mixed matching"
     descent = rg.ContinuousDescent(init=None, steps=steps, lr=DESCENT_LR)
     soft, straight = (
         rg.Sinkhorn(init=None, steps=max(2, steps // 4)),
         rg.StraightThrough(init=None, steps=steps // 2, checks=2),
     )
-    return (
+    ordered = "permutations, mixed matching"
+    ways = (
         TransformerWay("as trained"),
         TransformerWay(TEMPERED, is_tempered=True),
         TransformerWay("permutations, weight matching", rg.WeightMatching(), permutations_only),
-        TransformerWay("permutations, mixed matching", rg.MixedMatching(), permutations_only),
+        TransformerWay(ordered, rg.MixedMatching(), permutations_only),
+        TransformerWay("permutations, then straight-through", straight, permutations_only, after=ordered),
         TransformerWay("all discrete kinds, mixed matching", rg.MixedMatching(), without_matrices),
         TransformerWay("rotations, weight matching", rg.WeightMatching(), is_folded=True),
         TransformerWay("rotations, activation matching", rg.ActivationMatching(), is_folded=True),
@@ -130,6 +163,10 @@ def _ways(steps: int) -> tuple[TransformerWay, ...]:
         TransformerWay("mixed matching, then Sinkhorn", soft, after=rotated, is_folded=True),
         TransformerWay("Sinkhorn, then descent", descent, after="mixed matching, then Sinkhorn", is_folded=True),
     )
+    printed = dict(zip(_PRINTED, PAPER.get(family, ()), strict=False))
+    return tuple(
+        replace(way, paper={BARRIER.name: printed[way.label]}) if way.label in printed else way for way in ways
+    )
 
 
 def measure(config: Transformers, run: Run) -> Table:
@@ -138,17 +175,27 @@ def measure(config: Transformers, run: Run) -> Table:
     trained = networks(population, data, run, range(2 * config.pairs))
     pairs = [TransformerPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
     found = run.grid("aligning", lambda way, pair: pair.line(way), config.ways, pairs)
-    rows = [Row.of(way.label, [records], QUANTITIES) for way, records in zip(config.ways, found, strict=True)]
+    rows = [
+        Row.of(way.label, [records], QUANTITIES, paper=way.paper)
+        for way, records in zip(config.ways, found, strict=True)
+    ]
     training = population.training
-    notes = (
+    changes = "" if population.augmentation is None else f", {population.augmentation} at random"
+    notes: tuple[str, ...] = (
         f"{population.architecture}, on {population.data}; {training.epochs} epochs of AdamW over "
-        f"{len(data.targets):,} examples, learning rate up to {training.optimizer.lr:g} and down again, "
+        f"{len(data.targets):,} examples{changes}, learning rate up to {training.optimizer.lr:g} and down again, "
         f"weight decay {training.optimizer.weight_decay:g}, batches of {training.batch}",
         f"{config.pairs} independent pairs; the loss is that of {min(config.test, len(data.test_targets)):,} test "
         f"examples at {config.points} points of each line; methods and repair read "
         f"{min(config.read, len(data.targets)):,} training examples; CPU seconds include those of earlier rows",
         TEMPERED_NOTE,
     )
+    if any(way.paper for way in config.ways):
+        notes = (
+            *notes,
+            "paper: Theus et al. (2025), with larger networks that are trained for longer, on CIFAR-10 and Tiny "
+            "Shakespeare; its permutations, and all that it learns, are learned from the loss along the line",
+        )
     title = f"{population.architecture}, on {population.data}"
     return Table(title, notes, QUANTITIES, tuple(rows), "test cross entropy (nats)")
 
@@ -231,7 +278,7 @@ class TransformerPair:
 
 
 def _population(
-    data: str, make: Callable[[], GPT | Llama | ViT], load: Callable[[], Examples], training: Training
+    data: str, make: Callable[[], GPT | Llama | ViT], load: Callable[[], Examples] | None, training: Training
 ) -> Population:
     module = make()
     name = {GPT: "GPT-2 style", Llama: "Llama style", ViT: "ViT"}[type(module)]
