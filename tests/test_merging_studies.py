@@ -73,3 +73,15 @@ def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Pat
     assert len(stored) == len(table.rows)
     again = resnets.measure(config, Run("smoke", 0, tmp_path))
     assert again == table
+
+
+def test_networks_of_each_width_are_trained_for_their_own_time(tmp_path: Path) -> None:
+    (one,) = resnets.trained_config("smoke").values()
+    longer = replace(one.population, training=replace(one.population.training, epochs=2), architecture="longer")
+    table = resnets.measure({1: one, 2: replace(one, population=longer)}, Run("smoke", 0, tmp_path))
+    assert "1 (x1), 2 (x2) epochs" in table.notes[0]
+    assert "shifted by up to 1 pixel(s) and mirrored at random" in table.notes[0]
+    ends = {row.label: row.curve[0]["loss"] for row in table.rows if row.curve}
+    assert set(ends) == {row.label for row in table.rows if row.label.startswith("x2")}  # only the widest are drawn
+    lines = numbers(table, "barrier")
+    assert len(lines) == len(table.rows) == 2 * len(one.ways)
