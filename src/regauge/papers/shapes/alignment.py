@@ -159,8 +159,7 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
         }
 
     cells = [(way, name, k) for way in ways for name in shapes for k in range(way.count(study))]
-    settings = (study.inr, study.fit, study.queries, study.points)
-    records = iter(run.records("aligning", settings, measure_pair, cells))
+    records = iter(run.records("aligning", (*study.key, study.points), measure_pair, cells))
     rows = [
         Row.of(
             way.label,
@@ -176,7 +175,7 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
         CLAIMS[ways],
         f"{study.description}; ± is the standard error over shapes, each the mean of its pairs, since pairs of a shape "
         "share a network",
-        f"loss: cross entropy in nats on 10,000 samples of both samplings; the best constant prediction has "
+        f"loss: cross entropy in nats on {study.judged:,} samples of both samplings; the best constant prediction has "
         f"{constant:.3f}. Methods and repair read {READ:,} samples of the second sampling",
         "as published: weights from the identity, activations by products that are not centered; otherwise weights "
         "begin at the barycenter, and activations are compared by correlations",
@@ -189,7 +188,7 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
         notes,
         QUANTITIES,
         tuple(rows),
-        "cross entropy on 10,000 samples (nats)",
+        f"cross entropy on {study.judged:,} samples (nats)",
         unit="shape",
         paired=COMPARED,
     )

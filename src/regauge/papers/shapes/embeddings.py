@@ -89,7 +89,8 @@ def measure(config: Embeddings, run: Run) -> Table:
         f"last losses have a mean of {float(embedding.losses[-20:].mean()):.3f}",
         study.description,
         "± is the standard error over shapes, each the mean of its pairs, or of its distances to the other shapes",
-        "loss of the decoded: cross entropy of what the decoder says from the second network's code, on 10,000 samples",
+        "loss of the decoded: cross entropy of what the decoder says from the second network's code, on "
+        f"{study.judged:,} samples",
         *study.notes,
     )
     quantities = (Quantity("distance of codes", 2), Quantity("loss of the decoded"))

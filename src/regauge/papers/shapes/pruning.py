@@ -61,7 +61,7 @@ def measure(config: Pruning, run: Run) -> Table:
         loss = one.judge.evaluate(one.first)["loss"]
         return {"loss": loss, "surface found": float(cloud.is_complete), **_agree(cloud, one)}
 
-    settings = (config.study.inr, config.study.fit, config.study.queries, projection)
+    settings = (*config.study.key, projection)
     records = run.records("pruning", settings, judge, config.shares, range(len(found)))
     rows = [
         Row.of(f"{share:.0%}", [[record] for record in own], QUANTITIES)

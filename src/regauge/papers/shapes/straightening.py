@@ -86,7 +86,7 @@ def measure(config: Basin, run: Run) -> Table:
         }
 
     study = config.study
-    settings = (study.inr, study.fit, study.queries, config.straighten, config.hyper)
+    settings = (*study.key, config.straighten, config.hyper)
     cells = [(*key, name) for key, own in names.items() for name in own]
     records = iter(run.records("straightening", settings, train, cells))
     rows = [

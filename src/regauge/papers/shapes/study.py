@@ -21,7 +21,9 @@ from regauge.training import Adam
 CLOUD = 2048
 """Points of a shape that a network sees."""
 WIDE = 256
-"""Networks wider than that are fitted with half the batch on a laptop: at width 512 that is 2.5 minutes, not five."""
+"""Networks wider than that are fitted with half the batch on a laptop, and judged on fewer samples."""
+JUDGED = 10_000
+"""Samples that a loss is measured on."""
 SHAPES = ("spot", "stanford-bunny", "fandisk", "horse", "rocker-arm", "cow")
 BALL = "ball"
 """A made-up shape, for test runs without data."""
@@ -41,7 +43,13 @@ class Study:
     fit: Fit
     queries: Queries  # samples that the networks are fitted to
     points: int = 25  # networks on each line, both ends included
+    judged: int = JUDGED  # samples that a loss is measured on
     notes: tuple[str, ...] = ()  # departures of the scale
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What every result depends on; steps are kept by it."""
+        return self.inr, self.fit, self.queries, *(() if self.judged == JUDGED else (self.judged,))
 
     @property
     def description(self) -> str:
@@ -75,13 +83,16 @@ class Shape:
 
     @cached_property
     def judge(self) -> rg.Task:
-        """The loss on 10,000 samples, half of them from either sampling."""
+        """The loss on samples, half of them from either sampling."""
         parts = [
             _samples(self.study, self.name, half, self.run.generator("evaluation", self.name, half), EVALUATION)
             for half in (0, 1)
         ]
-        # Every other sample of both: they are sorted by their distance from the surface.
-        points, labels = (torch.cat([getattr(part, field)[::2] for part in parts]) for field in ("points", "labels"))
+        # Evenly spread ones of both: they are sorted by their distance from the surface.
+        every = 2 * EVALUATION.total // self.study.judged
+        points, labels = (
+            torch.cat([getattr(part, field)[::every] for part in parts]) for field in ("points", "labels")
+        )
         return rg.Task(self.study.inr.module(), [(points, labels)], lambda outputs, labels: bce(outputs, labels).mean())
 
     @cached_property
@@ -107,8 +118,8 @@ def study(scale: Scale, width: int) -> Study:
         small = Queries(500, 400, 50, 50)
         return Study((BALL,), 1, Inr(width=12, depth=2), Fit(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5)
     if scale == "cpu" and width > WIDE:
-        half = Fit(batch=5_000)
-        return Study(SHAPES, 3, Inr(width=width), half, Queries(), notes=("batches half as large as the paper's",))
+        notes = ("batches half as large as the paper's",)
+        return Study(SHAPES, 3, Inr(width=width), Fit(batch=5_000), Queries(), judged=4_000, notes=notes)
     return Study(SHAPES if scale == "cpu" else tuple(SHAPES_SHA256), 3, Inr(width=width), Fit(), Queries())
 
 
