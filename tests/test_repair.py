@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -191,9 +192,18 @@ def test_layers_that_are_written_out_are_found() -> None:
     assert torch.allclose(means[2], (means[0] + means[1]) / 2)
 
 
-def test_a_repaired_path_is_repaired_at_every_point(case: tuple[nn.Module, list[Tensor], int]) -> None:
+def test_a_repaired_path_is_repaired_at_every_point(
+    case: tuple[nn.Module, list[Tensor], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, batches, _ = case
     a, b = drawn(module, 1), drawn(module, 2)
+    measured: list[Any] = []
+    moments = Statistics.moments
+
+    def spy(self: Statistics, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, Moments]:
+        measured.append(params)
+        return moments(self, params, places)
+
     bent = rg.connect.Bezier((drawn(module, 3),))
     path = rg.connect.Repaired(module, batches, bent)
     expected = rg.repair(bent.at(a, b, 0.25), module, (a, b), batches, weights=(0.75, 0.25)).params
@@ -203,7 +213,10 @@ def test_a_repaired_path_is_repaired_at_every_point(case: tuple[nn.Module, list[
         seen.append(p)
         return {"loss": 0.0}
 
+    monkeypatch.setattr(Statistics, "moments", spy)
     rg.line(a, b, evaluate, points=5, path=path)
+    for end in (a, b):  # whose statistics all points share
+        assert sum(all(torch.equal(params[n], end[n]) for n in end) for params in measured) == 1
     assert all(torch.equal(seen[0][n], a[n]) and torch.equal(seen[4][n], b[n]) for n in a)
     assert all(torch.equal(seen[1][n], expected[n]) for n in a)
 

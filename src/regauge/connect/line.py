@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic
+from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic, walk
 from regauge.core.given import as_params
 from regauge.core.params import Params, require_alike
 from regauge.core.task import Judge, Task, evaluate
@@ -127,10 +127,10 @@ def line(
         path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
     for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
         require_alike(*ends)
-    table = []
+    table, at = [], walk(path, params_a, params_b)
     for k in range(points):
         t = k / (points - 1)
-        params = path.at(params_a, params_b, t)
+        params = at(t)
         if prepare is not None and 0 < k < points - 1:
             params = prepare(params)
         metrics = evaluate(params, judge)

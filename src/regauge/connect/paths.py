@@ -2,14 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
 from regauge.canonical import Manifold
-from regauge.connect.repair import repair
+from regauge.connect.repair import Repairer
 from regauge.core.interpolation import combine, interpolate
 from regauge.core.params import Params
 
@@ -23,6 +24,20 @@ class Path(Protocol):
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         """The network a share t of the way."""
         ...
+
+
+@runtime_checkable
+class PreparedPath(Path, Protocol):
+    """A path that computes what depends on its ends alone once for all networks between them."""
+
+    def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
+        """The network a share t of the way, by t."""
+        ...
+
+
+def walk(path: Path, params_a: Any, params_b: Any) -> Callable[[float], Any]:
+    """The network a share t of the way, by t, for ends that do not change meanwhile."""
+    return path.walk(params_a, params_b) if isinstance(path, PreparedPath) else partial(path.at, params_a, params_b)
 
 
 @dataclass(frozen=True)
@@ -114,10 +129,17 @@ class Repaired:
             TraceError: The module cannot be traced.
             ValueError: As for `repair`.
         """
-        params = self.path.at(params_a, params_b, t)
-        if t in (0, 1):
-            return params
-        return repair(params, self.module, (params_a, params_b), self.batches, weights=(1 - t, t)).params
+        return self.walk(params_a, params_b)(t)
+
+    def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
+        """See `PreparedPath`: the statistics of the ends are measured once."""
+        inner, repairer = walk(self.path, params_a, params_b), Repairer(self.module, (params_a, params_b), self.batches)
+
+        def at(t: float) -> Params:
+            params = inner(t)
+            return params if t in (0, 1) else repairer.repair(params, (1 - t, t)).params
+
+        return at
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,26 +110,52 @@ def repair(
         Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
         all layers get their goals at once, through a batch normalization that is fused afterwards.
     """
-    params, endpoints, shares = require_endpoints(params, endpoints, weights)
-    statistics = Statistics(module, batches, [params, *endpoints])
-    layers = [layer for layer in statistics.layers if layer.is_repaired]
-    places = {layer.value: layer.axis for layer in layers}
-    ends = [statistics.moments(p, places) for p in endpoints] if layers else []
-    result = statistics.floats(params)
-    is_normalized = bool(_layers(module))
-    for depth in sorted({layer.depth for layer in layers}):
-        stage = [layer for layer in layers if layer.depth == depth]
-        if is_normalized:
+    return Repairer(module, endpoints, batches).repair(params, weights)
+
+
+class Repairer:
+    """Repairs networks between the same endpoints, whose statistics are measured once.
+
+    Args:
+        module: As for `repair`.
+        endpoints: As for `repair`; they must not change between two networks.
+        batches: As for `repair`.
+    """
+
+    def __init__(self, module: nn.Module, endpoints: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]) -> None:
+        self._module, self._endpoints, self._batches = module, endpoints, batches
+        self._is_normalized = bool(_layers(module))
+        self._known: tuple[Statistics, tuple[Layer, ...], list[dict[str, Moments]]] | None = None
+
+    def repair(self, params: Mapping[str, Tensor], weights: Sequence[float] | None = None) -> RepairResult:
+        """As `repair`."""
+        params, endpoints, shares = require_endpoints(params, self._endpoints, weights)
+        statistics, layers, ends = self._measure(params, endpoints)
+        result = statistics.floats(params)
+        for depth in sorted({layer.depth for layer in layers}):
+            stage = [layer for layer in layers if layer.depth == depth]
+            if self._is_normalized:
+                result = reset_batchnorm(result, statistics.module, statistics)
+            now = statistics.moments(result, {layer.value: layer.axis for layer in stage})
+            for layer in stage:
+                goal = goals([end[layer.value] for end in ends], shares)
+                for name, tensor in _repair_layer(layer, result, now[layer.value], *goal).items():
+                    result |= dict.fromkeys(statistics.aliases.get(name, (name,)), tensor)
+        if self._is_normalized:
             result = reset_batchnorm(result, statistics.module, statistics)
-        now = statistics.moments(result, {layer.value: layer.axis for layer in stage})
-        for layer in stage:
-            goal = goals([end[layer.value] for end in ends], shares)
-            for name, tensor in _repair_layer(layer, result, now[layer.value], *goal).items():
-                result |= dict.fromkeys(statistics.aliases.get(name, (name,)), tensor)
-    if is_normalized:
-        result = reset_batchnorm(result, statistics.module, statistics)
-    names = tuple(layer.name for layer in layers)
-    return RepairResult({name: tensor.to(params[name].dtype) for name, tensor in result.items()}, names)
+        names = tuple(layer.name for layer in layers)
+        return RepairResult({name: tensor.to(params[name].dtype) for name, tensor in result.items()}, names)
+
+    def _measure(
+        self, params: Params, endpoints: list[Params]
+    ) -> tuple[Statistics, tuple[Layer, ...], list[dict[str, Moments]]]:
+        """The module with data, the layers to repair, and what these make of the data in every endpoint."""
+        if self._known is None:
+            statistics = Statistics(self._module, self._batches, [params, *endpoints])
+            layers = tuple(layer for layer in statistics.layers if layer.is_repaired)
+            places = {layer.value: layer.axis for layer in layers}
+            self._known = statistics, layers, [statistics.moments(end, places) for end in endpoints] if layers else []
+        return self._known
 
 
 def variance_collapse(

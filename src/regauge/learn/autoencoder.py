@@ -1,7 +1,7 @@
 """Autoencoders of networks: one latent vector for each orbit, and one network for each latent vector."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,9 +178,13 @@ class LatentPath:
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         """The network a share t of the way."""
+        return self.walk(params_a, params_b)(t)
+
+    def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
+        """The network a share t of the way, by t; the ends are encoded once."""
         both = {name: torch.stack([tensor, params_b[name]]) for name, tensor in params_a.items()}
         first, second = self.autoencoder.encode(both)
-        return select(self.autoencoder.decode(torch.lerp(first, second, t).unsqueeze(0)), 0)
+        return lambda t: select(self.autoencoder.decode(torch.lerp(first, second, t).unsqueeze(0)), 0)
 
 
 def load_autoencoder(path: str | Path) -> Autoencoder:
