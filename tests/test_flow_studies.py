@@ -14,7 +14,7 @@ from regauge.nets.mlp import mlp
 from regauge.papers.experiment import Run
 from regauge.papers.flows import barriers, folds, quality, signals, transfer
 from regauge.papers.flows.networks import Networks
-from regauge.papers.table import Chart, Images
+from regauge.papers.table import Chart, Images, Table
 from regauge.report.figures import picture_figure
 from regauge.zoo.training import load_examples
 
@@ -71,6 +71,19 @@ def test_losses_by_steps_stay_readable_beside_one_that_is_far_away() -> None:
     assert {"0.1", "1", "10"} <= {label.get_text() for label in axes.get_yticklabels()}
     (averages,) = quality._draw("ours", "networks", "accuracy", (2, 100), {"near": [0.9, 0.95]})
     assert picture_figure((averages,)).axes[0].get_yscale() == "linear"
+
+
+def test_names_of_axes_lie_within_the_picture() -> None:
+    record = json.loads((Path(__file__).parent.parent / "docs" / "records" / "000-mnist-cpu.json").read_text())
+    for picture in Table.from_json(record).pictures.values():
+        figure = picture_figure(picture)
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            for text in (axes.xaxis.label, axes.yaxis.label):
+                box = text.get_window_extent()
+                assert min(box.x0, box.y0) >= 0
+                assert box.x1 <= figure.bbox.x1
+                assert box.y1 <= figure.bbox.y1
 
 
 def test_the_nearest_image_is_found_and_spread_is_within_classes() -> None:

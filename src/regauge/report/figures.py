@@ -64,7 +64,10 @@ LEVELS = 12
 def draw_figure(width: float, height: float, layout: Any = "constrained") -> Iterator[Figure]:
     """A figure of a size in inches, in the style of all figures while it is drawn."""
     with matplotlib.rc_context(STYLE):
-        yield Figure(figsize=(width, height), layout=layout)
+        figure = Figure(figsize=(width, height), layout=layout)
+        yield figure
+        # Ticks are chosen for the size that the layout leaves: the next drawing leaves room for the labels of these.
+        figure.draw_without_rendering()
 
 
 def plane_figure(
@@ -92,8 +95,10 @@ def picture_figure(picture: Picture) -> Figure:
         raise ValueError("a picture needs at least one panel")
     planes = [_plane_size(np.array(p.xs), np.array(p.ys)) for p in picture if isinstance(p, Surface)]
     sheets = [(2.2 + 0.62 * len(p.columns), 0.5 + 0.62 * len(p.rows)) for p in picture if isinstance(p, Images)]
-    named = max((sum(bool(series.label) for series in p.series) for p in picture if isinstance(p, Chart)), default=0)
-    charts = [(4.3, 3.4 + 0.22 * max(0, named - 4))] * len(picture)  # names of many series stand below each other
+    names = [[series.label for series in panel.series if series.label] for panel in picture if isinstance(panel, Chart)]
+    longest, most = max((len(name) for own in names for name in own), default=0), max(map(len, names), default=0)
+    # Names of many series stand below each other.
+    charts = [(max(4.3, 1.0 + 0.075 * longest), 3.4 + 0.22 * max(0, most - 4))] * len(picture)
     sizes = next((own for own in (planes, sheets) if len(own) == len(picture)), charts)
     rows = -(-len(picture) // PANELS)
     columns = -(-len(picture) // rows)
