@@ -71,6 +71,16 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
     assert "other networks or settings" in capsys.readouterr().err
 
 
+def test_a_store_is_no_checkpoint_and_the_sentence_says_what_it_is(
+    tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "zoo")
+    main(["zoo", "train", f"{config}:small", "-o", folder, "--networks", "2"])
+    with pytest.raises(SystemExit):
+        main(["info", folder])
+    assert f"is a store of networks, not a checkpoint; `regauge zoo info {folder}`" in capsys.readouterr().err
+
+
 def test_a_store_is_extended(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["zoo", "train", f"{config}:small", "-o", str(tmp_path / "zoo"), "--shard", "4", "--networks"]
     main([*command, "6"])

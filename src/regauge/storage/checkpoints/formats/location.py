@@ -88,6 +88,13 @@ def _in_folder(folder: Path) -> Path:
         )
     for file in sorted(folder.glob("*.gguf")):
         return file
+    from regauge.storage.store.manifest import MANIFEST  # Which is read with checkpoints: not the other way around.
+
+    if (folder / MANIFEST).exists():
+        raise FileNotFoundError(
+            f"the folder {str(folder)!r} is a store of networks, not a checkpoint; `regauge zoo info {folder}` says what "
+            f"it holds, and `regauge zoo export {folder} -o FOLDER` writes files"
+        )
     raise FileNotFoundError(
         f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
     )
