@@ -92,8 +92,8 @@ def _in_folder(folder: Path) -> Path:
 
     if (folder / MANIFEST).exists():
         raise FileNotFoundError(
-            f"the folder {str(folder)!r} is a store of networks, not a checkpoint; `regauge zoo info {folder}` says what "
-            f"it holds, and `regauge zoo export {folder} -o FOLDER` writes files"
+            f"the folder {str(folder)!r} is a store of networks, not a checkpoint; `regauge zoo info {folder}` says "
+            f"what it holds, and `regauge zoo export {folder} -o FOLDER` writes files"
         )
     raise FileNotFoundError(
         f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
