@@ -17,7 +17,7 @@ import regauge as rg
 from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
 from regauge.nets.siren import Siren
-from regauge.papers import populations
+from regauge.papers import populations, transformers
 from regauge.papers.experiment import Name, Run
 from regauge.papers.experiments import EXPERIMENTS
 from regauge.papers.seeds import join_seeds
@@ -130,6 +130,11 @@ def test_siblings_are_measured_alike(paper: str, name: str) -> None:
     assert (paper, SIBLINGS[paper, name]) not in {*SIBLINGS, *TWINS}
     assert own.measure is other.measure
     assert type(own.config("smoke")) is type(other.config("smoke"))
+
+
+def test_numbers_of_a_paper_belong_to_rows_of_its_table() -> None:
+    for family, printed in transformers.PAPER.items():
+        assert set(printed) <= {way.label for way in transformers.config(family, "cpu").ways}
 
 
 def test_decoded_digits_stand_below_the_test_networks(ran: Callable[[str, str], tuple[Path, str]]) -> None:

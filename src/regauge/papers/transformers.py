@@ -7,7 +7,7 @@ References:
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -37,18 +37,23 @@ BATCH, REPAIR_BATCHES = 250, 4
 """Examples in one evaluation, and batches for repair, among those that methods read."""
 DESCENT_LR = 0.02
 """Learning rate of the descent on rotations."""
-PAPER: Mapping[Family, tuple[str, ...]] = {
-    "vit-cifar10": ("1.69", "0.45", "0.36", "1.27", "0"),
-    "gpt": ("2.02", "0.63", "0.34", "1.43", "0.02"),
+PAPER: Mapping[Family, Mapping[str, str]] = {
+    "vit-cifar10": {
+        "as trained": "1.69",
+        "permutations, then straight-through": "0.45",
+        "rotations, weight matching": "0.36",
+        "rotations, activation matching": "1.27",
+        "then continuous descent": "0",
+    },
+    "gpt": {
+        "as trained": "2.02",
+        "permutations, then straight-through": "0.63",
+        "rotations, weight matching": "0.34",
+        "rotations, activation matching": "1.43",
+        "then continuous descent": "0.02",
+    },
 }
-"""Barriers of Theus et al., on CIFAR-10 and Tiny Shakespeare: of the rows `_PRINTED`."""
-_PRINTED = (
-    "as trained",
-    "permutations, then straight-through",
-    "rotations, weight matching",
-    "rotations, activation matching",
-    "then continuous descent",
-)
+"""Barriers of Theus et al. on CIFAR-10 and Tiny Shakespeare, by row."""
 QUANTITIES = (
     BARRIER,
     AREA,
@@ -64,7 +69,6 @@ class TransformerWay(Way):
 
     after: str | None = None  # the row whose aligned network it starts from; the trained one unless given
     is_folded: bool = False  # whether the gains of both networks are folded first, so that the stream can be rotated
-    paper: Mapping[str, str] = field(default_factory=dict)  # printed numbers of the paper, by quantity
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Transformers:
     read: int  # training examples for methods that read data, and for repair
     batch: int  # size of the batches of these
     test: int  # test examples
+    paper: Mapping[str, str]  # printed barriers, by row
 
 
 def vision(scale: Scale) -> Population:
@@ -127,19 +132,20 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
 
 def config(family: Family, scale: Scale) -> Transformers:
     """Two pairs on a CPU; five on the paper's scale, whose own networks are larger."""
+    paper = PAPER.get(family, {})
     if family == "gpt" or family == "llama":
         population = language(scale, family)
     else:
         population = vision(scale) if family == "vit" else color_vision(scale)
     if scale == "smoke":
-        return Transformers(population, _ways(4, family), 1, points=3, read=40, batch=20, test=60)
+        return Transformers(population, _ways(4), 1, points=3, read=40, batch=20, test=60, paper=paper)
     read, batch, test = {"vit": (20_000, 250, 2000), "vit-cifar10": (5000, 100, 1000)}.get(family, (3000, 50, 300))
     pairs, steps = (2, 200) if scale == "cpu" else (5, 1000)
     points = 11 if family == "vit-cifar10" and scale == "cpu" else 25
-    return Transformers(population, _ways(steps, family), pairs, points=points, read=read, batch=batch, test=test)
+    return Transformers(population, _ways(steps), pairs, points=points, read=read, batch=batch, test=test, paper=paper)
 
 
-def _ways(steps: int, family: Family) -> tuple[TransformerWay, ...]:
+def _ways(steps: int) -> tuple[TransformerWay, ...]:
     rotated = "rotations, mixed matching"
     descent = rg.ContinuousDescent(init=None, steps=steps, lr=DESCENT_LR)
     soft, straight = (
@@ -147,7 +153,7 @@ def _ways(steps: int, family: Family) -> tuple[TransformerWay, ...]:
         rg.StraightThrough(init=None, steps=steps // 2, checks=2),
     )
     ordered = "permutations, mixed matching"
-    ways = (
+    return (
         TransformerWay("as trained"),
         TransformerWay(TEMPERED, is_tempered=True),
         TransformerWay("permutations, weight matching", rg.WeightMatching(), permutations_only),
@@ -163,10 +169,6 @@ def _ways(steps: int, family: Family) -> tuple[TransformerWay, ...]:
         TransformerWay("mixed matching, then Sinkhorn", soft, after=rotated, is_folded=True),
         TransformerWay("Sinkhorn, then descent", descent, after="mixed matching, then Sinkhorn", is_folded=True),
     )
-    printed = dict(zip(_PRINTED, PAPER.get(family, ()), strict=False))
-    return tuple(
-        replace(way, paper={BARRIER.name: printed[way.label]}) if way.label in printed else way for way in ways
-    )
 
 
 def measure(config: Transformers, run: Run) -> Table:
@@ -175,8 +177,9 @@ def measure(config: Transformers, run: Run) -> Table:
     trained = networks(population, data, run, range(2 * config.pairs))
     pairs = [TransformerPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
     found = run.grid("aligning", lambda way, pair: pair.line(way), config.ways, pairs)
+    printed = {label: {BARRIER.name: value} for label, value in config.paper.items()}
     rows = [
-        Row.of(way.label, [records], QUANTITIES, paper=way.paper)
+        Row.of(way.label, [records], QUANTITIES, paper=printed.get(way.label))
         for way, records in zip(config.ways, found, strict=True)
     ]
     training = population.training
@@ -190,7 +193,7 @@ def measure(config: Transformers, run: Run) -> Table:
         f"{min(config.read, len(data.targets)):,} training examples; CPU seconds include those of earlier rows",
         TEMPERED_NOTE,
     )
-    if any(way.paper for way in config.ways):
+    if config.paper:
         notes = (
             *notes,
             "paper: Theus et al. (2025), with larger networks that are trained for longer, on CIFAR-10 and Tiny "
