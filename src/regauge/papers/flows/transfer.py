@@ -38,7 +38,7 @@ WIDE: Mapping[str, tuple[str, str]] = {"euclidean": ("0.826", "0.830"), "geometr
 """Table 7.4, without guidance."""
 WIDE_GUIDED: Mapping[str, tuple[str, str]] = {"euclidean": ("0.842", "0.796"), "geometric": ("0.886", "1.031")}
 RATE = 1e-3
-"""Of Adam, from drawn networks and from random ones."""
+"""Learning rate of Adam in figure 7.6."""
 
 Makers = Mapping[str, Callable[[], Params]]
 """How the networks of each row are made."""

@@ -22,8 +22,6 @@ CLOUD = 2048
 """Points of a shape that a network sees."""
 WIDE = 256
 """Networks wider than that are fitted with half the batch on a laptop, and judged on fewer samples."""
-JUDGED = 10_000
-"""Samples that a loss is measured on."""
 SHAPES = ("spot", "stanford-bunny", "fandisk", "horse", "rocker-arm", "cow")
 BALL = "ball"
 """A made-up shape, for test runs without data."""
@@ -43,13 +41,13 @@ class Study:
     fit: Fit
     queries: Queries  # samples that the networks are fitted to
     points: int = 25  # networks on each line, both ends included
-    judged: int = JUDGED  # samples that a loss is measured on
+    judged: int = EVALUATION.total  # samples that a loss is measured on
     notes: tuple[str, ...] = ()  # departures of the scale
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What every result depends on; steps are kept by it."""
-        return self.inr, self.fit, self.queries, *(() if self.judged == JUDGED else (self.judged,))
+        """The settings that all results depend on, by which they are stored."""
+        return self.inr, self.fit, self.queries, self.judged
 
     @property
     def description(self) -> str:
