@@ -184,6 +184,29 @@ def test_a_saved_autoencoder_is_the_same(tmp_path: Path, decoder: str) -> None:
     assert loaded.about == auto.about
 
 
+def test_a_latent_path_encodes_its_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, networks, _ = members("mlp")
+    auto, (a, b) = fitted("mlp"), (select(networks, k) for k in (0, 1))
+    encode, calls = learn.Autoencoder.encode, []
+
+    def spy(self: learn.Autoencoder, params: Params) -> Tensor:
+        calls.append(params)
+        return encode(self, params)
+
+    monkeypatch.setattr(learn.Autoencoder, "encode", spy)
+    met: list[Params] = []
+
+    def judge(params: Params) -> dict[str, float]:
+        met.append(params)
+        return {"loss": 0.0}
+
+    rg.line(a, b, judge, points=5, path=learn.LatentPath(auto))
+    assert len(calls) == 1
+    latent = torch.lerp(*encode(auto, {name: torch.stack([a[name], b[name]]) for name in a}), 0.25)
+    expected = auto.decode(latent.unsqueeze(0))
+    assert all(torch.allclose(met[1][name], expected[name][0]) for name in a)
+
+
 def test_an_interrupted_training_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, symmetry, networks, inputs = members("siren")
     config = learn.AutoencoderConfig(**{**vars(TINY), "epochs": 3, "dropout": 0.1, "examples": 7, "augment": ("sign",)})

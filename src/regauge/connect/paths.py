@@ -28,15 +28,15 @@ class Path(Protocol):
 
 @runtime_checkable
 class PreparedPath(Path, Protocol):
-    """A path that computes what depends on its ends alone once for all networks between them."""
+    """A path with work that depends on its ends alone, such as statistics, which `walk` does once."""
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
-        """The network a share t of the way, by t."""
+        """Return a function from t to the network at t. The ends must not change while it is used."""
         ...
 
 
 def walk(path: Path, params_a: Any, params_b: Any) -> Callable[[float], Any]:
-    """The network a share t of the way, by t, for ends that do not change meanwhile."""
+    """Return a function from t to the network at t, for any path; see `PreparedPath`."""
     return path.walk(params_a, params_b) if isinstance(path, PreparedPath) else partial(path.at, params_a, params_b)
 
 

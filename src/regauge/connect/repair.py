@@ -128,7 +128,7 @@ class Repairer:
         self._known: tuple[Statistics, tuple[Layer, ...], list[dict[str, Moments]]] | None = None
 
     def repair(self, params: Mapping[str, Tensor], weights: Sequence[float] | None = None) -> RepairResult:
-        """As `repair`."""
+        """Repair a network between the endpoints; see the function `repair`."""
         params, endpoints, shares = require_endpoints(params, self._endpoints, weights)
         statistics, layers, ends = self._measure(params, endpoints)
         result = statistics.floats(params)
@@ -149,7 +149,7 @@ class Repairer:
     def _measure(
         self, params: Params, endpoints: list[Params]
     ) -> tuple[Statistics, tuple[Layer, ...], list[dict[str, Moments]]]:
-        """The module with data, the layers to repair, and what these make of the data in every endpoint."""
+        """The module with its data, the layers to repair, and the moments of their values for each endpoint."""
         if self._known is None:
             statistics = Statistics(self._module, self._batches, [params, *endpoints])
             layers = tuple(layer for layer in statistics.layers if layer.is_repaired)

@@ -88,7 +88,7 @@ def _in_folder(folder: Path) -> Path:
         )
     for file in sorted(folder.glob("*.gguf")):
         return file
-    from regauge.storage.store.manifest import MANIFEST  # Which is read with checkpoints: not the other way around.
+    from regauge.storage.store.manifest import MANIFEST  # Stores are made of checkpoints; above it would be a cycle.
 
     if (folder / MANIFEST).exists():
         raise FileNotFoundError(
