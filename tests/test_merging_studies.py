@@ -75,10 +75,19 @@ def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Pat
     assert again == table
 
 
-def test_networks_of_each_width_are_trained_for_their_own_time(tmp_path: Path) -> None:
+def test_networks_of_each_width_are_trained_for_their_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+    train = populations.train
+
+    def spy(module: Any, start: Any, inputs: Any, targets: Any, training: Training, **settings: Any) -> Any:
+        trained.append(training.epochs)
+        return train(module, start, inputs, targets, training, **settings)
+
+    monkeypatch.setattr(populations, "train", spy)
     (one,) = resnets.trained_config("smoke").values()
     longer = replace(one.population, training=replace(one.population.training, epochs=2), architecture="longer")
     table = resnets.measure({1: one, 2: replace(one, population=longer)}, Run("smoke", 0, tmp_path))
+    assert trained == [1, 1, 2, 2]
     assert "1 (x1), 2 (x2) epochs" in table.notes[0]
     assert "shifted by up to 1 pixel(s) and mirrored at random" in table.notes[0]
     ends = {row.label: row.curve[0]["loss"] for row in table.rows if row.curve}
