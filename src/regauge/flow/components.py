@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.flow.manifold import Manifold, Points, Sphere
-from regauge.flow.moments import MOST, Moments, count_share
+from regauge.flow.moments import MOST, Moments, count_share, size_by_tensor
 from regauge.flow.space import Space
 
 
@@ -20,10 +20,11 @@ from regauge.flow.space import Space
 class Components(Manifold):
     """The coordinates of networks on the first principal components of a population, each with a variance of one.
 
-    The components are those of aligned networks whose values are divided by their deviations, and weighed by tensor.
-    What they leave over of a network is for the most part what training did not change since the initialization. A flow
-    does not move it: it is drawn from a normal distribution, in which the values of one tensor that belong to the same
-    units covary, equally for all units that permutations exchange.
+    The components are those of aligned networks whose values are divided by the deviation of their whole tensor, and
+    weighed by tensor. In units of their own deviations, weights that training hardly moves would count as much as those
+    that networks work by. What they leave over of a network is for the most part what training did not change since the
+    initialization. A flow does not move it: it is drawn from a normal distribution, in which the values of one tensor
+    that belong to the same units covary, equally for all units that permutations exchange.
 
     Attributes:
         networks: The Euclidean space of all values of networks.
@@ -64,7 +65,7 @@ class Components(Manifold):
                 "choose a smaller number of components"
             )
         moments = Moments.of([points], space, is_pooled=False)
-        unit = moments.deviation / count_share(space, balance).sqrt()
+        unit = size_by_tensor(moments.deviation, space) / count_share(space, balance).sqrt()
         standard = ((points.double() - moments.mean) / unit).float()
         begin = np.random.default_rng(0).standard_normal(min(points.shape)).astype(np.float32)
         _, *found = svds(standard.numpy(), k=count, v0=begin)

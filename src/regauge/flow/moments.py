@@ -79,6 +79,13 @@ def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:
     return torch.bincount(space.tensors).double()[space.tensors] ** (balance - 1)
 
 
+def size_by_tensor(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
+    """For each coordinate the root of the mean square of the sizes of its tensor's coordinates."""
+    count = int(space.tensors.max()) + 1
+    squares = torch.zeros(count, dtype=sizes.dtype).index_add(0, space.tensors, sizes.square())
+    return (squares / torch.bincount(space.tensors, minlength=count)).sqrt()[space.tensors]
+
+
 def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " values"]:
     """The mean over all coordinates that permutations exchange."""
     classes = int(space.exchanged.max()) + 1
@@ -88,7 +95,5 @@ def _pool(values: Float[Tensor, " values"], space: Space) -> Float[Tensor, " val
 
 def _above_zero(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
     """Sizes, of which none is far below those of its tensor."""
-    count = int(space.tensors.max()) + 1
-    squares = torch.zeros(count, dtype=sizes.dtype).index_add(0, space.tensors, sizes.square())
-    whole = (squares / torch.bincount(space.tensors, minlength=count)).sqrt()[space.tensors]
+    whole = size_by_tensor(sizes, space)
     return torch.maximum(sizes, SMALLEST * torch.where(whole > 0, whole, 1.0))

@@ -9,6 +9,7 @@ EXPERIMENTS = {
         "how strongly flows of breast cancer are guided, chosen on training cases", folds.config, folds.measure
     ),
     "mnist": Experiment("networks of MNIST drawn from flows (table 7.2)", quality.mnist, quality.measure),
+    "mnist-long": Experiment("the same by one flow with two CPU hours", quality.mnist_long, quality.measure),
     "guidance": Experiment(
         "a flow of MNIST guided to Fashion-MNIST, and as a start there (table 7.3)", transfer.config, transfer.guidance
     ),

@@ -46,6 +46,8 @@ PULL = 10.0
 """The strength with which the thesis' flows are guided."""
 COMPONENTS = 200
 """Of networks with many values."""
+MEDIUM = flow.Perceptron(384, 4)
+"""The net of a flow of these."""
 PULLS = ((3.0, 0.0), (10.0, 0.0), (30.0, 0.4))
 """Strengths of guidance and the dropout of inputs, for breast cancer; thirds of the training cases chose the last."""
 STRENGTHS = ((3.0, 0.0), (10.0, 0.0), (20.0, 0.0))
@@ -148,6 +150,20 @@ def mnist(scale: Scale) -> Study:
     )
 
 
+def mnist_long(scale: Scale) -> Study:
+    """One flow to 20,000 runs with more components, a larger net, and what is left of two CPU hours."""
+    count, seconds = {"smoke": (40, 0.3), "cpu": (20_000, 3600.0), "paper": (50_000, 14_400.0)}[scale]
+    known = mnist(scale)
+    note = f"ends of {count} runs of {known.population.epochs} epochs"
+    return replace(
+        known,
+        name="mnist-long",
+        population=replace(known.population, count=count),
+        flows=(in_components(seconds, scale, 2 * COMPONENTS, flow.Perceptron(512, 4)),),
+        notes=(note,),
+    )
+
+
 def in_all_values(
     seconds: float, scale: Scale, prior: PriorSettings, pulls: tuple[tuple[float, float], ...] = ()
 ) -> Fitted:
@@ -162,13 +178,14 @@ def in_all_values(
     return Fitted("tokens", settings, _drawings("flow of velocities", pulls))
 
 
-def in_components(seconds: float, scale: Scale) -> Fitted:
+def in_components(seconds: float, scale: Scale, count: int = COMPONENTS, net: flow.Perceptron = MEDIUM) -> Fitted:
     """The flow of this library for many values: in the principal components of aligned networks."""
-    count = 3 if scale == "smoke" else COMPONENTS
+    if scale == "smoke":
+        count, net = 3, flow.Perceptron(8, 1)
     settings = replace(
         _common(seconds, scale),
         representation=flow.Representation("keep", components=count),
-        net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(384, 4),
+        net=net,
         lr=2e-3,
         batch=128,
     )
