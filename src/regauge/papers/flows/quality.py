@@ -74,6 +74,7 @@ class Drawing:
     strength: float = 0.0  # of guidance by the examples that the networks were trained on
     dropout: float = 0.0  # share of the values of these examples' inputs that are set to zero
     paper: tuple[str, ...] = ()  # accuracy and loss in the thesis, divergence too on MNIST
+    is_plotted: bool = True  # in pictures
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,18 @@ def mnist_long(scale: Scale) -> Study:
     """One flow to 20,000 runs with more components, a larger net, and what is left of two CPU hours."""
     count, seconds = {"smoke": (40, 0.3), "cpu": (20_000, 3600.0), "paper": (50_000, 14_400.0)}[scale]
     known = mnist(scale)
+    long = in_components(seconds, scale, 2 * COMPONENTS, flow.Perceptron(512, 4))
+    first, *guided = long.drawings
+    short = (
+        Drawing(f"{first.label}, {steps} steps of Euler's method", "euler", steps, is_plotted=False)
+        for steps in ((2,) if scale == "smoke" else (10, 5, 2))
+    )
     note = f"ends of {count} runs of {known.population.epochs} epochs"
     return replace(
         known,
         name="mnist-long",
         population=replace(known.population, count=count),
-        flows=(in_components(seconds, scale, 2 * COMPONENTS, flow.Perceptron(512, 4)),),
+        flows=(replace(long, drawings=(first, *short, *guided)),),
         notes=(note,),
     )
 
@@ -279,8 +286,9 @@ def measure(study: Study, run: Run) -> Table:
             )
             paper = dict(zip(("accuracy", "loss", "divergence"), drawing.paper, strict=False))
             rows.append(Row.of(drawing.label, [[one["generated"]] for one in found], QUANTITIES, paper=paper))
-            averages[drawing.label] = found[0]["averages"]
-            curves[drawing.label] = found[0]["steps"]
+            if drawing.is_plotted:
+                averages[drawing.label] = found[0]["averages"]
+                curves[drawing.label] = found[0]["steps"]
             controls |= found[0]["others"]
     paper = dict(zip(("accuracy", "loss", "divergence"), study.target, strict=False))
     rows.append(Row.of("held-out networks", [[controls.pop("held-out")]], QUANTITIES, paper=paper))
@@ -364,7 +372,7 @@ class Known:
             "generated": self._record(found, "generated") | trained,
             "others": others,
             "averages": self._averages(drawn),
-            "steps": self._steps(made, drawing) if not seed else [],
+            "steps": self._steps(made, drawing) if drawing.is_plotted and not seed else [],
         }
 
     def _draw(self, made: flow.Flow, drawing: Drawing, count: int, steps: int, chance: torch.Generator) -> Params:
