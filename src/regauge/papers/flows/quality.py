@@ -15,6 +15,8 @@ import torch
 
 from regauge import flow
 from regauge.core.params import Params, select
+from regauge.flow.alignment import align_points
+from regauge.flow.components import Components
 from regauge.flow.guiding import descend
 from regauge.flow.judging import Judgement
 from regauge.flow.priors import PriorSettings
@@ -311,6 +313,11 @@ def measure(study: Study, run: Run) -> Table:
             "others in each step; controls of this library's flow take as many gradient steps with the same losses at "
             "the same rates",
         )
+    if any(fitted.settings.representation.components for fitted in study.flows):
+        notes += (
+            "rest drawn anew: what components leave over of held-out networks is drawn as for networks of a flow; a "
+            "perfect flow of components would draw networks as good as these",
+        )
     if any(fitted.settings.predicts == "end" for fitted in study.flows):
         last = study.flows[-1].settings
         notes += (
@@ -365,6 +372,9 @@ class Known:
             names = f"{self.study.head}.weight", f"{self.study.head}.bias"
             metrics = self.task.evaluate_each(unit_head(self.held_out, *names))
             others["held-out networks, unit last layer"] = {k: float(v.mean()) for k, v in metrics.items()}
+        if isinstance(made.space, Components):
+            metrics = self.task.evaluate_each(self._with_rest_anew(made.space))
+            others["held-out networks, rest drawn anew"] = {k: float(v.mean()) for k, v in metrics.items()}
         if drawing.strength and drawing.solver == "heun" and not seed:
             others |= self._descended(made, drawing)
         trained = {"CPU s": seconds} if seconds > 0.5 * (settings.seconds or 0) else {}
@@ -381,6 +391,13 @@ class Known:
         return made.sample(
             count, generator=chance, steps=steps, solver=drawing.solver, noise=drawing.noise, guidance=guidance
         )
+
+    def _with_rest_anew(self, components: Components) -> Params:
+        """Held-out networks, but for what components leave over of them, which is drawn as for networks of a flow."""
+        space = components.networks
+        points = align_points(space, components.mean.float(), space.enter(self.held_out))
+        chance = self.networks.run.generator("rest")
+        return components.with_rest(len(points), chance).leave(components.reduce(points))
 
     def _descended(self, made: flow.Flow, drawing: Drawing) -> dict[str, Record]:
         """The starts of the flow, and copies, after as many gradient steps as guide the flow, at the same rates."""
