@@ -12,7 +12,7 @@ from regauge.core.interpolation import distance
 from regauge.core.params import select
 from regauge.nets.mlp import mlp
 from regauge.papers.experiment import Run
-from regauge.papers.flows import barriers, folds, quality, signals, transfer
+from regauge.papers.flows import barriers, cnns, folds, quality, signals, transfer
 from regauge.papers.flows.networks import Networks
 from regauge.papers.table import Chart, Images, Table
 from regauge.report.figures import picture_figure
@@ -41,6 +41,17 @@ def test_barriers_are_above_the_mean_of_both_ends() -> None:
     assert found["pairs with a barrier above 0.01"] == 0.5
     assert found["accuracy halfway"] == 0.5
     assert (found["curve"][0], found["curve"][50], found["curve"][-1]) == (1.0, 1.5, 4.0)
+
+
+def test_flows_to_populations_of_one_architecture_are_kept_apart(tmp_path: Path) -> None:
+    run = Run("smoke", 0, tmp_path)
+    studies = cnns.config("smoke"), cnns.from_one_start("smoke")
+    fitted = studies[0].flows[0]
+    assert fitted == studies[1].flows[0]
+    made = [Networks.of(s.name, s.population, run).fit(fitted.label, fitted.settings) for s in (*studies, studies[0])]
+    first, other, again = (flow.draw_starts(3, torch.Generator().manual_seed(0)) for flow in made)
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+    assert distance(other, first) > 0.1
 
 
 def test_images_are_kept_and_stand_where_they_belong() -> None:

@@ -56,18 +56,23 @@ class Networks:
 
     Attributes:
         store: Of all of it.
-        data: Name of what it was trained on.
+        settings: That it was trained with.
         run: Whose folder it is in.
     """
 
     store: Store
-    data: str
+    settings: Config
     run: Run
 
     @classmethod
     def of(cls, name: str, settings: Config, run: Run) -> "Networks":
         """The population, trained unless an earlier run did."""
-        return cls(train_population(name, settings, run), settings.data, run)
+        return cls(train_population(name, settings, run), settings, run)
+
+    @property
+    def data(self) -> str:
+        """Name of what it was trained on."""
+        return self.settings.data
 
     @cached_property
     def parts(self) -> dict[str, NDArray[np.int64]]:
@@ -105,7 +110,7 @@ class Networks:
 
     def fit(self, label: str, settings: flow.Config) -> flow.Flow:
         """A flow to these networks, fitted unless an earlier run did."""
-        place = self.run.place("flows", (self.store.architecture.name, self.data, len(self.store), label, settings))
+        place = self.run.place("flows", (self.settings, label, settings))
         if place.exists():
             return flow.load_flow(place)
         made = flow.fit(
