@@ -76,7 +76,7 @@ class Drawing:
     strength: float = 0.0  # of guidance by the examples that the networks were trained on
     dropout: float = 0.0  # share of the values of these examples' inputs that are set to zero
     paper: tuple[str, ...] = ()  # accuracy and loss in the thesis, divergence too on MNIST
-    is_plotted: bool = True  # in pictures
+    is_plotted: bool = True  # in the picture of losses by steps
 
 
 @dataclass(frozen=True)
@@ -288,8 +288,8 @@ def measure(study: Study, run: Run) -> Table:
             )
             paper = dict(zip(("accuracy", "loss", "divergence"), drawing.paper, strict=False))
             rows.append(Row.of(drawing.label, [[one["generated"]] for one in found], QUANTITIES, paper=paper))
+            averages[drawing.label] = found[0]["averages"]
             if drawing.is_plotted:
-                averages[drawing.label] = found[0]["averages"]
                 curves[drawing.label] = found[0]["steps"]
             controls |= found[0]["others"]
     paper = dict(zip(("accuracy", "loss", "divergence"), study.target, strict=False))
