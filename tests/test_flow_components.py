@@ -51,6 +51,17 @@ def test_networks_on_few_components_come_back() -> None:
     assert found.mean(0).abs().max() < 1e-4
 
 
+def test_values_that_hardly_move_do_not_outweigh_those_of_their_tensor_that_do() -> None:
+    space, _, _, _ = bent(3)
+    chance = torch.Generator().manual_seed(5)
+    places = (space.tensors == space.tensors.mode().values).nonzero()[:, 0]  # The largest tensor.
+    points = 1e-6 * torch.randn(300, space.dim, generator=chance, dtype=torch.float64)
+    points[:, places[1:]] += 0.01 * torch.randn(300, 1, generator=chance, dtype=torch.float64)  # All of these as one.
+    points[:, places[0]] += torch.randn(300, generator=chance, dtype=torch.float64)
+    made = Components.of(space, points, 2, 1.0)
+    assert made.axes[0, places[0]].abs() > 0.99
+
+
 def test_what_is_left_over_has_the_covariances_of_inputs() -> None:
     space, _, population, covariance = bent(4000)
     made = Components.of(space, space.enter(population), 2, 1.0)

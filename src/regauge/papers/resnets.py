@@ -47,7 +47,7 @@ def config(scale: Scale) -> Resnets:
 
 
 def trained_config(scale: Scale) -> Resnets:
-    """Width 2 on a CPU, on all images, shifted and mirrored, until accuracies are above 90%; or a smaller network."""
+    """Width 2 for twelve epochs on a CPU, of all images, shifted and mirrored; or a smaller network."""
     if scale == "smoke":
         quick = replace(LONG, epochs=1, batch=32)
         sizes: dict[str, Any] = {"pairs": 1, "points": 3, "read": 50, "test": 50}
