@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 TO_NUMPY = (Tensor.numpy, Tensor.__array__)
 INDEXING = (Tensor.__getitem__, torch.index_put, Tensor.index_put)
 PRODUCTS = (Tensor.matmul, Tensor.__matmul__, torch.matmul, torch.mm, torch.bmm, torch.einsum)
-COPYING = (Tensor.copy_, Tensor.cpu, Tensor.to, Tensor.type_as)
+COPYING = (Tensor.copy_, Tensor.cpu, Tensor.to, Tensor.type_as, torch._has_compatible_shallow_copy_type)
 
 
 class TwoDevicesError(RuntimeError):
@@ -77,6 +77,8 @@ class PretendDevice(TorchFunctionMode):
             for leaf, gradient in zip(tree_leaves(inputs), result, strict=True):
                 if self.holds(leaf) and gradient is not None:
                     self._mark(gradient)
+        elif func == Tensor.data.__set__ and marked:  # type: ignore[attr-defined]  # How a module is moved.
+            self._mark(args[0])
         elif target:
             for leaf in _tensors_in(result):
                 self._mark(leaf)

@@ -401,6 +401,8 @@ class Reproduce:
     """Seed of all random numbers; several seeds make one table of all, each with networks of its own."""
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
+    device: str = "cpu"
+    """Where networks are trained and evaluated: cpu, cuda or another device of torch; not every experiment takes it."""
     draw: Annotated[tuple[Path, ...], arg(metavar="RUN.json ...")] = ()
     """Write the table and the pictures again from the numbers of an earlier run, its .json file; of several runs of one
     experiment with different seeds one table and one .json file are written."""

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.table import Table as Printed
 
 import regauge as rg
+from regauge.cli.devices import require_device
 from regauge.cli.options import Reproduce, UsageError
 from regauge.cli.output import show, show_progress
 from regauge.inr.rendering.strips import load_strips
@@ -38,14 +40,25 @@ def run(options: Reproduce) -> None:
         raise UsageError(f"--seed takes one seed or several different ones, not {[*options.seed]}")
     if options.columns or options.by_group:
         raise UsageError("--columns and --by-group are for a table that --draw reads; a run writes all columns")
+    device = require_device(options.device)
+    if device.type != "cpu" and not experiment.takes_device:
+        raise UsageError(
+            f"{options.paper} {options.experiment} runs on the CPU only; --device {options.device} is for "
+            f"{name_all(takes_device=True)}"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     name = f"{options.paper}-{options.experiment}-{options.scale}"
     with one_thread(), show_progress() as progress:
-        runs = [Run(options.scale, seed, options.out, progress, name) for seed in options.seed]
+        runs = [Run(options.scale, seed, options.out, progress, name, device) for seed in options.seed]
         table = join_seeds({one.seed: experiment(one) for one in runs})
     command = ["regauge", "reproduce", options.paper, options.experiment]
     command += ["--scale", options.scale, "--seed", *map(str, options.seed)]
-    table = replace(table, notes=(f"`{shlex.join(command)}`, regauge {rg.__version__}", *table.notes))
+    if device.type != "cpu":
+        command += ["--device", options.device]
+    origin = f"`{shlex.join(command)}`, regauge {rg.__version__}"
+    if device.type == "cuda":
+        origin += f"; networks were trained and evaluated on an {torch.cuda.get_device_name(device)}"
+    table = replace(table, notes=(origin, *table.notes))
     show(render(table))
     for note in table.notes:
         print(f"- {note}")
@@ -113,9 +126,14 @@ def choose(paper: str, name: str) -> Experiment:
     return EXPERIMENTS[paper][name]
 
 
-def name_all() -> str:
-    """List all experiments in one sentence."""
-    return "; ".join(f"{paper} {name}" for paper, experiments in EXPERIMENTS.items() for name in experiments)
+def name_all(*, takes_device: bool = False) -> str:
+    """List all experiments in one sentence, or those that run on other devices than the CPU."""
+    return "; ".join(
+        f"{paper} {name}"
+        for paper, experiments in EXPERIMENTS.items()
+        for name, experiment in experiments.items()
+        if experiment.takes_device or not takes_device
+    )
 
 
 def list_experiments(paper: str) -> str:

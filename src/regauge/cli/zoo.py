@@ -2,16 +2,15 @@
 
 import inspect
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from regauge.cli import zoo_populations
+from regauge.cli.devices import require_device
 from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table
@@ -63,7 +62,7 @@ def train(options: ZooTrain) -> None:
     config = config_of(options)
     executor, share = executor_of(options.on), share_of()
     with show_status("preparing"):
-        require_device(options)
+        require_device(options.device, is_here=not options.on.startswith("tcp://"))
         store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
     if share.world > 1:
         print(f"share {share.rank} of {share.world}", file=sys.stderr)
@@ -147,19 +146,6 @@ def config_of(options: ZooTrain) -> Config:
         count=config.count if options.networks is None else options.networks,
         seed=config.seed if options.seed is None else options.seed,
     )
-
-
-def require_device(options: ZooTrain) -> None:
-    """Refuse a device that is none, or that this machine does not have and that is not another machine's."""
-    try:
-        device = torch.device(options.device)
-        if not options.on.startswith("tcp://"):
-            torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = re.split(r"\n|[.:] ", str(error))[0]
-        raise UsageError(f"--device {options.device!r} cannot be used here ({reason}); say cpu") from error
-    if device.type == "meta":
-        raise UsageError("--device meta has no values, so nothing can be trained there; say cpu or cuda")
 
 
 def source_of(options: ZooImport) -> formats.Source:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regauge.core.devices import to_device
 from regauge.core.params import Params, require_finite, select
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -29,7 +30,6 @@ from regauge.learn.populations import (
     read_blocks,
     split_networks,
     spread,
-    to_device,
     to_net,
 )
 from regauge.learn.training import Trained, Training, Validation, train

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
+from regauge.core.devices import to_device
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch as Examples
@@ -31,7 +32,6 @@ from regauge.learn.populations import (
     modules_of,
     split_networks,
     spread,
-    to_device,
     to_net,
 )
 from regauge.learn.soft_matching import relative_distances

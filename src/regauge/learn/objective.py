@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regauge.core.devices import to_device
 from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.learn.function_losses import Criterion, FunctionLoss, SquaredError
-from regauge.learn.populations import to_device
 from regauge.learn.running import Runner, count_examples, take_examples
 
 

@@ -38,15 +38,6 @@ def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indi
             yield block, collection.read(indices[block])
 
 
-def to_device(values: Any, device: torch.device | str) -> Any:
-    """Tensors, or tuples and mappings of them, on a device."""
-    if isinstance(values, Mapping):
-        return {name: to_device(value, device) for name, value in values.items()}
-    if isinstance(values, tuple | list):
-        return tuple(to_device(value, device) for value in values)
-    return values.to(device) if isinstance(values, Tensor) else values
-
-
 def to_net(params: Params, net: nn.Module) -> Params:
     """Networks in the precision and on the device of the net that reads them."""
     like = next(net.parameters())

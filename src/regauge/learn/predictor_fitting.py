@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.devices import to_device
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.task import arguments
 from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
-from regauge.learn.populations import Indices, Parts, modules_of, read_blocks, spread, to_device, to_net
+from regauge.learn.populations import Indices, Parts, modules_of, read_blocks, spread, to_net
 from regauge.learn.predictor import Predictor
 from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.rendering import Rendering, grid

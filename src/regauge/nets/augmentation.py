@@ -35,7 +35,7 @@ class Augmentation:
             generator: Draws shifts and mirrors.
 
         Returns:
-            As many images of the same size.
+            As many images of the same size, with the channels last in memory, which convolutions are faster with.
 
         Raises:
             ValueError: The tensor does not hold images.
@@ -54,4 +54,4 @@ class Augmentation:
         padded = torch.nn.functional.pad(images, [self.shift] * 4)
         each = torch.arange(count, device=images.device)
         picked = padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-        return picked.permute(0, 3, 1, 2).contiguous()
+        return picked.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)

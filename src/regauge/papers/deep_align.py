@@ -135,7 +135,7 @@ def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) 
 def measure(config: Comparison, run: Run) -> Table:
     """Every method on every pair."""
     population, training = config.population, config.population.training
-    data = population.read()
+    data = population.read(run)
     notes: tuple[str, ...] = (
         f"{population.architecture} on {data.name}, pixels normalized as in the published code; "
         f"{population.examples:,} images for training, "
@@ -225,21 +225,27 @@ EXPERIMENTS = {
         "MLPs on MNIST: barrier and AUC of five methods",
         partial(table1_config, data="MNIST", printed=TABLE_1_MNIST, pairs=7, seeds=3),
         measure,
+        takes_device=True,
     ),
     "table1-cifar10": Experiment(
         "MLPs on CIFAR-10: barrier and AUC of five methods",
         partial(table1_config, data="CIFAR-10", printed=TABLE_1_CIFAR10, pairs=5, seeds=1),
         measure,
+        takes_device=True,
     ),
     "sinkhorn": Experiment(
         "what Sinkhorn re-basin after weight matching owes to our changes, on MNIST",
         partial(sinkhorn_config, data="MNIST", printed=TABLE_1_MNIST, pairs=7),
         measure,
+        takes_device=True,
     ),
     "sinkhorn-cifar10": Experiment(
         "the same on CIFAR-10",
         partial(sinkhorn_config, data="CIFAR-10", printed=TABLE_1_CIFAR10, pairs=5),
         measure,
+        takes_device=True,
     ),
-    "table2": Experiment("the CNN of table 4 on CIFAR-10: barrier and AUC of five methods", table2_config, measure),
+    "table2": Experiment(
+        "the CNN of table 4 on CIFAR-10: barrier and AUC of five methods", table2_config, measure, takes_device=True
+    ),
 }

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
+from regauge.core.devices import to_device
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.papers.settings import place_of
@@ -20,7 +21,10 @@ from regauge.papers.table import Record, Table
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save, save_text
 
+T = TypeVar("T")
+
 Scale = Literal["smoke", "cpu", "paper"]
+CPU = torch.device("cpu")
 SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
 """A note below the tables of the smallest scale."""
 
@@ -47,6 +51,7 @@ class Run:
     folder: Path  # where networks and finished steps are kept
     progress: Progress = no_progress
     name: str = "result"  # beginning of the names of the run's result files
+    device: torch.device = CPU  # where networks are trained and evaluated; only experiments that allow it get another
 
     def generator(self, *names: object) -> torch.Generator:
         """A generator for one purpose, the same in every run with this seed."""
@@ -57,10 +62,11 @@ class Run:
         """The network of that key, trained by `make` unless an earlier run did."""
         path = self._folder("networks", (self.seed, settings)) / f"{key}.safetensors"
         if path.exists():
-            return load(path)
-        params = make()
-        save(params, path, overwrite=True, metadata={"settings": repr(settings), "seed": str(self.seed)})
-        return params
+            params = load(path)
+        else:
+            params = make()
+            save(params, path, overwrite=True, metadata={"settings": repr(settings), "seed": str(self.seed)})
+        return self.bring(params)
 
     def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
         """The record of that key, made by `make` unless an earlier run did."""
@@ -98,6 +104,11 @@ class Run:
         """The path of a result file."""
         return self.folder / f"{self.name}{name}"
 
+    def bring(self, values: T) -> T:
+        """Tensors, parameters or a module, on the device of the run."""
+        brought: T = to_device(values, self.device)
+        return brought
+
     def place(self, kind: str, settings: object) -> Path:
         """The file `.safetensors` in which something that was trained with some settings is kept, there or not."""
         folder = self.folder / kind
@@ -127,6 +138,7 @@ class Experiment:
     summary: str
     config: Callable[[Scale], Any]
     measure: Callable[[Any, Run], Table]
+    takes_device: bool = False  # whether it trains and evaluates on the device of the run, or else on the CPU
 
     def __call__(self, run: Run) -> Table:
         config = self.config(run.scale)

@@ -19,7 +19,7 @@ from regauge.core.interpolation import mean
 from regauge.nets.classification import Training
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
-from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.experiment import CPU, Experiment, Run, Scale
 from regauge.papers.populations import Population, networks
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.training.optimizers import Adam
@@ -82,7 +82,7 @@ def cifar10_config(scale: Scale) -> Merging:
 def measure(config: Merging, run: Run) -> Table:
     """Train the networks and merge every set of them by every method, with and without repair."""
     population, count = config.population, config.networks
-    data, module = population.read(), population.make()
+    data, module = population.read(run), run.bring(population.make())
     trained = networks(population, data, run, range(1), range(config.sets * count))[0]
     sets = [trained[k * count : (k + 1) * count] for k in range(config.sets)]
     judge = data.judge(module, config.test, BATCH)
@@ -106,7 +106,7 @@ def measure(config: Merging, run: Run) -> Table:
     def merge(label: str, index: int) -> Record:
         """Evaluate the mean of the aligned networks."""
         method, batches = METHODS[label], data.batches(config.read, BATCH)
-        symmetry = rg.discover(module, data.few) if method is not None else rg.Symmetry(())
+        symmetry = rg.discover(population.make(), data.few) if method is not None else rg.Symmetry(())
         began = time.thread_time()
         aligned = rg.align_many(
             sets[index],
@@ -115,7 +115,7 @@ def measure(config: Merging, run: Run) -> Table:
             task=rg.Task(module, batches),
             generator=run.generator("merging", method, index),
         ).params
-        seconds = {} if method is None else {"CPU s": time.thread_time() - began}
+        seconds = {} if method is None or run.device != CPU else {"CPU s": time.thread_time() - began}
         center = mean(aligned)
         repaired = rg.repair(center, module, aligned, [images for images, _ in batches]).params
         return {"plain": judge.evaluate(center) | seconds, "repaired": judge.evaluate(repaired)}
@@ -147,6 +147,8 @@ def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
 
 
 EXPERIMENTS = {
-    "mnist": Experiment("five MLPs on MNIST made one", mnist_config, measure),
-    "cifar10": Experiment("five convolutional networks on CIFAR-10 made one", cifar10_config, measure),
+    "mnist": Experiment("five MLPs on MNIST made one", mnist_config, measure, takes_device=True),
+    "cifar10": Experiment(
+        "five convolutional networks on CIFAR-10 made one", cifar10_config, measure, takes_device=True
+    ),
 }

@@ -14,7 +14,7 @@ from regauge.core.params import Params
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, has_mnist, mnist
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, split_batches, train
-from regauge.papers.experiment import Run
+from regauge.papers.experiment import CPU, Run
 from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table
 from regauge.papers.ways import Way
 from regauge.training.schedules import Constant
@@ -60,8 +60,8 @@ class Examples:
 
     @property
     def few(self) -> tuple[Tensor]:
-        """Inputs to trace a module with."""
-        return (self.test_inputs[:4],)
+        """Inputs to trace a module with, on the CPU."""
+        return (self.test_inputs[:4].cpu(),)
 
     def batches(self, count: int | None, size: int) -> list[tuple[Tensor, Tensor]]:
         """The first `count` of the training examples, all unless given."""
@@ -104,11 +104,14 @@ class Population:
             f"{training.optimizer.lr:g} and down again, batches of {training.batch}"
         )
 
-    def read(self) -> Examples:
-        """The examples as the networks see them."""
+    def read(self, run: Run) -> Examples:
+        """The examples as the networks see them, on the device of the run."""
         if self.load is not None:
-            return self.load()
-        return Examples.of(images(self.data).normalized(*self.normalization), self.examples)
+            found = self.load()
+        else:
+            found = Examples.of(images(self.data).normalized(*self.normalization), self.examples)
+        parts = (found.inputs, found.targets, found.test_inputs, found.test_targets)
+        return Examples(found.name, *run.bring(parts))
 
 
 def name_training(training: Training) -> str:
@@ -125,11 +128,12 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
         def make() -> Params:
             generator = run.generator("network", population, *numbers)
             module = population.make()
-            start = population.initialize(module, generator)
+            start = run.bring(population.initialize(module, generator))
             # A cache of converted weights would keep those of the first step.
-            with torch.autocast("cpu", torch.bfloat16, enabled=population.is_bfloat16, cache_enabled=False):
+            kind = run.device.type
+            with torch.autocast(kind, torch.bfloat16, enabled=population.is_bfloat16, cache_enabled=False):
                 return train(
-                    module,
+                    run.bring(module),
                     start,
                     data.inputs,
                     data.targets,
@@ -193,7 +197,7 @@ def measure_lines(comparison: Comparison, data: Examples, run: Run) -> Sequence[
     symmetry = rg.discover(population.make(), data.few)
 
     def measure(way: ClassifierWay, seed: int, pair: int) -> Record:
-        module = population.make()
+        module = run.bring(population.make())
         a, b = trained[seed][2 * pair : 2 * pair + 2]
         task = rg.Task(module, data.batches(way.examples, way.batch))
         generator = run.generator("alignment", way.method, seed, pair)
@@ -205,7 +209,7 @@ def measure_lines(comparison: Comparison, data: Examples, run: Run) -> Sequence[
         return {
             "line": list(curve.table),
             DISTANCE.name: distance(a, moved, symmetry.buffers),
-            SECONDS.name: seconds if way.method else None,
+            SECONDS.name: seconds if way.method and run.device == CPU else None,
         }
 
     settings = (population, comparison.points, test, comparison.read, comparison.batch)

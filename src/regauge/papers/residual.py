@@ -110,7 +110,7 @@ def trained_config(scale: Scale) -> Comparison:
 
 def measure_trained(config: Comparison, run: Run) -> Table:
     """Every method on every pair."""
-    population, data = config.population, config.population.read()
+    population, data = config.population, config.population.read(run)
     notes = (
         f"{population.architecture} on {data.name}, {population.description}",
         f"{config.pairs} independent pairs; losses on {min(config.test, len(data.test_targets)):,} test images at "
@@ -158,5 +158,7 @@ EXPERIMENTS = {
     "planted": Experiment(
         "planted permutations in residual MLPs: how many are found again", planted_config, measure_planted
     ),
-    "residual": Experiment("trained residual MLPs: barrier and AUC of every start", trained_config, measure_trained),
+    "residual": Experiment(
+        "trained residual MLPs: barrier and AUC of every start", trained_config, measure_trained, takes_device=True
+    ),
 }

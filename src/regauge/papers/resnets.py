@@ -52,21 +52,17 @@ def trained_config(scale: Scale) -> Resnets:
         quick = replace(LONG, epochs=1, batch=32)
         sizes: dict[str, Any] = {"pairs": 1, "points": 3, "read": 50, "test": 50}
         return {1: _pairs(small_images(), 1, 1, quick, 200, augmentation=Augmentation(1), **sizes)}
-    lengths = {2: 12} if scale == "cpu" else dict.fromkeys((1, 2, 4, 8), 100)
-    sizes = {"pairs": 3, "points": 11, "read": 5000, "test": 10_000}
-    if scale == "cpu":
-        sizes |= {"pairs": 1, "test": 4000}
-    return {
-        width: _pairs("CIFAR-10", width, 3, replace(LONG, epochs=n), 50_000, augmentation=Augmentation(), **sizes)
-        for width, n in lengths.items()
-    }
+    counts = {2: 1} if scale == "cpu" else dict.fromkeys((1, 2, 4, 8), 3)
+    long = replace(LONG, epochs=12 if scale == "cpu" else 100)
+    sizes = {"points": 11, "read": 5000, "test": 4000 if scale == "cpu" else 10_000, "augmentation": Augmentation()}
+    return {width: _pairs("CIFAR-10", width, 3, long, 50_000, pairs=n, **sizes) for width, n in counts.items()}
 
 
 def measure(config: Resnets, run: Run) -> Table:
     """Train pairs of every width, align each by every method, evaluate the lines with and without new statistics."""
     rows, accuracies, last = [], [], max(config)
     for width, comparison in config.items():
-        data = comparison.population.read()
+        data = comparison.population.read(run)
         found = measure_lines(comparison, data, run)
         rows += [
             Row.of(f"x{width}: {way.label}", records, QUANTITIES, is_drawn=width == last)
@@ -119,6 +115,11 @@ def _pairs(
 
 
 EXPERIMENTS = {
-    "resnet20": Experiment("ResNet20 with batch normalization: barriers by width", config, measure),
-    "resnet20-trained": Experiment("the same, of networks that are trained to the end", trained_config, measure),
+    "resnet20": Experiment("ResNet20 with batch normalization: barriers by width", config, measure, takes_device=True),
+    "resnet20-trained": Experiment(
+        "the same, of networks that are trained to the end",
+        trained_config,
+        measure,
+        takes_device=True,
+    ),
 }

@@ -13,12 +13,13 @@ from typing import Literal
 import torch
 
 import regauge as rg
+from regauge.core.devices import to_device
 from regauge.core.params import Params
 from regauge.data.packaged import help_topics, windows
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, split_batches
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
-from regauge.papers.experiment import Experiment, Run, Scale
+from regauge.papers.experiment import CPU, Experiment, Run, Scale
 from regauge.papers.populations import DataName, Examples, Population, images, networks
 from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table, halfway
 from regauge.papers.ways import TEMPERED, TEMPERED_NOTE, Restrict, Way, permutations_only, whole, without_matrices
@@ -173,7 +174,7 @@ def _ways(steps: int) -> tuple[TransformerWay, ...]:
 
 def measure(config: Transformers, run: Run) -> Table:
     """Train the networks, align each pair in every way, and evaluate the line between the two."""
-    population, data = config.population, config.population.read()
+    population, data = config.population, config.population.read(run)
     trained = networks(population, data, run, range(2 * config.pairs))
     pairs = [TransformerPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
     found = run.grid("aligning", lambda way, pair: pair.line(way), config.ways, pairs)
@@ -208,7 +209,7 @@ class TransformerPair:
 
     def __init__(self, config: Transformers, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
         self._config, self._data, self._index, self._run = config, data, index, run
-        self._networks, self._module = (a, b), config.population.make()
+        self._networks, self._module = (a, b), run.bring(config.population.make())
         self._ways = {way.label: way for way in config.ways}
         # Drawn from all of them: a text's beginning tells little about the rest.
         chosen = torch.randperm(len(data.targets), generator=run.generator("read", index))[: config.read]
@@ -224,7 +225,8 @@ class TransformerPair:
             path = way.path(self._module, [inputs for inputs, _ in self._read[:REPAIR_BATCHES]])
             task = way.judge(judge, rg.Task(self._module, self._read))
             curve = rg.line(a, b, task, points=config.points, path=path)
-            return {"CPU s": seconds if way.method else None, "line": list(curve.table)}
+            spent = seconds if way.method and self._run.device == CPU else None
+            return {"CPU s": spent, "line": list(curve.table)}
 
         evaluation = (config.points, config.test, way.is_repaired, *(["tempered"] if way.is_tempered else []))
         return self._run.record((*self._settings(way), evaluation), str(self._index), make)
@@ -262,22 +264,24 @@ class TransformerPair:
         if not is_folded:
             return self._networks
         a, b = self._folded
-        return a.params, b.params
+        return self._run.bring(a.params), self._run.bring(b.params)
 
     @functools.cached_property
     def _plain(self) -> rg.Symmetry:
-        return rg.discover(self._module, self._data.few)
+        return rg.discover(self._config.population.make(), self._data.few)
 
     @functools.cached_property
     def _folded(self) -> tuple[rg.discovery.Folded, rg.discovery.Folded]:
-        a, b = (rg.fold(params, self._module, self._data.few, symmetry=self._plain) for params in self._networks)
+        module, few = self._config.population.make(), self._data.few
+        a, b = (rg.fold(to_device(params, CPU), module, few, symmetry=self._plain) for params in self._networks)
         return a, b
 
     @functools.cached_property
     def _rotated(self) -> rg.Symmetry:
         """The symmetry of the folded networks, with the gains that are one in both."""
         a, b = self._folded
-        return rg.discover(self._module, self._data.few, ones=[name for name in a.ones if name in b.ones])
+        module = self._config.population.make()
+        return rg.discover(module, self._data.few, ones=[name for name in a.ones if name in b.ones])
 
 
 def _population(
@@ -299,6 +303,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"pairs of {words}: barrier and accuracy with each part of the symmetry",
         functools.partial(config, family),
         measure,
+        takes_device=True,
     )
     for family, words in FAMILIES.items()
 }

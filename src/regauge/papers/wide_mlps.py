@@ -53,7 +53,7 @@ def config(scale: Scale) -> Comparison:
 def measure(config: Comparison, run: Run) -> Table:
     """Every method on every pair."""
     population, training = config.population, config.population.training
-    data = population.read()
+    data = population.read(run)
     notes = (
         f"{population.architecture} on {data.name}; {population.examples:,} images for training, "
         f"{training.epochs} epochs of AdamW, learning rate to {training.optimizer.lr:g} and down again, weight decay "
@@ -74,4 +74,4 @@ def _population(data: DataName, width: int, training: Training, examples: int) -
     return Population(data, f"MLP {'-'.join(map(str, widths))}", lambda: mlp(*widths), training, examples)
 
 
-EXPERIMENTS = {"pairs": Experiment("wide MLPs on MNIST: barriers of five pairs", config, measure)}
+EXPERIMENTS = {"pairs": Experiment("wide MLPs on MNIST: barriers of five pairs", config, measure, takes_device=True)}

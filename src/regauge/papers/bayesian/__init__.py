@@ -23,7 +23,10 @@ EXPERIMENTS = {
     "figure10": Experiment(
         "variance collapse by layer", between_posteriors.collapse_config, between_posteriors.collapses
     ),
-    **{name: Experiment(one.summary, one.config, posterior_barriers.measure) for name, one in FIGURES.items()},
+    **{
+        name: Experiment(one.summary, one.config, posterior_barriers.measure, takes_device=True)
+        for name, one in FIGURES.items()
+    },
     "figureA13": Experiment(
         "three costs on two mirrored Gaussians", appendix_figures.mirrored_config, appendix_figures.match_mirrored
     ),

@@ -104,7 +104,9 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
             generator = run.generator("posterior", family, index)
             data, module = family.images(), family.module()
             inputs, labels = data.train_images[: family.examples], data.train_labels[: family.examples]
-            start, how = initialize(module, generator), family.inference
+            inputs, labels = run.bring((inputs, labels))
+            start, how = run.bring(initialize(module, generator)), family.inference
+            module = run.bring(module)
             if isinstance(how, Training):
                 trained = train(
                     module, start, inputs, labels, how, generator=generator, augmentation=family.augmentation

@@ -124,13 +124,13 @@ def _measure_line(
 ) -> Record:
     """One pair, aligned in one way, with the losses along its geodesic."""
     family, way, pair = cell
-    module, symmetry = family.module(), way.restrict(family.symmetry())
+    module, symmetry = run.bring(family.module()), way.restrict(family.symmetry())
     a, b = inferred[family][2 * pair : 2 * pair + 2]
     noise = b.draw(config.samples, run.generator("noise", family, pair)) if b.std else {}
     b, noise, seconds = move(way.method, a, b, noise, symmetry, run.generator("alignment", family, pair))
     record: Record = {"seconds": seconds, "distance": distance(a, b).total}
     for split in SPLITS:
-        data = batches(family, config.images, is_test=split == "test")
+        data = run.bring(batches(family, config.images, is_test=split == "test"))
         if a.std:
             curve = posterior_line(module, a, b, data, noise=noise, points=config.points)
             record[f"{split} error"] = curve.error
