@@ -132,7 +132,7 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Transformers:
-    """Two pairs on a CPU; five on the paper's scale, whose own networks are larger."""
+    """Two pairs on a CPU, one of the larger networks; five on the paper's scale, whose own networks are larger."""
     paper = PAPER.get(family, {})
     if family == "gpt" or family == "llama":
         population = language(scale, family)
@@ -141,8 +141,9 @@ def config(family: Family, scale: Scale) -> Transformers:
     if scale == "smoke":
         return Transformers(population, _ways(4), 1, points=3, read=40, batch=20, test=60, paper=paper)
     read, batch, test = {"vit": (20_000, 250, 2000), "vit-cifar10": (5000, 100, 1000)}.get(family, (3000, 50, 300))
-    pairs, steps = (2, 200) if scale == "cpu" else (5, 1000)
-    points = 11 if family == "vit-cifar10" and scale == "cpu" else 25
+    pairs, steps, points = (2, 200, 25) if scale == "cpu" else (5, 1000, 25)
+    if family == "vit-cifar10" and scale == "cpu":
+        pairs, points = 1, 11
     return Transformers(population, _ways(steps), pairs, points=points, read=read, batch=batch, test=test, paper=paper)
 
 
