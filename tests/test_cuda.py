@@ -1,6 +1,8 @@
 """What a pretended device cannot show: nets, trainings and methods on a real CUDA device, against the CPU."""
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.__main__ import main
 from regauge.nets.siren import Siren
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -60,6 +63,15 @@ def test_networks_are_aligned_there_as_here(name: str, method: str) -> None:
     assert found.objective == pytest.approx(here.objective, rel=1e-6)
     moved = symmetry.act(symmetry.random(chance()), there(a))
     assert all(tensor.is_cuda for tensor in rg.canonicalize(moved, symmetry).values())
+
+
+@pytest.mark.parametrize(
+    ("paper", "name"), [("merging", "cifar10"), ("transformers", "vit-cifar10"), ("004", "figure12")]
+)
+def test_experiments_run_there(paper: str, name: str, tmp_path: Path) -> None:
+    main(["reproduce", paper, name, "--device", "cuda", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / f"{paper}-{name}-smoke.json").read_text())
+    assert f"--device cuda`, regauge {rg.__version__}; networks were trained and evaluated on" in found["notes"][0]
 
 
 TRAININGS: dict[str, Callable[[rg.Params, rg.Symmetry, rg.Task], object]] = {

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ import regauge as rg
 from regauge.alignment.engine.climbs import make_ascent
 from regauge.core.families import compared
 from regauge.core.symmetry import Symmetry
+from regauge.papers.experiment import Run
+from regauge.papers.experiments import EXPERIMENTS
 from regauge.training import Adam
 
 LEAVING = (Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__)
@@ -182,6 +185,27 @@ def test_what_lies_between_networks_is_on_their_device(there: OnDevice) -> None:
     rg.line(a, b, task, points=3)
     merged = rg.merge([a, b], there.symmetry, rule=rg.merging.GreedySoup(), task=task).params
     there.require(merged, rg.repair(merged, there.module, [a, b], [inputs for inputs, _ in task.batches]).params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("paper", "name"), [("merging", "cifar10"), ("merging", "resnet20-trained"), ("004", "figure8"), ("001", "table2")]
+)
+def test_experiments_train_and_evaluate_on_the_device_of_the_run(paper: str, name: str, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[paper][name]
+    assert experiment.takes_device
+    with PretendDevice() as device:
+        run = Run("smoke", 0, tmp_path, device=DEVICE)
+        assert all(device.holds(tensor) for tensor in run.network("settings", "key", mlp_params).values())
+        table = experiment(run)
+    here = experiment(Run("smoke", 0, tmp_path / "here"))
+    assert "CPU s" not in {name for row in table.rows for name in row.values}
+    for there, expected in zip(table.rows, here.rows, strict=True):
+        assert there.values == {name: values for name, values in expected.values.items() if name != "CPU s"}
+
+
+def mlp_params() -> rg.Params:
+    return {"weight": torch.ones(3, 2)}
 
 
 def test_signals_are_fitted_on_their_device() -> None:

@@ -517,6 +517,8 @@ def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]
         (["007"], r"there are no experiments of paper '007'"),
         (["001", "table1", "--seed", "1", "1"], r"--seed takes one seed or several different ones, not [1, 1]"),
         (["001", "table1", "--columns", "AUC"], r"--columns and --by-group are for a table that --draw reads"),
+        (["000", "uci", "--device", "cuda"], r"000 uci runs on the CPU only; --device cuda is for 001 table1; "),
+        (["001", "table1", "--device", "there"], r"device 'there' cannot be used here"),
         (["001", "table1", "--scale", "cpu"], r"MNIST does not ship with regauge: set REGAUGE_DATA"),
     ],
 )

@@ -11,9 +11,9 @@ import torch
 from rich.table import Table as Printed
 
 import regauge as rg
-from regauge.cli.devices import require_device
 from regauge.cli.options import Reproduce, UsageError
 from regauge.cli.output import show, show_progress
+from regauge.core.devices import find_device
 from regauge.inr.rendering.strips import load_strips
 from regauge.papers.experiment import Experiment, Run
 from regauge.papers.experiments import EXPERIMENTS
@@ -40,12 +40,12 @@ def run(options: Reproduce) -> None:
         raise UsageError(f"--seed takes one seed or several different ones, not {[*options.seed]}")
     if options.columns or options.by_group:
         raise UsageError("--columns and --by-group are for a table that --draw reads; a run writes all columns")
-    device = require_device(options.device)
-    if device.type != "cpu" and not experiment.takes_device:
+    if options.device != "cpu" and not experiment.takes_device:
         raise UsageError(
             f"{options.paper} {options.experiment} runs on the CPU only; --device {options.device} is for "
             f"{name_all(takes_device=True)}"
         )
+    device = find_device(options.device)
     options.out.mkdir(parents=True, exist_ok=True)
     name = f"{options.paper}-{options.experiment}-{options.scale}"
     with one_thread(), show_progress() as progress:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from regauge.cli import zoo_populations
-from regauge.cli.devices import require_device
 from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table
@@ -27,6 +26,7 @@ from regauge.cli.zoo_options import (
     ZooVerify,
 )
 from regauge.cli.zoo_populations import conditions_of, executor_of, words
+from regauge.core.devices import find_device
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats
@@ -62,7 +62,7 @@ def train(options: ZooTrain) -> None:
     config = config_of(options)
     executor, share = executor_of(options.on), share_of()
     with show_status("preparing"):
-        require_device(options.device, is_here=not options.on.startswith("tcp://"))
+        find_device(options.device, is_here=not options.on.startswith("tcp://"))
         store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
     if share.world > 1:
         print(f"share {share.rank} of {share.world}", file=sys.stderr)

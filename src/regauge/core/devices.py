@@ -1,10 +1,33 @@
-"""Values on another device."""
+"""Devices by name, and values on another device."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+def find_device(name: str, *, is_here: bool = True) -> torch.device:
+    """The device of that name, to train on.
+
+    Args:
+        name: As `torch.device` takes it.
+        is_here: Whether this machine must have it.
+
+    Raises:
+        ValueError: There is no such device, this machine does not have it but must, or it holds no values (meta).
+    """
+    try:
+        device = torch.device(name)
+        if is_here:
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = re.split(r"\n|[.:] ", str(error))[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); say cpu") from error
+    if device.type == "meta":
+        raise ValueError("device 'meta' has no values, so nothing can be trained there; say cpu or cuda")
+    return device
 
 
 def to_device(values: Any, device: torch.device | str) -> Any:

@@ -1,7 +1,6 @@
 """Training of a net over networks: epochs of batches, validation, the best weights, and a state to resume from."""
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regauge.core.devices import find_device
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.learn.training_state import State, read_state, save_state
@@ -71,11 +71,7 @@ class Training:
             raise ValueError(
                 f"average={self.average} is no decay of a moving average; it lies between 0 and 1, or is None"
             )
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            reason = re.split(r"\n|[.:] ", str(error))[0]
-            raise ValueError(f"device={self.device!r} cannot be used here ({reason}); say cpu") from error
+        find_device(self.device)
 
 
 class Validation(NamedTuple):
