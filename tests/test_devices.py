@@ -188,9 +188,7 @@ def test_what_lies_between_networks_is_on_their_device(there: OnDevice) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("paper", "name"), [("merging", "cifar10"), ("merging", "resnet20-trained"), ("004", "figure8"), ("001", "table2")]
-)
+@pytest.mark.parametrize(("paper", "name"), [("merging", "mnist"), ("004", "figure8"), ("001", "table2")])
 def test_experiments_train_and_evaluate_on_the_device_of_the_run(paper: str, name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[paper][name]
     assert experiment.takes_device
