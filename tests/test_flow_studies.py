@@ -10,10 +10,12 @@ import torch
 import regauge as rg
 from regauge.core.interpolation import distance
 from regauge.core.params import select
+from regauge.flow.alignment import align_points
+from regauge.flow.components import Components
 from regauge.nets.mlp import mlp
 from regauge.papers.experiment import Run
-from regauge.papers.flows import barriers, cnns, folds, quality, signals, transfer
-from regauge.papers.flows.networks import Networks
+from regauge.papers.flows import barriers, cnns, folds, quality, signals, studies, transfer
+from regauge.papers.flows.networks import Networks, fewer
 from regauge.papers.table import Chart, Images, Table
 from regauge.report.figures import picture_figure
 from regauge.zoo.training import load_examples
@@ -107,8 +109,21 @@ def test_the_nearest_image_is_found_and_spread_is_within_classes() -> None:
     assert float(signals._spread(classes)) == 1.0
 
 
+def test_networks_whose_rest_is_drawn_anew_keep_their_components(tmp_path: Path) -> None:
+    study = studies.mnist("smoke")
+    networks = Networks.of(study.name, study.population, Run("smoke", 0, tmp_path))
+    known = quality.Known(study, networks)
+    components = networks.fit("components 0", study.flows[0].settings).space
+    assert isinstance(components, Components)
+    space = components.networks
+    before = align_points(space, components.mean.float(), space.enter(known.held_out))
+    after = space.enter(known._with_rest_anew(components))
+    assert torch.allclose(components.reduce(after), components.reduce(before), atol=1e-3)
+    assert not torch.allclose(after, before, atol=0.1)
+
+
 def test_guidance_sees_what_networks_were_trained_on_and_no_other_case(tmp_path: Path) -> None:
-    networks = Networks.of("few", quality.fewer(quality.uci("smoke").population, 2, 1), Run("smoke", 0, tmp_path))
+    networks = Networks.of("few", fewer(studies.uci("smoke").population, 2, 1), Run("smoke", 0, tmp_path))
     known = load_examples("breast-cancer")
     ((inputs, classes),) = networks.task("learned").batches
     assert torch.equal(inputs, known.inputs)
@@ -130,14 +145,14 @@ def test_each_case_that_is_learned_is_left_out_once() -> None:
 
 
 def test_every_table_of_flows_has_rows_with_transport_and_with_alignment() -> None:
-    for study in (quality.uci("cpu"), quality.mnist("cpu")):
+    for study in (studies.uci("cpu"), studies.mnist("cpu")):
         assert len({drawing.label for fitted in study.flows for drawing in fitted.drawings}) == sum(
             len(fitted.drawings) for fitted in study.flows
         )
-        guided = [f for f in study.flows if f.label in quality.KINDS and any(d.strength for d in f.drawings)]
+        guided = [f for f in study.flows if f.label in studies.KINDS and any(d.strength for d in f.drawings)]
         for fitted in guided:  # of the flows that are drawn without guidance, too
             assert sum(other.settings == fitted.settings for other in study.flows) == 2
-        assert [fitted.label for fitted in guided] == [*quality.KINDS]
+        assert [fitted.label for fitted in guided] == [*studies.KINDS]
         by_coupling = {fitted.label: fitted.settings.coupling for fitted in study.flows}
         assert sum(coupling.assignment for coupling in by_coupling.values()) == 3
         aligned = [label for label, coupling in by_coupling.items() if coupling.alignment]
@@ -148,10 +163,10 @@ def test_every_table_of_flows_has_rows_with_transport_and_with_alignment() -> No
 
 
 def test_flows_of_the_thesis_that_are_used_elsewhere_are_those_of_the_table() -> None:
-    known = [(f"{fitted.label} 0", fitted.settings) for fitted in quality.mnist("cpu").flows]
+    known = [(f"{fitted.label} 0", fitted.settings) for fitted in studies.mnist("cpu").flows]
     study = transfer.config("cpu")
-    assert study.population == quality.mnist("cpu").population
-    assert [source.kind for source in study.thesis] == [*quality.KINDS]
+    assert study.population == studies.mnist("cpu").population
+    assert [source.kind for source in study.thesis] == [*studies.KINDS]
     for source in study.thesis:
         assert (source.label, source.settings) in known
 

@@ -1,15 +1,15 @@
 """Paper 000: flows over weights."""
 
 from regauge.papers.experiment import Experiment
-from regauge.papers.flows import barriers, cnns, folds, gaussians, quality, signals, sizes, transfer
+from regauge.papers.flows import barriers, cnns, folds, gaussians, quality, signals, sizes, studies, transfer
 
 EXPERIMENTS = {
-    "uci": Experiment("networks of breast cancer drawn from flows (table 7.1)", quality.uci, quality.measure),
+    "uci": Experiment("networks of breast cancer drawn from flows (table 7.1)", studies.uci, quality.measure),
     "folds": Experiment(
         "how strongly flows of breast cancer are guided, chosen on training cases", folds.config, folds.measure
     ),
-    "mnist": Experiment("networks of MNIST drawn from flows (table 7.2)", quality.mnist, quality.measure),
-    "mnist-long": Experiment("the same by one flow with two CPU hours", quality.mnist_long, quality.measure),
+    "mnist": Experiment("networks of MNIST drawn from flows (table 7.2)", studies.mnist, quality.measure),
+    "mnist-long": Experiment("the same by one flow with two CPU hours", studies.mnist_long, quality.measure),
     "guidance": Experiment(
         "a flow of MNIST guided to Fashion-MNIST, and as a start there (table 7.3)", transfer.config, transfer.guidance
     ),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from regauge import flow
 from regauge.papers.experiment import Scale
 from regauge.papers.flows.networks import IMAGES
-from regauge.papers.flows.quality import STEPS, Study, in_all_values, in_components
+from regauge.papers.flows.studies import STEPS, Study, in_all_values, in_components
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
 from regauge.zoo.presets import SMALL, cnn_architecture

@@ -20,7 +20,7 @@ from regauge.flow.controls import make_controls, nearest
 from regauge.flow.manifold import Points
 from regauge.flow.space import Representation, Space
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.flows import quality
+from regauge.papers.flows import studies
 from regauge.papers.flows.networks import Networks
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.zoo.training import Config, Examples, load_examples
@@ -51,7 +51,7 @@ class Study:
     dropouts: tuple[float, ...]
     strengths: tuple[float, ...]
     drawn: int
-    steps: int = quality.Drawing.steps
+    steps: int = studies.Drawing.steps
 
 
 def first() -> Examples:
@@ -71,7 +71,7 @@ def third() -> Examples:
 
 def config(scale: Scale) -> Study:
     """The flow of table 7.1 with 1,000 runs and 30 CPU seconds for each third."""
-    study = quality.uci(scale)
+    study = studies.uci(scale)
     settings = study.flows[0].settings
     if scale == "smoke":
         return Study(study.population, settings, (0.0, 0.2), (3.0, 10.0), study.drawn, 2)
@@ -83,7 +83,7 @@ def measure(study: Study, run: Run) -> Table:
     """Train networks and fit a flow for every fold, draw with all kinds of guidance, and judge on the rest."""
     folds = [Fold(study, run, make) for make in (first, second, third)]
     pulls = [(strength, dropout) for dropout in study.dropouts for strength in study.strengths]
-    guided = {quality.describe_pull(*pull): pull for pull in pulls}
+    guided = {studies.describe_pull(*pull): pull for pull in pulls}
 
     def score(label: str, number: int) -> Record:
         fold = folds[number]
@@ -227,7 +227,7 @@ def _draw(study: Study, found: Mapping[str, list[Record]], name: str) -> Chart:
         Series(
             f"{dropout:.0%} of the inputs dropped",
             study.strengths,
-            [mean(quality.describe_pull(strength, dropout)) for strength in study.strengths],
+            [mean(studies.describe_pull(strength, dropout)) for strength in study.strengths],
         )
         for dropout in study.dropouts
     )

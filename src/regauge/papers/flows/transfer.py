@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.guiding import descend
 from regauge.papers.experiment import Run, Scale
-from regauge.papers.flows import quality
+from regauge.papers.flows import studies
 from regauge.papers.flows.networks import Networks
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.training.initialization import draw_start, initialize
@@ -79,7 +79,7 @@ def config(scale: Scale) -> Study:
 
     The thesis' flows are those of the experiment `mnist`.
     """
-    known = quality.mnist(scale)
+    known = studies.mnist(scale)
     settings = flow.Config(
         representation=flow.Representation("keep"),
         net=flow.Metanetwork(MessagePassing(), 32, 3),
@@ -91,7 +91,7 @@ def config(scale: Scale) -> Study:
     if scale == "smoke":
         settings = replace(settings, net=flow.Metanetwork(MessagePassing(), 8, 1), epochs=2)
     by_label = {fitted.label: fitted.settings for fitted in known.flows}
-    thesis = tuple(Source(f"thesis' {kind} flow", f"{kind} 0", by_label[kind], kind) for kind in quality.KINDS)
+    thesis = tuple(Source(f"thesis' {kind} flow", f"{kind} 0", by_label[kind], kind) for kind in studies.KINDS)
     own = Source("flow of velocities", "for others", settings)
     if scale == "smoke":
         return Study(known.population, own, thesis, "digits", (WEAK, 10.0), 4, 6, 6, 4)
