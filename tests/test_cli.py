@@ -1,5 +1,6 @@
 """The command line: what it writes, and one sentence for every mistake."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import regauge as rg
+from regauge.cli import output
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.alignments import load_alignment
@@ -450,3 +453,24 @@ def test_help_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
             main(args)
         assert (stop.value.code or 0) == code
     assert "usage: regauge" in capsys.readouterr().out
+
+
+def test_progress_in_a_file_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    console = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(output, "STDERR", console)
+    monkeypatch.setattr(output.time, "monotonic", lambda: clock[0])
+    with output.show_progress() as progress:
+        advance = progress("training MLP 784-512-512-512-10 on MNIST, which has a very long name", 8)
+        for _ in range(4):
+            clock[0] += 40
+            advance()
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 2
+    for line, share in zip(lines, ("25.0%", "50.0%"), strict=True):
+        assert line.startswith(f"training MLP 784-512-512-512-10 on MNIST, which has a very long name: {share} in ")
+        assert ", left: " in line
+    with output.show_progress(is_transient=True) as progress:
+        clock[0] += 100
+        progress("hidden", 2)()
+    assert "hidden" not in console.file.getvalue()  # type: ignore[attr-defined]

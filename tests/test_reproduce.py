@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from progress import Recorded
 from torch import nn
 
 import regauge as rg
@@ -228,13 +229,13 @@ def test_a_record_is_drawn_with_the_columns_that_are_asked_for(
 
 def interrupting(label: str, after: int) -> Progress:
     """A progress that interrupts a part of the run after so many steps."""
-    done = 0
+    done = 0.0
 
     def begin(name: str, steps: float, /) -> Advance:
         def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
             nonlocal done
-            done += name.startswith(label)
-            if done == after:
+            done += amount * name.startswith(label)
+            if done > after - 1e-9:
                 raise KeyboardInterrupt
 
         return advance
@@ -281,7 +282,7 @@ def test_processes_take_steps_in_different_orders_with_the_same_results(
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
         begun: list[int] = []
 
-        def square(k: int, begun: list[int] = begun) -> int:
+        def square(_: Progress, k: int, begun: list[int] = begun) -> int:
             begun.append(k)
             return k * k
 
@@ -477,10 +478,26 @@ def test_rows_leave_out_what_a_record_lacks() -> None:
     assert Row.of("a", records, quantities).values == {"loss": [[1.0, 3.0]], "double": [[2.0, 6.0]]}
 
 
+def test_a_step_of_a_grid_advances_it_by_its_parts(tmp_path: Path) -> None:
+    told = Recorded()
+
+    def train(unit: Progress, k: int) -> int:
+        if k:  # the other one was finished by an earlier run
+            advance = unit("training", 4)
+            for _ in range(4):
+                advance(loss=0.5)
+        return k
+
+    assert Run("smoke", 0, tmp_path, told).grid("training networks", train, [0, 1]) == [0, 1]
+    assert (told.labels, told.totals) == (["training networks"], [2])
+    assert sum(told.amounts) == pytest.approx(2)
+    assert sorted(told.amounts) == pytest.approx([0.01, 0.24, 0.25, 0.25, 0.25, 1])
+
+
 def test_a_grid_is_nested_as_its_axes(tmp_path: Path) -> None:
-    found = Run("smoke", 0, tmp_path).grid("products", lambda a, b: a * b, [1, 2], [3, 4, 5])
+    found = Run("smoke", 0, tmp_path).grid("products", lambda _, a, b: a * b, [1, 2], [3, 4, 5])
     assert found == [[3, 4, 5], [6, 8, 10]]
-    assert Run("smoke", 0, tmp_path).grid("none", lambda a, b: a, [1, 2], []) == [[], []]
+    assert Run("smoke", 0, tmp_path).grid("none", lambda _, a, b: a, [1, 2], []) == [[], []]
 
 
 def test_smaller_symmetries_are_subgroups() -> None:

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from contextvars import ContextVar
@@ -34,6 +35,8 @@ UNLIMITED = 10_000
 """Characters in a line where no terminal limits it."""
 ESTIMATE_SECONDS = 600
 """The estimate of the time left looks at the steps of these last seconds."""
+LINE_SECONDS = 60
+"""Between two lines of progress in a file or a pipe, where no bars are shown."""
 STDERR = Console(stderr=True)
 FORMAT, VERSION = "regauge.report", 1
 _FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
@@ -161,6 +164,7 @@ def show_status(label: str) -> AbstractContextManager[object]:
 def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Iterator[Progress]:
     """Show a bar for each piece of work, with an estimate of the time left, until the context ends.
 
+    In a file or a pipe there are lines in place of bars, at most one a minute, and all bars as they are at the end.
     Transient bars vanish at the end and are left out in a file or a pipe; amounts that are not counted are in percent.
     """
     columns = (
@@ -178,16 +182,28 @@ def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Ite
         disable=is_transient and not STDERR.is_terminal,
         speed_estimate_period=ESTIMATE_SECONDS,
     ) as bars:
+        told = time.monotonic()
 
         def begin(label: str, total: float, /) -> Advance:
             task = bars.add_task(label, total=total)
 
             def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+                nonlocal told
                 bars.advance(task, amount)
+                if not bars.disable and not STDERR.is_terminal and time.monotonic() - told >= LINE_SECONDS:
+                    told = time.monotonic()
+                    STDERR.print(_line(bars.tasks[task]), soft_wrap=True, highlight=False)
 
             return advance
 
         yield begin
+
+
+def _line(task: rich.Task) -> str:
+    """Where a piece of work is, in one line."""
+    columns = (rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
+    elapsed, left = (column.render(task).plain for column in columns)
+    return f"{task.description}: {task.percentage:.1f}% in {elapsed}, left: {left}"
 
 
 def _cell(value: Any, style: str) -> str:

@@ -24,3 +24,29 @@ def no_advance(amount: float = 1, /, *, loss: float | None = None) -> None:
 def no_progress(label: str, total: float, /) -> Advance:
     """A `Progress` that shows nothing."""
     return no_advance
+
+
+class Unit:
+    """A `Progress` of one unit of a piece of work, which advances the piece by the parts of the unit.
+
+    The last hundredth of the unit is counted when it is finished, not when the last of its parts is done.
+
+    Args:
+        advance: Of the piece.
+    """
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance, self._done = advance, 0.0
+
+    def __call__(self, label: str, total: float, /) -> Advance:
+        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+            share = min(amount / total, 0.99 - self._done)
+            if share > 0:
+                self._done += share
+                self._advance(share, loss=loss)
+
+        return advance
+
+    def finish(self) -> None:
+        """Count what is left of the unit."""
+        self._advance(1 - self._done)

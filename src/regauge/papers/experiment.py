@@ -15,7 +15,7 @@ import torch
 
 from regauge.core.devices import to_device
 from regauge.core.params import Params
-from regauge.core.progress import Progress, no_progress
+from regauge.core.progress import Progress, Unit, no_progress
 from regauge.papers.settings import place_of
 from regauge.papers.table import Record, Table
 from regauge.storage.checkpoints.checkpoint import load
@@ -75,7 +75,7 @@ class Run:
     def records(self, label: str, settings: object, measure: Callable[..., Record], *axes: Sequence[Any]) -> list[Any]:
         """The records of all combinations of arguments, nested as in `grid`; kept by label, settings and arguments."""
 
-        def one(*cell: Any) -> Record:
+        def one(_: Progress, *cell: Any) -> Record:
             folder = self._folder("steps", (self.seed, (label, settings)))
             return _kept(place_of(folder, cell, ".json"), partial(measure, *cell))
 
@@ -84,14 +84,16 @@ class Run:
     def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
         """Do a step for all combinations of arguments, in an order that differs between processes.
 
-        Results are in the order of the arguments: `found[i][j]` is `step(axes[0][i], axes[1][j])`.
+        Results are in the order of the arguments: `found[i][j]` is `step(unit, axes[0][i], axes[1][j])`, where the
+        unit is a `Progress` to which a long step may report its parts.
         """
         cells = list(itertools.product(*axes))
         advance = self.progress(label, len(cells))
         results = {}
         for k in random.Random(os.getpid()).sample(range(len(cells)), len(cells)):
-            results[k] = step(*cells[k])
-            advance()
+            unit = Unit(advance)
+            results[k] = step(unit, *cells[k])
+            unit.finish()
         found = (results[k] for k in range(len(cells)))
 
         def nest(depth: int) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, has_mnist, mnist
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, split_batches, train
@@ -124,7 +125,7 @@ def name_training(training: Training) -> str:
 def networks(population: Population, data: Examples, run: Run, *axes: Sequence[int]) -> list[Any]:
     """Train networks with all combinations of these numbers, nested as by `Run.grid`."""
 
-    def one(*numbers: int) -> Params:
+    def one(unit: Progress, *numbers: int) -> Params:
         def make() -> Params:
             generator = run.generator("network", population, *numbers)
             module = population.make()
@@ -140,6 +141,7 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
                     population.training,
                     generator=generator,
                     augmentation=population.augmentation,
+                    progress=unit,
                 )
 
         return run.network(population, "-".join(map(str, numbers)), make)

@@ -13,6 +13,7 @@ import regauge as rg
 from regauge.alignment import Method
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.data.curves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
 from regauge.papers.experiment import Experiment, Run, Scale
@@ -122,12 +123,12 @@ def fit_pairs(config: SineWaves, module: Siren, data: Waves, run: Run) -> Params
     """Both networks of every wave, next to each other along the model axis."""
     targets = data.targets.repeat_interleave(2, dim=0)
 
-    def stack(begin: int) -> Params:
+    def stack(unit: Progress, begin: int) -> Params:
         own = targets[begin : begin + STACK]
 
         def make() -> Params:
             start = plain_population(module, len(own), generator=run.generator("network", begin))
-            return fit_signals(module, start, data.inputs, own, config.fitting)
+            return fit_signals(module, start, data.inputs, own, config.fitting, progress=unit)
 
         return run.network((config.pairs, config.points, config.fitting), f"{begin}", make)
 

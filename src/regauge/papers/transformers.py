@@ -178,7 +178,7 @@ def measure(config: Transformers, run: Run) -> Table:
     population, data = config.population, config.population.read(run)
     trained = networks(population, data, run, range(2 * config.pairs))
     pairs = [TransformerPair(config, data, trained[2 * k], trained[2 * k + 1], k, run) for k in range(config.pairs)]
-    found = run.grid("aligning", lambda way, pair: pair.line(way), config.ways, pairs)
+    found = run.grid("aligning", lambda _, way, pair: pair.line(way), config.ways, pairs)
     printed = {label: {BARRIER.name: value} for label, value in config.paper.items()}
     rows = [
         Row.of(way.label, [records], QUANTITIES, paper=printed.get(way.label))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from regauge.alignment import Method
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.data.images import ImageData
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, split_batches, train
@@ -99,7 +100,7 @@ def name_inference(inference: Variational) -> Name:
 def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
     """That many posteriors; points are posteriors whose parameters are all certain."""
 
-    def one(index: int) -> GaussianPosterior:
+    def one(unit: Progress, index: int) -> GaussianPosterior:
         def make() -> GaussianPosterior:
             generator = run.generator("posterior", family, index)
             data, module = family.images(), family.module()
@@ -107,12 +108,10 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
             inputs, labels = run.bring((inputs, labels))
             start, how = run.bring(initialize(module, generator)), family.inference
             module = run.bring(module)
+            seen: Any = {"generator": generator, "augmentation": family.augmentation, "progress": unit}
             if isinstance(how, Training):
-                trained = train(
-                    module, start, inputs, labels, how, generator=generator, augmentation=family.augmentation
-                )
-                return GaussianPosterior(trained, {})
-            return fit(module, start, inputs, labels, how, generator=generator, augmentation=family.augmentation)
+                return GaussianPosterior(train(module, start, inputs, labels, how, **seen), {})
+            return fit(module, start, inputs, labels, how, **seen)
 
         return keep(family, str(index), make, run)
 

@@ -15,6 +15,7 @@ from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.wasserstein import geodesic
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.data.curves import CurveData, has_snelson, snelson
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import MLP, mlp
@@ -119,7 +120,7 @@ def measure(config: Regression, run: Run) -> Table:
     return Table("Figure 1: posteriors of a regression", notes, quantities, tuple(rows), pictures=pictures)
 
 
-def _posterior(config: Regression, run: Run, index: int) -> GaussianPosterior:
+def _posterior(config: Regression, run: Run, unit: Progress, index: int) -> GaussianPosterior:
     settings = (config.width, config.inference, config.is_small)
 
     def make() -> GaussianPosterior:
@@ -127,7 +128,16 @@ def _posterior(config: Regression, run: Run, index: int) -> GaussianPosterior:
         generator = run.generator("regression", names, index)
         data, module = config.data(), config.module()
         start, likelihood, inference = initialize(module, generator), Normal(NOISE), config.inference
-        return fit(module, start, data.inputs, data.targets, inference, generator=generator, likelihood=likelihood)
+        return fit(
+            module,
+            start,
+            data.inputs,
+            data.targets,
+            inference,
+            generator=generator,
+            likelihood=likelihood,
+            progress=unit,
+        )
 
     return keep(settings, str(index), make, run)
 

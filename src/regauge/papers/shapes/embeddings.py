@@ -6,6 +6,7 @@ import torch
 
 import regauge as rg
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.data.shapes import SHAPES_SHA256
 from regauge.inr.embedding import Embedding, EmbeddingTraining, train_embedding
 from regauge.inr.fields.fields import CloudField
@@ -51,10 +52,10 @@ def measure(config: Embeddings, run: Run) -> Table:
     study = config.study
     samples = [_stretch(config, k, run) for k in range(config.count)]
 
-    def member(k: int) -> Params:
+    def member(unit: Progress, k: int) -> Params:
         def make() -> Params:
             start, generator = starts(study, "first", "", run), run.generator("member", k)
-            return fit(study.inr, samples[k], study.fit, start=start, generator=generator).params
+            return fit(study.inr, samples[k], study.fit, start=start, generator=generator, progress=unit).params
 
         return run.network((study.inr, study.fit, config.queries, "population", config.seen), str(k), make)
 

@@ -1,10 +1,10 @@
 """Figures 3.6 and 3.12 of paper 003: what networks show without their smallest parameters, alone and on a path."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
+from regauge.core.progress import Progress
 from regauge.inr.rendering.points import PointCloud, Projection, compare_points, extract_points
 from regauge.inr.rendering.strips import Detail, Strip, render_networks, save_strips
 from regauge.papers.experiment import Run, Scale
@@ -69,9 +69,11 @@ def measure(config: Pruning, run: Run) -> Table:
     ]
     files = {}
     shown = found[: config.shown]
-    lines: list[list[Strip]] = run.grid(
-        "rendering paths", partial(show_path, config.study, run, config.points, config.detail), shown, PATHS
-    )
+
+    def render(_: Progress, one: Shape, way: ShapeWay) -> Strip:
+        return show_path(config.study, run, config.points, config.detail, one, way)
+
+    lines: list[list[Strip]] = run.grid("rendering paths", render, shown, PATHS)
     files["shares"] = save_strips(
         [_show_shares(config, one, run) for one in found], run.file("-shares.npz"), overwrite=True
     )

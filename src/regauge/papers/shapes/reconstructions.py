@@ -1,10 +1,10 @@
 """Figures 3.9 to 3.11 of paper 003: pictures of the networks between two others, for several alignments."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
+from regauge.core.progress import Progress
 from regauge.inr.rendering.points import PointCloud, Projection, compare_points
 from regauge.inr.rendering.strips import Detail, Strip, render_strip, save_strips
 from regauge.papers.experiment import Run, Scale
@@ -44,7 +44,9 @@ def measure(config: Reconstructions, run: Run) -> Table:
     found = networks(config.study, run)
     ways = [way for way in WAYS if way.label in (*PICTURED, REPAIRED)]
 
-    render = partial(show_path, config.study, run, config.points, config.detail)
+    def render(_: Progress, one: Shape, way: ShapeWay) -> Strip:
+        return show_path(config.study, run, config.points, config.detail, one, way)
+
     strips: list[list[Strip]] = run.grid("rendering", render, found, ways)
     rows = []
     for one, strips_of_one in zip(found, strips, strict=True):

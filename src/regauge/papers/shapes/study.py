@@ -9,6 +9,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.data.files import present
 from regauge.data.shapes import SHAPES_SHA256, SHARED_START, shape, shared_start
 from regauge.inr.fields.fields import CloudField
@@ -150,11 +151,12 @@ def starts(study: Study, kind: str, name: str, run: Run) -> Params:
     return study.inr.start(run.generator("start", name, kind))
 
 
-def _network(study: Study, run: Run, name: str, kind: str) -> Params:
+def _network(study: Study, run: Run, unit: Progress, name: str, kind: str) -> Params:
     def make() -> Params:
         half = 0 if kind == "first" else 1
         start, seen = starts(study, kind, name, run), _samples(study, name, half, run.generator("samples", name, half))
-        return fit(study.inr, seen, study.fit, start=start, generator=run.generator("fit", name, kind)).params
+        generator = run.generator("fit", name, kind)
+        return fit(study.inr, seen, study.fit, start=start, generator=generator, progress=unit).params
 
     return run.network((study.inr, study.fit, study.queries), f"{name}-{kind}", make)
 
