@@ -89,6 +89,15 @@ def test_values_that_layers_read_show_every_group_that_any_value_shows(found: Fo
     assert len(found.symmetry.groups) - len(seen) == hidden
 
 
+def test_what_layers_read_alone_moves_as_it_does_among_all_values(found: Found) -> None:
+    case, full = found.case, found.activations
+    few = activations(found.module, found.inputs, found.symmetry, found.kwargs, outputs=case.outputs, only_read=True)
+    assert (few.read, few.notes) == (full.read, full.notes)
+    assert set(few.symmetry.shapes) == set(full.read)
+    for group in few.symmetry.groups:
+        assert group.placements == tuple(p for p in full.symmetry[group.name].placements if p.parameter in full.read)
+
+
 def test_a_value_is_the_tensor_that_the_module_computes() -> None:
     module = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
     x = torch.randn(4, 5, dtype=torch.float64, generator=generator(0))
@@ -162,11 +171,12 @@ def test_a_part_of_a_symmetry_moves_its_part() -> None:
 def test_a_group_that_discovery_does_not_know_is_named_and_what_it_spoils_is_left_out() -> None:
     module, x, _ = mlp()
     wrong = rg.Symmetry.from_axes({**AXES, "0.bias": (None,)}).bind(dict(module.state_dict()))
-    found = activations(module, (x,), wrong)
-    assert "'h1' is none of the groups that discovery finds" in found.notes[0]
-    assert not found.symmetry["h1"].placements
-    assert "do not move as discovery says" in found.notes[1]
-    assert "%relu" not in found.symmetry.shapes
+    for only_read in (False, True):
+        found = activations(module, (x,), wrong, only_read=only_read)
+        assert "'h1' is none of the groups that discovery finds" in found.notes[0]
+        assert not found.symmetry["h1"].placements
+        assert "do not move as discovery says" in found.notes[1]
+        assert "%relu" not in found.symmetry.shapes
 
 
 def test_a_kind_that_discovery_does_not_find_is_not_guessed() -> None:

@@ -186,6 +186,7 @@ def activations(
     kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
+    only_read: bool = False,
 ) -> Activations:
     """Find the intermediate values on which the groups of a symmetry act, and how.
 
@@ -199,6 +200,8 @@ def activations(
         symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
         kwargs: Keyword inputs.
         outputs: Which outputs must stay, as it was given to `discover`.
+        only_read: Whether no other values are reported than those that layers read (see `Activations.read`), a
+            fraction of all, which needs less time and memory to check.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
@@ -225,7 +228,12 @@ def activations(
     groups, notes = carry_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
     placed = _place(groups, shapes)
     values = IntermediateValues(module, program)
-    result = Activations(placed, _read(program, placed), notes, values)
+    read = _read(program, placed)
+    if only_read:
+        few = Activations(_place(groups, {name: placed.shapes[name] for name in read}), read, notes, values)
+        if is_meta or not _failures(few, bound, inputs, kwargs):
+            return few
+    result = Activations(placed, read, notes, values)
     failed = set() if is_meta else _failures(result, bound, inputs, kwargs)
     if not failed:
         return result

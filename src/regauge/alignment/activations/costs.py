@@ -202,7 +202,7 @@ class Traces:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         key = (structure, *(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves))
         if key not in self._known:
-            found = activations(self._module, args, self.symmetry, kwargs, outputs=self._outputs)
+            found = activations(self._module, args, self.symmetry, kwargs, outputs=self._outputs, only_read=True)
             self._known[key] = found, parts_of(found.symmetry, found.read)
         return *self._known[key], args, kwargs
 
