@@ -54,6 +54,8 @@ STYLE: Any = {
 }
 PANELS = 4
 """Most panels of a picture side by side; further ones stand below."""
+TITLE = 42
+"""Most characters in a line of a panel's title."""
 UNITS = 6
 """Units in one figure of weights."""
 LEVELS = 12
@@ -252,7 +254,7 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
     if chart.y_limits is not None:
         axes.set_ylim(*chart.y_limits)
-    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+    axes.set(title=textwrap.fill(chart.title, TITLE), xlabel=chart.x_label, ylabel=chart.y_label)
     named = sum(bool(series.label) for series in chart.series)
     if named:
         below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)} if named > 3 else {}
