@@ -1,5 +1,6 @@
 """Networks on the disk: aligned and merged in memory or streamed, with one result."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -260,6 +261,7 @@ def test_half_of_the_machine_is_the_limit_unless_given() -> None:
 @pytest.mark.usefixtures("streamed")
 @pytest.mark.skipif(not memory_limit.PAGES.exists(), reason="reads /proc")
 def test_what_is_held_already_counts(paths: list[Path], tmp_path: Path) -> None:
+    gc.collect()  # Else what earlier tests left is given back below, where `held` collects it.
     base = memory_limit.resident()
     held = torch.ones(50_000_000)
     limit = MemoryLimit(10**9, base)
