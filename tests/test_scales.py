@@ -148,6 +148,25 @@ def test_units_with_one_side_get_norm_one_and_units_without_weights_keep_their_f
     assert all(torch.allclose(one[n], two[n], rtol=1e-9, atol=1e-9) for n in one)
 
 
+def normalized_filters(free: tuple[int, int], gain: tuple[int, int]) -> Symmetry:
+    """Filters that are normalized after them, so that no size is best for these, and gains; in two layers."""
+    less = (-gain[0], -gain[1])
+    first = (Placement("f1", 0, scale=free), Placement("n1", 0, scale=gain), Placement("f2", 1, scale=less))
+    second = (Placement("f2", 0, scale=free), Placement("n2", 0, scale=gain), Placement("out", 1, scale=less))
+    shapes = {"f1": (6, 3), "n1": (6,), "f2": (2, 6), "n2": (2,), "out": (4, 2)}
+    return Symmetry((Group("h1", 6, first, scales=2), Group("h2", 2, second, scales=2)), shapes)
+
+
+def test_what_has_no_best_size_does_not_depend_on_how_families_are_combined() -> None:
+    ways = (((1, 0), (0, 1)), ((0, 1), (1, 0)), ((0, -1), (1, 0)), ((1, -1), (1, 0)), ((1, 0), (-1, 1)))
+    params = drawn(normalized_filters(*ways[0]), 0)
+    found = [symmetry.act(balance(params, symmetry), params) for symmetry in (normalized_filters(*w) for w in ways)]
+    first, *others = found
+    assert torch.allclose(first["f1"].norm(dim=1), torch.ones(6, dtype=torch.float64))
+    for other in others:
+        assert all(torch.allclose(other[n], first[n], rtol=1e-9, atol=1e-9) for n in first)
+
+
 def batch_normalized() -> tuple[nn.Module, Symmetry, Params, Tensor]:
     module = resnet20(in_channels=1, blocks=1).double().eval()
     images = torch.randn(4, 1, 8, 8, generator=generator(0), dtype=torch.float64)

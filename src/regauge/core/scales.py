@@ -1,5 +1,6 @@
 """Positive scales of a network balanced: squares of its parameters, and steps that make their sum smaller."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -161,7 +162,7 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
     result = []
     for group in symmetry.groups:
         rows = _moving(symmetry, group) if buffers == "keep" else []
-        for weights in _null_space(rows, group.scales):
+        for weights in _shorten(symmetry, group, _null_space(rows, group.scales)):
             sites = _sites_moved(symmetry, group, weights)
             if sites:
                 result.append(_direction(symmetry, group, weights, sites))
@@ -192,10 +193,11 @@ def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
     return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
 
 
-def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int]) -> list[tuple[str, Site]]:
-    """The sites on compared parameters that a combination of families moves."""
+def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
+    """The sites on compared parameters that a combination of families moves, or any of them."""
     every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
-    return [(name, site) for name, site in every if site.group.name == group.name and _exponent(site, weights)]
+    own = ((name, site) for name, site in every if site.group.name == group.name)
+    return [(name, site) for name, site in own if weights is None or _exponent(site, weights)]
 
 
 def _direction(
@@ -207,7 +209,7 @@ def _direction(
 
 
 def _exponent(site: Site, weights: Sequence[int]) -> int:
-    return sum(e * w for e, w in zip(site.placement.scale, weights, strict=True))
+    return _dot(site.placement.scale, weights)
 
 
 def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int) -> Place:
@@ -285,6 +287,29 @@ def _null_space(rows: Sequence[Sequence[int]], count: int) -> list[tuple[int, ..
         scale = lcm(*(x.denominator for x in vector))
         result.append(tuple(int(x * scale) for x in vector))
     return result
+
+
+def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The same combinations of families by ones that move fewer sites, where sums and differences do.
+
+    What scales one tensor alone, such as a filter that is normalized afterwards, has no best size. Then it is a
+    combination of its own, whose step gives it one; as a part of others it would drag along what has a best size.
+    """
+    if len(basis) < 2:
+        return basis
+    exponents = [site.placement.scale for _, site in _sites_moved(symmetry, group)]
+
+    def count(row: Sequence[int]) -> int:
+        return sum(_dot(row, each) != 0 for each in exponents)
+
+    while True:
+        for (k, j), sign in itertools.product(itertools.permutations(range(len(basis)), 2), (1, -1)):
+            row = tuple(x + sign * y for x, y in zip(basis[k], basis[j], strict=True))
+            if 0 < count(row) < count(basis[k]):
+                basis = [*basis[:k], row, *basis[k + 1 :]]
+                break
+        else:
+            return basis
 
 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

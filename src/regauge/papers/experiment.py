@@ -111,6 +111,13 @@ class Run:
         brought: T = to_device(values, self.device)
         return brought
 
+    def autocast(self, *, is_bfloat16: bool) -> torch.autocast:
+        """A context in which products and convolutions are computed in bfloat16, if they are to be.
+
+        Weights and their updates remain as they are; a cache of converted weights would keep those of the first step.
+        """
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_bfloat16, cache_enabled=False)
+
     def place(self, kind: str, settings: object) -> Path:
         """The file `.safetensors` in which something that was trained with some settings is kept, there or not."""
         folder = self.folder / kind

@@ -130,9 +130,7 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
             generator = run.generator("network", population, *numbers)
             module = population.make()
             start = run.bring(population.initialize(module, generator))
-            # A cache of converted weights would keep those of the first step.
-            kind = run.device.type
-            with torch.autocast(kind, torch.bfloat16, enabled=population.is_bfloat16, cache_enabled=False):
+            with run.autocast(is_bfloat16=population.is_bfloat16):
                 return train(
                     run.bring(module),
                     start,
@@ -144,7 +142,9 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
                     progress=unit,
                 )
 
-        return run.network(population, "-".join(map(str, numbers)), make)
+        # Chance is the same in both precisions, and what is kept is not.
+        settings = (population, "bfloat16") if population.is_bfloat16 else population
+        return run.network(settings, "-".join(map(str, numbers)), make)
 
     return run.grid(f"training {population.architecture} on {data.name}", one, *axes)
 

@@ -38,13 +38,16 @@ class Family:
     examples: int  # training images: the first of the data set
     blocks: int = 3  # residual blocks of each stage
     augmentation: Augmentation | None = None  # of training images
+    is_bfloat16: bool = False  # whether they are inferred in it; the posterior and its updates remain float32
 
     def __repr__(self) -> str:
         fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={self.settings}"
         fields += f", examples={self.examples}, blocks={self.blocks}"
-        return (
-            f"Family({fields})" if self.augmentation is None else f"Family({fields}, augmentation={self.augmentation})"
-        )
+        if self.augmentation is not None:
+            fields += f", augmentation={self.augmentation}"
+        if self.is_bfloat16:
+            fields += ", is_bfloat16=True"
+        return f"Family({fields})"
 
     @property
     def settings(self) -> str:
@@ -109,9 +112,10 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
             start, how = run.bring(initialize(module, generator)), family.inference
             module = run.bring(module)
             seen: Any = {"generator": generator, "augmentation": family.augmentation, "progress": unit}
-            if isinstance(how, Training):
-                return GaussianPosterior(train(module, start, inputs, labels, how, **seen), {})
-            return fit(module, start, inputs, labels, how, **seen)
+            with run.autocast(is_bfloat16=family.is_bfloat16):
+                if isinstance(how, Training):
+                    return GaussianPosterior(train(module, start, inputs, labels, how, **seen), {})
+                return fit(module, start, inputs, labels, how, **seen)
 
         return keep(family, str(index), make, run)
 
@@ -132,9 +136,9 @@ def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run:
     return GaussianPosterior(**parts)
 
 
-def batches(family: Family, count: int, *, is_test: bool, size: int = 500) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The first `count` training or test images, in batches."""
-    data = family.images()
+def batches(family: Family, count: int, *, is_test: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The first `count` training or test images, in batches: small ones for convolutions, whose images are large."""
+    data, size = family.images(), 500 if family.kind == "mlp" else 125
     if is_test:
         return split_batches(data.test_images[:count], data.test_labels[:count], size)
     count = min(count, family.examples)

@@ -69,6 +69,7 @@ class Case:
         """The posteriors in words."""
         name, examples, settings = self.family.name, self.family.examples, self.family.settings
         changes = "" if self.family.augmentation is None else f", {self.family.augmentation} at random"
+        changes += ", in bfloat16" if self.family.is_bfloat16 else ""
         return f"{self.label}: {name}, {self.pairs} pair(s), {examples:,} training images{changes}, {settings}"
 
 
