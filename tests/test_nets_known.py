@@ -85,6 +85,30 @@ def test_filter_response_norm_follows_its_formula() -> None:
         assert torch.allclose(layer(x)[:, c], expected.clamp(min=float(layer.threshold[c].detach())), atol=1e-6)
 
 
+def test_filter_response_norm_has_the_gradient_of_its_formula_also_at_zero() -> None:
+    layer, generator = FilterResponseNorm(3).double(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(generator=generator)
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x[0, 1] = 0.0
+    inputs = [x.requires_grad_(), *layer.parameters()]
+    weight, bias, threshold = (t[:, None, None] for t in (layer.weight, layer.bias, layer.threshold))
+    formula = torch.maximum(weight * x / (x.square().mean((2, 3), keepdim=True) + 1e-6).sqrt() + bias, threshold)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    expected, found = (torch.autograd.grad((out * noise).sum(), inputs) for out in (formula, layer(x)))
+    for one, other in zip(expected, found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_filter_response_norm_stays_in_half_precision() -> None:
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(1))
+    layer = FilterResponseNorm(3)
+    found = layer(x.bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.float(), layer(x), atol=0.02)
+
+
 def test_residual_blocks_add_to_the_stream() -> None:
     net = ResidualMLP(4, 6, 5, 2, 3)
     x = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
