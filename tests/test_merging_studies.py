@@ -12,6 +12,7 @@ from regauge.nets.classification import Training
 from regauge.papers import one_classifier, populations, resnets
 from regauge.papers.experiment import Run
 from regauge.papers.table import Table
+from regauge.storage.checkpoints.checkpoint import load
 from regauge.training.optimizers import Adam
 
 
@@ -50,6 +51,17 @@ def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: 
     losses = numbers(table, "loss")
     for values in losses.values():
         assert values == pytest.approx(losses["the networks, mean"], rel=1e-4)
+
+
+def test_networks_of_another_precision_are_not_taken_for_the_same(tmp_path: Path) -> None:
+    population, run = one_classifier.mnist_config("smoke").population, Run("smoke", 0, tmp_path)
+    data = population.read(run)
+    for is_bfloat16 in (False, True):
+        populations.networks(replace(population, is_bfloat16=is_bfloat16), data, run, range(1))
+    single, half = (load(path) for path in sorted(tmp_path.rglob("*.safetensors"), key=lambda p: p.stat().st_mtime_ns))
+    assert all(tensor.dtype == torch.float32 for tensor in half.values())
+    assert all(torch.allclose(half[name], single[name], atol=0.05) for name in single)
+    assert not any(torch.equal(half[name], single[name]) for name in single)
 
 
 def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Path) -> None:

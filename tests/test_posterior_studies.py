@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from regauge.nets.classification import Training
+from regauge.nets.norm import FilterResponseNorm
 from regauge.papers.bayesian import (
     appendix_figures,
     between_posteriors,
@@ -44,10 +45,35 @@ def test_posteriors_are_inferred_once_and_points_have_no_standard_deviations(run
         _ = points.variational
 
 
-def test_judged_images_come_in_batches(run: Run) -> None:
-    family = Family("digits", "mlp", 4, Training(), 30)
-    assert [len(labels) for _, labels in batches(family, 50, is_test=False, size=20)] == [20, 10]
+def test_judged_images_come_in_batches() -> None:
+    family = Family("digits", "mlp", 4, Training(), 600)
+    assert [len(labels) for _, labels in batches(family, 1000, is_test=False)] == [500, 100]
     assert sum(len(labels) for _, labels in batches(family, 50, is_test=True)) == 50
+    convolutional = replace(family, kind="filter", width=1)
+    assert [len(labels) for _, labels in batches(convolutional, 200, is_test=True)] == [125, 75]
+
+
+@pytest.mark.parametrize("is_point", [False, True])
+def test_networks_run_in_bfloat16_where_a_family_says_so(
+    run: Run, monkeypatch: pytest.MonkeyPatch, *, is_point: bool
+) -> None:
+    family = tiny(FIGURES["resnet20"].config("cpu").cases[0].family)
+    if is_point:
+        family = replace(family, inference=Training(epochs=1, batch=50))
+    seen: set[torch.dtype] = set()
+    forward = FilterResponseNorm.forward
+
+    def watched(self: FilterResponseNorm, x: torch.Tensor) -> torch.Tensor:
+        seen.add(x.dtype)
+        return forward(self, x)
+
+    monkeypatch.setattr(FilterResponseNorm, "forward", watched)
+    (found,) = posteriors(family, 1, run)
+    assert seen == {torch.bfloat16}
+    assert {tensor.dtype for part in found for tensor in part.values()} == {torch.float32}
+    seen.clear()
+    posteriors(replace(family, is_bfloat16=False), 1, run)  # Not taken for the same.
+    assert seen == {torch.float32}
 
 
 def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:
