@@ -56,6 +56,8 @@ PANELS = 4
 """Most panels of a picture side by side; further ones stand below."""
 TITLE = 42
 """Most characters in a line of a panel's title."""
+LEGEND = 24
+"""Longest name of a line that stands in a legend between the lines, in letters."""
 UNITS = 6
 """Units in one figure of weights."""
 LEVELS = 12
@@ -255,7 +257,9 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     if chart.y_limits is not None:
         axes.set_ylim(*chart.y_limits)
     axes.set(title=textwrap.fill(chart.title, TITLE), xlabel=chart.x_label, ylabel=chart.y_label)
-    named = sum(bool(series.label) for series in chart.series)
-    if named:
-        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)} if named > 3 else {}
+    names = [series.label for series in chart.series if series.label]
+    if names:
+        # Many names, or long ones, would cover the lines.
+        is_below = len(names) > 3 or max(map(len, names)) > LEGEND
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)} if is_below else {}
         axes.legend(frameon=False, fontsize=9, **below)
