@@ -149,7 +149,7 @@ def test_units_with_one_side_get_norm_one_and_units_without_weights_keep_their_f
 
 
 def normalized_filters(free: tuple[int, int], gain: tuple[int, int]) -> Symmetry:
-    """Filters that are normalized after them, so that no size is best for these, and gains; in two layers."""
+    """Two layers of filters (`f1`, `f2`, each with a normalization after it, which leaves no norm best) and gains."""
     less = (-gain[0], -gain[1])
     first = (Placement("f1", 0, scale=free), Placement("n1", 0, scale=gain), Placement("f2", 1, scale=less))
     second = (Placement("f2", 0, scale=free), Placement("n2", 0, scale=gain), Placement("out", 1, scale=less))
@@ -157,7 +157,7 @@ def normalized_filters(free: tuple[int, int], gain: tuple[int, int]) -> Symmetry
     return Symmetry((Group("h1", 6, first, scales=2), Group("h2", 2, second, scales=2)), shapes)
 
 
-def test_what_has_no_best_size_does_not_depend_on_how_families_are_combined() -> None:
+def test_tensors_without_a_best_norm_are_balanced_alike_for_every_basis_of_the_scales() -> None:
     ways = (((1, 0), (0, 1)), ((0, 1), (1, 0)), ((0, -1), (1, 0)), ((1, -1), (1, 0)), ((1, 0), (-1, 1)))
     params = drawn(normalized_filters(*ways[0]), 0)
     found = [symmetry.act(balance(params, symmetry), params) for symmetry in (normalized_filters(*w) for w in ways)]

@@ -290,10 +290,11 @@ def _null_space(rows: Sequence[Sequence[int]], count: int) -> list[tuple[int, ..
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The same combinations of families by ones that move fewer sites, where sums and differences do.
+    """Reduce a basis of combinations of families by sums and differences, until none of these moves fewer sites.
 
-    What scales one tensor alone, such as a filter that is normalized afterwards, has no best size. Then it is a
-    combination of its own, whose step gives it one; as a part of others it would drag along what has a best size.
+    A tensor that is scaled alone, such as a filter with a normalization after it, has no best norm, and `_step` gives
+    it one. This needs a combination that scales this tensor only: if each one scaled other tensors too, the steps could
+    go on without end.
     """
     if len(basis) < 2:
         return basis

@@ -142,7 +142,7 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
                     progress=unit,
                 )
 
-        # Chance is the same in both precisions, and what is kept is not.
+        # The precision is part of the key under which networks are kept; random numbers do not depend on it.
         settings = (population, "bfloat16") if population.is_bfloat16 else population
         return run.network(settings, "-".join(map(str, numbers)), make)
 
