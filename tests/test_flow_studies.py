@@ -86,6 +86,19 @@ def test_losses_by_steps_stay_readable_beside_one_that_is_far_away() -> None:
     assert picture_figure((averages,)).axes[0].get_yscale() == "linear"
 
 
+def test_legends_with_long_names_stand_below_the_lines_and_within_the_picture() -> None:
+    record = json.loads((Path(__file__).parent.parent / "docs" / "records" / "004-resnet20-cpu.json").read_text())
+    (picture,) = Table.from_json(record).pictures.values()
+    figure = picture_figure(picture)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        assert legend is not None
+        box = legend.get_window_extent()
+        assert 0 <= box.y0 < box.y1 <= axes.xaxis.label.get_window_extent().y0
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
 def test_names_of_axes_lie_within_the_picture() -> None:
     record = json.loads((Path(__file__).parent.parent / "docs" / "records" / "000-mnist-cpu.json").read_text())
     for picture in Table.from_json(record).pictures.values():
