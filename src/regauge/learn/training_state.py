@@ -14,6 +14,7 @@ from regauge.core.params import Params, below
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import bytes_of, save
 from regauge.storage.loader import Loader
+from regauge.training.optimizers import load_moments, moments_of
 
 KIND = "regauge training"
 VERSION = "1"
@@ -64,8 +65,7 @@ def save_state(
     tensors = {f"net/{name}": tensor for name, tensor in net.state_dict().items()}
     tensors |= {f"best/{name}": tensor for name, tensor in now.best.items()}
     tensors |= {f"average/{name}": tensor for name, tensor in now.average.items()}
-    for number, kept in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{number}/{name}": tensor for name, tensor in kept.items()}
+    tensors |= {f"optimizer/{name}": tensor for name, tensor in moments_of(optimizer).items()}
     known = {name: value for name, value in vars(now).items() if name not in ("best", "average")}
     header = {
         "version": VERSION,
@@ -112,11 +112,7 @@ def read_state(
             "give the same to go on with it, or begin anew with --overwrite"
         )
     net.load_state_dict(below("net/", tensors))
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in below("optimizer/", tensors).items():
-        number, _, key = name.partition("/")
-        state.setdefault(int(number), {})[key] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    load_moments(optimizer, below("optimizer/", tensors))
     loader.load_state_dict(json.loads(header["loader"]))
     device = next(net.parameters()).device
     best, average = ({name: t.to(device) for name, t in below(key, tensors).items()} for key in ("best/", "average/"))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
 from regauge.training.descent import Descent, differentiate, minimize, shuffle, training_mode
 from regauge.training.optimizers import AdamW, Optimizer
 from regauge.training.schedules import OneCycle, Schedule
+from regauge.training.state import StateFile
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterResponseNorm)
 
@@ -73,6 +75,7 @@ def train(
     *,
     generator: torch.Generator,
     augmentation: Augmentation | None = None,
+    state: Path | None = None,
     progress: Progress = no_progress,
 ) -> Params:
     """Minimize the cross entropy.
@@ -85,13 +88,15 @@ def train(
         training: Epochs, batch size, optimizer, schedule.
         generator: Draws the order of the examples, and their changes.
         augmentation: Changes the images of every batch at random; none unless given.
+        state: A `.safetensors` file in which a training of minutes is kept while it runs. If it exists, the training
+            continues from it, and ends with the bits of one that was not interrupted.
         progress: Shows the steps, with the loss of each batch in nats.
 
     Returns:
         Trained parameters.
 
     Raises:
-        ValueError: The loss becomes NaN or Inf.
+        ValueError: The loss becomes NaN or Inf, or the file is no state of this training.
     """
     learned = {name: params[name] for name, _ in module.named_parameters()}
     buffers = {name: tensor.clone() for name, tensor in params.items() if name not in learned}
@@ -108,6 +113,7 @@ def train(
             shuffle(len(labels), training.batch, generator),
             training,
             examples=len(labels),
+            state_file=None if state is None else StateFile(state, generator, buffers),
             progress=progress,
         )
     trained = {**found.params, **buffers}

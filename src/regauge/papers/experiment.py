@@ -66,7 +66,12 @@ class Run:
         else:
             params = make()
             save(params, path, overwrite=True, metadata={"settings": repr(settings), "seed": str(self.seed)})
+            self.state(settings, key).unlink(missing_ok=True)
         return self.bring(params)
+
+    def state(self, settings: object, key: str) -> Path:
+        """The file in which the training of the network of that key is kept until `network` has its end."""
+        return self._folder("networks", (self.seed, settings)) / f"{key}.state.safetensors"
 
     def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
         """The record of that key, made by `make` unless an earlier run did."""

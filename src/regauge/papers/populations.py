@@ -18,6 +18,7 @@ from regauge.nets.classification import Training, initialize, split_batches, tra
 from regauge.papers.experiment import CPU, Run
 from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table
 from regauge.papers.ways import Way
+from regauge.training.optimizers import SGD
 from regauge.training.schedules import Constant
 
 DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
@@ -119,13 +120,20 @@ def name_training(training: Training) -> str:
     """The name of a training by which chance is drawn; renaming would change every documented number."""
     optimizer, schedule = training.optimizer, "constant" if isinstance(training.schedule, Constant) else "cycle"
     settings = f"epochs={training.epochs}, batch={training.batch}, lr={optimizer.lr}"
+    if isinstance(optimizer, SGD):
+        settings += f", optimizer='sgd', momentum={optimizer.momentum}"
     return f"Training({settings}, weight_decay={optimizer.weight_decay}, schedule={schedule!r})"
 
 
 def networks(population: Population, data: Examples, run: Run, *axes: Sequence[int]) -> list[Any]:
     """Train networks with all combinations of these numbers, nested as by `Run.grid`."""
 
+    # The precision is part of the key under which networks are kept; random numbers do not depend on it.
+    settings = (population, "bfloat16") if population.is_bfloat16 else population
+
     def one(unit: Progress, *numbers: int) -> Params:
+        key = "-".join(map(str, numbers))
+
         def make() -> Params:
             generator = run.generator("network", population, *numbers)
             module = population.make()
@@ -139,12 +147,11 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
                     population.training,
                     generator=generator,
                     augmentation=population.augmentation,
+                    state=run.state(settings, key),
                     progress=unit,
                 )
 
-        # The precision is part of the key under which networks are kept; random numbers do not depend on it.
-        settings = (population, "bfloat16") if population.is_bfloat16 else population
-        return run.network(settings, "-".join(map(str, numbers)), make)
+        return run.network(settings, key, make)
 
     return run.grid(f"training {population.architecture} on {data.name}", one, *axes)
 

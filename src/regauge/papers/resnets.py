@@ -17,7 +17,8 @@ from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.populations import ClassifierWay, Comparison, DataName, Population, measure_lines, small_images
 from regauge.papers.table import AREA, BARRIER, Quantity, Row, Table, halfway
 from regauge.papers.ways import TEMPERED, TEMPERED_NOTE
-from regauge.training.optimizers import AdamW
+from regauge.training.optimizers import SGD, AdamW, Optimizer
+from regauge.training.schedules import OneCycle
 
 BATCH = 250
 """Images in one evaluation."""
@@ -27,8 +28,13 @@ METHODS = {
     "weight matching": rg.WeightMatching(scales="recompute"),
     "mixed matching": rg.MixedMatching(scales="recompute"),
 }
-LONG = Training(epochs=30, batch=128, optimizer=AdamW(5e-3, weight_decay=0.1))
-"""The training of `trained_config`."""
+LONG = Training(
+    epochs=24,
+    batch=128,
+    optimizer=SGD(0.2, momentum=0.9, weight_decay=5e-4, is_nesterov=True),
+    schedule=OneCycle(rise=0.25),
+)
+"""The training of `trained_config`; of width 1, three epochs of it recognize 76% of the test images, of AdamW 73%."""
 Resnets = dict[int, Comparison]
 """Pairs of networks by their width, a multiplier of the 16, 32 and 64 channels."""
 
@@ -47,13 +53,13 @@ def config(scale: Scale) -> Resnets:
 
 
 def trained_config(scale: Scale) -> Resnets:
-    """Width 2 for twelve epochs on a CPU, of all images, shifted and mirrored; or a smaller network."""
+    """Width 2 for 24 epochs on a CPU, of all images, shifted and mirrored; or a smaller network."""
     if scale == "smoke":
         quick = replace(LONG, epochs=1, batch=32)
         sizes: dict[str, Any] = {"pairs": 1, "points": 3, "read": 50, "test": 50}
         return {1: _pairs(small_images(), 1, 1, quick, 200, augmentation=Augmentation(1), **sizes)}
     counts = {2: 1} if scale == "cpu" else dict.fromkeys((1, 2, 4, 8), 3)
-    long = replace(LONG, epochs=12 if scale == "cpu" else 100)
+    long = LONG if scale == "cpu" else replace(LONG, epochs=100)
     sizes = {"points": 11, "read": 5000, "test": 4000 if scale == "cpu" else 10_000, "augmentation": Augmentation()}
     return {width: _pairs("CIFAR-10", width, 3, long, 50_000, pairs=n, **sizes) for width, n in counts.items()}
 
@@ -76,9 +82,9 @@ def measure(config: Resnets, run: Run) -> Table:
     changes = "" if population.augmentation is None else f", {population.augmentation} at random"
     notes = (
         f"{population.examples:,} training images{changes}, "
-        f"{training.epochs if len(set(lengths.values())) == 1 else epochs} epochs of AdamW in bfloat16 (weights "
-        f"and their updates in float32), learning rate up to {training.optimizer.lr:g} and down again, "
-        f"batches of {training.batch}, weight decay {training.optimizer.weight_decay:g}",
+        f"{training.epochs if len(set(lengths.values())) == 1 else epochs} epochs of {_name(training.optimizer)} in "
+        f"bfloat16 (weights and their updates in float32), learning rate up to {training.optimizer.lr:g} and down "
+        f"again, batches of {training.batch}, weight decay {training.optimizer.weight_decay:g}",
         "mean accuracy of the networks: " + ", ".join(accuracies),
         f"{comparison.pairs} pair(s) of each width, {comparison.points} points of each line, the first "
         f"{min(comparison.test, len(data.test_targets)):,} test images; methods and statistics read the first "
@@ -88,6 +94,11 @@ def measure(config: Resnets, run: Run) -> Table:
     )
     title = f"{population.architecture.removesuffix(f', width x{last}')} on {data.name}"
     return Table(title, notes, QUANTITIES, tuple(rows), f"test cross entropy (nats), width x{last}")
+
+
+def _name(optimizer: Optimizer) -> str:
+    """An optimizer in words."""
+    return f"SGD with momentum {optimizer.momentum:g}" if isinstance(optimizer, SGD) else type(optimizer).__name__
 
 
 def _pairs(

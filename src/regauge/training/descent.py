@@ -16,11 +16,12 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regauge.core.params import Params
+from regauge.core.params import Params, below
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task, evaluating
-from regauge.training.optimizers import SGD, Adam, Optimizer, require_numbers, set_rate
+from regauge.training.optimizers import SGD, Adam, Optimizer, load_moments, moments_of, require_numbers, set_rate
 from regauge.training.schedules import Constant, Rate, Schedule
+from regauge.training.state import StateFile
 
 B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
@@ -124,6 +125,17 @@ class PlainProgram(Generic[B]):
         """The parameters now, as new tensors."""
         return {name: tensor.detach().clone() for name, tensor in self._params.items()}
 
+    def tensors(self) -> Params:
+        """Everything that steps change: the parameters, and what the optimizer keeps; no copies."""
+        parameters = {f"parameter/{name}": tensor for name, tensor in self._params.items()}
+        return {**parameters, **{f"optimizer/{name}": tensor for name, tensor in moments_of(self._optimizer).items()}}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from the `tensors` of another program with the same parameters and optimizer."""
+        for name, tensor in below("parameter/", tensors).items():
+            self._params[name].copy_(tensor)
+        load_moments(self._optimizer, below("optimizer/", tensors))
+
 
 class State(NamedTuple):
     """A training after a step: the number of steps taken, and the loss before the last of them."""
@@ -158,6 +170,7 @@ def descend(
     steps: int,
     schedule: Schedule | None = None,
     seconds: float | None = None,
+    done: int = 0,
 ) -> Iterator[State]:
     """Take one step after the other.
 
@@ -167,13 +180,14 @@ def descend(
         steps: Number of steps, if the time allows.
         schedule: Of the learning rate; constant unless given. It is not shortened when the time is.
         seconds: Time after which the step in progress is the last.
+        done: Steps that were taken before; their batches are not among those given.
 
     Yields:
         The state after each step.
     """
     schedule = schedule or Constant()
     began = time.monotonic()
-    for step, batch in zip(range(1, steps + 1), batches, strict=False):
+    for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
         yield State(step, program.step(batch, schedule.rate(step - 1, steps)))
         if seconds is not None and time.monotonic() - began >= seconds:
             return
@@ -187,6 +201,7 @@ def minimize(
     *,
     examples: int = 1,
     lrs: Mapping[str, float] | None = None,
+    state_file: StateFile | None = None,
     progress: Progress = no_progress,
     label: str = "training",
 ) -> Minimum:
@@ -199,16 +214,25 @@ def minimize(
         descent: Steps or epochs, optimizer and schedule.
         examples: Number of examples, from which the steps of epochs follow.
         lrs: Other learning rates than the optimizer's, by parameter.
+        state_file: Where the descent is kept between epochs, and from which it continues if the file exists; its
+            batches are then those of `shuffle` with the generator of the file.
         progress: Shows the steps and their losses.
         label: The label of the progress.
 
     Raises:
-        ValueError: The loss becomes NaN or Inf.
+        ValueError: The loss becomes NaN or Inf, or the file is no state of this descent.
     """
     program = PlainProgram(gradient, params, descent.optimizer, lrs=lrs)
-    steps = descent.count_steps(examples)
-    advance, losses = progress(label, steps), []
-    for state in descend(program, batches, steps=steps, schedule=descent.schedule):
+    steps, epoch = descent.count_steps(examples), math.ceil(examples / (descent.batch or examples))
+    values = sum(tensor.numel() for tensor in params.values())
+    settings, losses = f"{descent} of {values} values on {examples} examples", list[float]()
+    if state_file is not None:
+        tensors, losses = state_file.read(settings)
+        program.restore(tensors)
+    advance = progress(label, steps)
+    if losses:
+        advance(len(losses))
+    for state in descend(program, batches, steps=steps, schedule=descent.schedule, done=len(losses)):
         loss = float(state.loss)
         if not math.isfinite(loss):
             raise ValueError(
@@ -217,6 +241,8 @@ def minimize(
             )
         losses.append(loss)
         advance(loss=loss)
+        if state_file is not None and state.step % epoch == 0:
+            state_file.save_if_due(program.tensors(), losses, settings)
     return Minimum(program.params(), torch.tensor(losses, dtype=torch.float64))
 
 

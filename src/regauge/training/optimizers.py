@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from regauge.core.params import Params
 from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
@@ -194,6 +195,21 @@ def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
         group["betas"] = (rate.momentum, group["betas"][1])
     elif rate.momentum is not None and group["momentum"]:
         group["momentum"] = rate.momentum
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> Params:
+    """What an optimizer of torch keeps of each parameter, by the parameter's number and the name of what is kept."""
+    state = optimizer.state_dict()["state"]
+    return {f"{k}/{name}": tensor for k, kept in state.items() for name, tensor in kept.items() if tensor is not None}
+
+
+def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
+    """Let an optimizer of torch go on with the `moments_of` another one of the same parameters."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in moments.items():
+        number, _, key = name.partition("/")
+        state.setdefault(int(number), {})[key] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def stack_optimizer(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.nets.augmentation import Augmentation
 from regauge.training import Adam, Cosine, Descent, Optimizer, Schedule, minimize
 from regauge.training.descent import shuffle, training_mode
+from regauge.training.state import StateFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ def fit(
     likelihood: Likelihood | None = None,
     certain: Collection[str] = (),
     augmentation: Augmentation | None = None,
+    state: Path | None = None,
     progress: Progress = no_progress,
 ) -> GaussianPosterior:
     """Fit a diagonal Gaussian over the parameters of a network.
@@ -97,6 +100,8 @@ def fit(
         certain: Names of parameters that are trained as points, without a prior.
         augmentation: Changes the images of every batch at random, which still count once each in the bound; none unless
             given.
+        state: A `.safetensors` file in which a fit of minutes is kept while it runs. If it exists, the fit continues
+            from it, and ends with the bits of one that was not interrupted.
         progress: Shows the steps, with the mean negative log likelihood of each batch under the weights drawn.
 
     Returns:
@@ -104,7 +109,8 @@ def fit(
 
     Raises:
         ValueError: Nothing is uncertain, `certain` has names that are no parameters, the parameters have several
-            dtypes or devices, inputs and targets are not as many, or training diverges.
+            dtypes or devices, inputs and targets are not as many, training diverges, or the file is no state of this
+            fit.
     """
     if not len(inputs) == len(targets) > 0:
         raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: give one target for every input")
@@ -160,6 +166,7 @@ def fit(
             config,
             examples=len(targets),
             lrs={"log_std": config.lr_std},
+            state_file=None if state is None else StateFile(state, generator, buffers),
             progress=progress,
             label="fitting",
         )

@@ -111,7 +111,12 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
             inputs, labels = run.bring((inputs, labels))
             start, how = run.bring(initialize(module, generator)), family.inference
             module = run.bring(module)
-            seen: Any = {"generator": generator, "augmentation": family.augmentation, "progress": unit}
+            seen: Any = {
+                "generator": generator,
+                "augmentation": family.augmentation,
+                "state": run.state(family, str(index)),
+                "progress": unit,
+            }
             with run.autocast(is_bfloat16=family.is_bfloat16):
                 if isinstance(how, Training):
                     return GaussianPosterior(train(module, start, inputs, labels, how, **seen), {})

@@ -1,0 +1,150 @@
+"""Trainings that were interrupted: the same call continues them, to the bits of one that was not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from progress import Recorded
+from torch import Tensor, nn
+
+from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.core.params import Params
+from regauge.core.progress import Advance
+from regauge.nets.augmentation import Augmentation
+from regauge.nets.classification import Training, initialize, train
+from regauge.papers.experiment import Run
+from regauge.papers.populations import Population, networks, small_images
+from regauge.training import SGD, Adam, AdamW, Optimizer, state
+
+IMAGES, EPOCH, EPOCHS = 40, 5, 4
+OPTIMIZERS: list[Optimizer] = [
+    AdamW(1e-2),
+    Adam(1e-2),
+    SGD(0.05),
+    SGD(0.05, momentum=0.9, weight_decay=1e-3, is_nesterov=True),
+]
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAfter(Recorded):
+    """A progress that ends a training after some steps, as a user does."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def advance(self, amount: float = 1, /, *, loss: float | None = None) -> None:
+        super().advance(amount, loss=loss)
+        if sum(self.amounts) >= self.steps:
+            raise Stop
+
+
+@pytest.fixture(autouse=True)
+def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "SECONDS", 0.0)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def examples() -> tuple[Tensor, Tensor]:
+    return torch.randn(IMAGES, 1, 6, 6, generator=seeded(0)), torch.randint(3, (IMAGES,), generator=seeded(1))
+
+
+def network() -> nn.Module:
+    layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    return nn.Sequential(*layers)
+
+
+def trained(optimizer: Optimizer, path: Path | None, progress: Recorded) -> Params:
+    settings = Training(epochs=EPOCHS, batch=IMAGES // EPOCH, optimizer=optimizer)
+    seen = {"generator": seeded(3), "augmentation": Augmentation(1), "state": path, "progress": progress}
+    return train(network(), initialize(network(), seeded(2)), *examples(), settings, **seen)
+
+
+def fitted(optimizer: Optimizer, path: Path | None, progress: Recorded) -> Params:
+    settings = Variational(epochs=EPOCHS, batch=IMAGES // EPOCH, optimizer=optimizer, lr_std=0.03, samples=2)
+    seen = {"generator": seeded(3), "augmentation": Augmentation(1), "state": path, "progress": progress}
+    found = fit(network(), initialize(network(), seeded(2)), *examples(), settings, certain={"1.bias"}, **seen)
+    return {**found.mean, **{f"std/{name}": tensor for name, tensor in found.std.items()}}
+
+
+@pytest.mark.parametrize("train", [trained, fitted])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("stops", [(EPOCH,), (EPOCH + 2,), (2, 3 * EPOCH - 1, 3 * EPOCH + 1)], ids=str)
+def test_interrupted_trainings_continue_to_the_same_bits(
+    train: Callable[..., Params], optimizer: Optimizer, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    whole = Recorded()
+    expected = train(optimizer, None, whole)
+    path, done = tmp_path / "state.safetensors", 0
+    for stop in stops:
+        with pytest.raises(Stop):
+            train(optimizer, path, StopAfter(stop))
+        # Steps of the epoch in which it stopped are lost. The state is written after the progress is told.
+        assert path.exists() == (stop > EPOCH)
+        done = max(done, (stop - 1) // EPOCH * EPOCH)
+    last = Recorded()
+    found = train(optimizer, path, last)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert last.losses == whole.losses[done:]
+    assert sum(last.amounts) == sum(whole.amounts) == EPOCHS * EPOCH
+
+
+def test_a_state_of_another_training_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    with pytest.raises(Stop):
+        trained(AdamW(1e-2), path, StopAfter(EPOCH + 1))
+    kept = path.read_bytes()
+    with pytest.raises(ValueError, match=r"is no state of this training: .*AdamW.*, not by .*SGD.*or delete it"):
+        trained(SGD(0.1), path, Recorded())
+    assert path.read_bytes() == kept
+    path.write_bytes(kept[:200])
+    with pytest.raises(ValueError, match=r"state\.safetensors"):
+        trained(AdamW(1e-2), path, Recorded())
+
+
+def test_short_trainings_write_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "SECONDS", 60.0)
+    trained(AdamW(1e-2), tmp_path / "state.safetensors", Recorded())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_bfloat16", [False, True])
+def test_networks_of_experiments_continue_and_leave_no_state(is_bfloat16: bool, tmp_path: Path) -> None:
+    training = Training(epochs=3, batch=20, optimizer=SGD(0.1, momentum=0.9))
+    layers = (nn.Flatten(), nn.Linear(784 if small_images() == "MNIST" else 64, 8), nn.ReLU(), nn.Linear(8, 10))
+    population = Population(
+        small_images(), "MLP", lambda: nn.Sequential(*layers), training, 60, is_bfloat16=is_bfloat16
+    )
+
+    def run(folder: str, progress: Callable[..., Advance]) -> list[Params]:
+        one = Run("smoke", 0, tmp_path / folder, progress)
+        return networks(population, population.read(one), one, range(2))
+
+    def told(label: str, total: float) -> Advance:
+        shares = []
+
+        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+            shares.append(amount)
+            if sum(shares) > 1.5:  # in the second of the two networks
+                raise Stop
+
+        return advance
+
+    expected = run("whole", Recorded())
+    with pytest.raises(Stop):
+        run("stopped", told)
+    names = [path.name for path in (tmp_path / "stopped").rglob("*.state.safetensors")]
+    assert len(names) == 1
+    found = run("stopped", Recorded())
+    assert not list(tmp_path.rglob("*.state.safetensors"))
+    for a, b in zip(expected, found, strict=True):
+        assert all(torch.equal(a[name], tensor) for name, tensor in b.items())
