@@ -136,6 +136,7 @@ def _posterior(config: Regression, run: Run, unit: Progress, index: int) -> Gaus
             inference,
             generator=generator,
             likelihood=likelihood,
+            state=run.state(settings, str(index)),
             progress=unit,
         )
 

@@ -194,17 +194,25 @@ def _classifier(study: Study, run: Run) -> Callable[[Tensor], Tensor]:
     """Class probabilities of images `[images, pixels]` by a CNN, trained on real ones unless an earlier run did."""
     is_small = study.data == "digits"
     module = CNN((8, 16), 32, 10, image=study.side) if is_small else CNN((16, 32), 64, 10, image=study.side)
-    settings = Training(epochs=3, batch=64)
+    training = Training(epochs=3, batch=64)
+    settings, key = ("classifier of images", study.data, study.examples, training), "classifier"
 
     def make() -> Params:
         data = _images(study.data)
         images, labels = data.train_images[: study.examples], data.train_labels[: study.examples]
         chance = run.generator("classifier")
         return train(
-            module, initialize(module, chance), images, labels, settings, generator=chance, progress=run.progress
+            module,
+            initialize(module, chance),
+            images,
+            labels,
+            training,
+            generator=chance,
+            state=run.state(settings, key),
+            progress=run.progress,
         )
 
-    params = run.network(("classifier of images", study.data, study.examples, settings), "classifier", make)
+    params = run.network(settings, key, make)
 
     def classify(images: Tensor) -> Tensor:
         with torch.no_grad():
