@@ -15,18 +15,23 @@ from progress import Recorded
 from torch import nn
 
 import regauge as rg
+from regauge.bayes.variational.mean_field import Variational
 from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
+from regauge.nets.classification import Training
 from regauge.nets.siren import Siren
 from regauge.papers import populations, transformers
+from regauge.papers.bayesian.inference import name_inference
 from regauge.papers.experiment import Name, Run
 from regauge.papers.experiments import EXPERIMENTS
+from regauge.papers.populations import name_training
 from regauge.papers.seeds import join_seeds
 from regauge.papers.settings import describe
 from regauge.papers.table import Quantity, Row, Table, mean_curve, summarize
 from regauge.papers.tempered import TemperedJudge, fit_temperature
 from regauge.papers.ways import permutations_only, without_shifts
 from regauge.storage.checkpoints.writing import save_text
+from regauge.training import SGD, Adam, AdamW, Constant, Cosine, OneCycle
 
 NAMES = [(paper, name) for paper, experiments in EXPERIMENTS.items() for name in experiments]
 
@@ -618,3 +623,36 @@ def test_settings_of_a_class_with_its_own_words_are_these_words() -> None:
         {"kind": "Settings", "fields": {"steps": "5", "lr": "0.3"}},
         ["1.5", "'a'"],
     ]
+
+
+TRAININGS = (
+    Training(optimizer=AdamW(0.1, weight_decay=0.2)),
+    Training(optimizer=AdamW(0.1, betas=(0.8, 0.999), weight_decay=0.2)),
+    Training(optimizer=Adam(0.1, weight_decay=0.2)),
+    Training(optimizer=SGD(0.1, weight_decay=0.2)),
+    Training(optimizer=SGD(0.1, momentum=0.9, weight_decay=0.2)),
+    Training(optimizer=SGD(0.1, momentum=0.9, weight_decay=0.2, is_nesterov=True)),
+    Training(optimizer=AdamW(0.1, weight_decay=0.2), schedule=OneCycle()),
+    Training(optimizer=AdamW(0.1, weight_decay=0.2), schedule=Cosine()),
+    Training(optimizer=AdamW(0.1, weight_decay=0.2), schedule=Constant()),
+)
+INFERENCES = (
+    Variational(),
+    Variational(optimizer=AdamW(1e-3, weight_decay=0.0)),
+    Variational(optimizer=Adam(1e-3, betas=(0.9, 0.99))),
+    Variational(optimizer=SGD(1e-3, momentum=0.9)),
+    Variational(optimizer=SGD(1e-3, momentum=0.9, is_nesterov=True)),
+    Variational(schedule=OneCycle()),
+    Variational(schedule=Constant()),
+)
+
+
+def test_trainings_have_names_of_their_own() -> None:
+    names = [*map(name_training, TRAININGS), *map(name_inference, INFERENCES)]
+    assert len({*names}) == len(names)
+    # By these the chance of every documented number is drawn.
+    assert names[0] == "Training(epochs=5, batch=256, lr=0.1, weight_decay=0.2, schedule='cycle')"
+    assert names[len(TRAININGS)] == (
+        "Variational(epochs=30, batch=500, prior_std=0.1, temperature=1.0, initial_std=0.01, optimizer='adam', "
+        "momentum=0.9, lr=0.001, lr_std=0.01, schedule='cosine', samples=1)"
+    )

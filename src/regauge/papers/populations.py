@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from regauge.nets.classification import Training, initialize, split_batches, tra
 from regauge.papers.experiment import CPU, Run
 from regauge.papers.table import AREA, BARRIER, MIDPOINT, Quantity, Record, Row, Table
 from regauge.papers.ways import Way
-from regauge.training.optimizers import SGD
+from regauge.training.optimizers import Adam, AdamW
 from regauge.training.schedules import Constant
 
 DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
@@ -117,12 +117,18 @@ class Population:
 
 
 def name_training(training: Training) -> str:
-    """The name of a training by which chance is drawn; renaming would change every documented number."""
-    optimizer, schedule = training.optimizer, "constant" if isinstance(training.schedule, Constant) else "cycle"
-    settings = f"epochs={training.epochs}, batch={training.batch}, lr={optimizer.lr}"
-    if isinstance(optimizer, SGD):
-        settings += f", optimizer='sgd', momentum={optimizer.momentum}"
-    return f"Training({settings}, weight_decay={optimizer.weight_decay}, schedule={schedule!r})"
+    """The name of a training by which chance is drawn, and networks are kept: renaming changes documented numbers.
+
+    Adam without decay, or AdamW, constant or in the cycle of `Training`, have a short name, others all their settings.
+    """
+    optimizer, is_constant = training.optimizer, training.schedule == Constant()
+    lr, decay = optimizer.lr, optimizer.weight_decay
+    plain = Adam(lr) if optimizer == Adam(lr) else AdamW(lr, weight_decay=decay)
+    if training != replace(training, optimizer=plain, schedule=Constant() if is_constant else Training().schedule):
+        return repr(training)
+    schedule = "constant" if is_constant else "cycle"
+    settings = f"epochs={training.epochs}, batch={training.batch}, lr={lr}"
+    return f"Training({settings}, weight_decay={decay}, schedule={schedule!r})"
 
 
 def networks(population: Population, data: Examples, run: Run, *axes: Sequence[int]) -> list[Any]:

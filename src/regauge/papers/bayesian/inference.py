@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.papers.experiment import Name, Run
 from regauge.papers.populations import DataName, images, name_training
-from regauge.training import SGD, Constant
+from regauge.training import SGD, Adam, Constant, Cosine
 
 Kind = Literal["mlp", "filter", "layer"]
 """Fully connected, or residual with filter response or layer normalization."""
@@ -89,9 +89,17 @@ class Family:
 
 def name_inference(inference: Variational) -> Name:
     """The name of variational inference by which chance is drawn, as `name_training`."""
-    optimizer = inference.optimizer
-    kind, momentum = ("sgd", optimizer.momentum) if isinstance(optimizer, SGD) else ("adam", optimizer.betas[0])
-    schedule = "constant" if isinstance(inference.schedule, Constant) else "cosine"
+    optimizer, is_constant = inference.optimizer, inference.schedule == Constant()
+    plain: SGD | Adam
+    if isinstance(optimizer, SGD):
+        kind, momentum = "sgd", optimizer.momentum
+        plain = SGD(optimizer.lr, momentum=momentum)
+    else:
+        kind, momentum = "adam", optimizer.betas[0]
+        plain = Adam(optimizer.lr, betas=(optimizer.betas[0], 0.999))
+    if inference != replace(inference, optimizer=plain, schedule=Constant() if is_constant else Cosine()):
+        return Name(repr(inference))
+    schedule = "constant" if is_constant else "cosine"
     return Name(
         f"Variational(epochs={inference.epochs}, batch={inference.batch}, prior_std={inference.prior_std}, "
         f"temperature={inference.temperature}, initial_std={inference.initial_std}, optimizer={kind!r}, "
