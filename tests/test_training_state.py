@@ -15,6 +15,7 @@ from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, train
 from regauge.papers.experiment import Run
 from regauge.papers.populations import Population, networks, small_images
+from regauge.storage.checkpoints.writing import save
 from regauge.training import SGD, Adam, AdamW, Optimizer, state
 
 IMAGES, EPOCH, EPOCHS = 40, 5, 4
@@ -86,7 +87,7 @@ def test_interrupted_trainings_continue_to_the_same_bits(
     for stop in stops:
         with pytest.raises(Stop):
             train(optimizer, path, StopAfter(stop))
-        # Steps of the epoch in which it stopped are lost. The state is written after the progress is told.
+        # The stop comes before the state of its step is written, so that a stop at an epoch's last step loses the epoch.
         assert path.exists() == (stop > EPOCH)
         done = max(done, (stop - 1) // EPOCH * EPOCH)
     last = Recorded()
@@ -103,11 +104,18 @@ def test_a_state_of_another_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         trained(AdamW(1e-2), path, StopAfter(EPOCH + 1))
     kept = path.read_bytes()
-    with pytest.raises(ValueError, match=r"is no state of this training: .*AdamW.*, not by .*SGD.*or delete it"):
+    with pytest.raises(
+        ValueError, match=r"is no state of this training: its settings are .*AdamW.*, not .*SGD.*or delete it"
+    ):
         trained(SGD(0.1), path, Recorded())
     assert path.read_bytes() == kept
     path.write_bytes(kept[:200])
-    with pytest.raises(ValueError, match=r"state\.safetensors"):
+    with pytest.raises(
+        ValueError, match=r"the interrupted training in .*state\.safetensors' is damaged; delete it to begin"
+    ):
+        trained(AdamW(1e-2), path, Recorded())
+    save({"a": torch.zeros(2)}, path, overwrite=True)
+    with pytest.raises(ValueError, match=r"is no state of this training: its settings are unknown, not .*or delete it"):
         trained(AdamW(1e-2), path, Recorded())
 
 

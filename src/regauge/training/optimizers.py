@@ -198,7 +198,7 @@ def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> Params:
-    """What an optimizer of torch keeps of each parameter, by the parameter's number and the name of what is kept."""
+    """The state tensors of an optimizer of torch, such as moments, named by the parameter's index: `0/exp_avg`."""
     state = optimizer.state_dict()["state"]
     return {f"{k}/{name}": tensor for k, kept in state.items() for name, tensor in kept.items() if tensor is not None}
 

@@ -59,11 +59,16 @@ class StateFile:
         """
         if not self.path.exists():
             return {}, []
-        with Checkpoint.open(self.path) as file:
-            before, tensors = file.header.get("settings"), file.params
+        try:
+            with Checkpoint.open(self.path) as file:
+                before, tensors = file.header.get("settings", "unknown"), file.params
+        except ValueError as error:
+            raise ValueError(
+                f"the interrupted training in {str(self.path)!r} is damaged; delete it to begin anew ({error})"
+            ) from error
         if before != settings:
             raise ValueError(
-                f"{str(self.path)!r} is no state of this training: it was written by {before}, not by {settings}; give "
+                f"{str(self.path)!r} is no state of this training: its settings are {before}, not {settings}; give "
                 "another name, or delete it"
             )
         for name, tensor in below("buffer/", tensors).items():
