@@ -87,7 +87,7 @@ def test_interrupted_trainings_continue_to_the_same_bits(
     for stop in stops:
         with pytest.raises(Stop):
             train(optimizer, path, StopAfter(stop))
-        # The stop comes before the state of its step is written, so that a stop at an epoch's last step loses the epoch.
+        # A stop comes before the state of its step is written: at the last step of an epoch it loses the epoch.
         assert path.exists() == (stop > EPOCH)
         done = max(done, (stop - 1) // EPOCH * EPOCH)
     last = Recorded()
