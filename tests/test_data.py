@@ -24,6 +24,7 @@ from regauge.data.images import (
     MNIST_SHA256,
     ImageData,
     cifar10,
+    cifar100,
     digits,
     fashion_mnist,
     has_cifar10,
@@ -176,32 +177,73 @@ def test_cifar10_that_is_not_there_or_another(nowhere: Path, tmp_path: Path) -> 
         cifar10(tmp_path)
 
 
-def test_the_original_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An archive in the layout of the original: one byte for the class, then red, green and blue, row by row."""
+def archived(folder: str, files: dict[str, bytes]) -> bytes:
+    """A gzipped archive of files in a folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for k, name in enumerate(["data_batch_1", *(f"data_batch_{n}" for n in range(2, 6)), "test_batch", "readme"]):
-            suffix = ".html" if name == "readme" else ".bin"
-            content = b"".join(
-                bytes([10 * i + k]) + bytes([k]) * 1024 + bytes([i]) * 1024 + bytes(range(256)) * 4 for i in range(2)
-            )
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}{suffix}")
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    path = tmp_path / "cifar-10-binary.tar.gz"
-    path.write_bytes(buffer.getvalue())
+    return buffer.getvalue()
+
+
+def test_the_original_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An archive in the layout of the original: one byte for the class, then red, green and blue, row by row."""
+    names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin", "readme.html"]
+    files = {
+        name: b"".join(
+            bytes([10 * i + k]) + bytes([k]) * 1024 + bytes([i]) * 1024 + bytes(range(256)) * 4 for i in range(2)
+        )
+        for k, name in enumerate(names)
+    }
+    content = archived("cifar-10-batches-bin", files)
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(content)
     with pytest.raises(ValueError, match="is not the file of CIFAR-10"):
         cifar10(tmp_path)
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+    digest = hashlib.sha256(content).hexdigest()
     monkeypatch.setattr(images, "CIFAR10_FILE", replace(images.CIFAR10_FILE, sha256=digest))
     data = cifar10(tmp_path)
-    assert data.name == "CIFAR-10"
+    assert (data.name, data.classes) == ("CIFAR-10", 10)
     assert data.train_labels.tolist() == [0, 10, 1, 11, 2, 12, 3, 13, 4, 14]
     assert data.test_labels.tolist() == [5, 15]
     assert torch.equal(data.train_images[3, 0] * 255, torch.full((32, 32), 1.0))
     assert torch.equal(data.train_images[3, 1] * 255, torch.full((32, 32), 1.0))
     expected = torch.arange(1024).reshape(32, 32) % 256
     assert torch.equal((data.test_images[0, 2] * 255).round().long(), expected)
+
+
+def test_the_original_cifar100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An archive in the layout of the original: of each image its superclass, its class, and red, green and blue."""
+
+    def image(superclass: int, label: int, red: int) -> bytes:
+        return bytes([superclass, label]) + bytes([red]) * 1024 + bytes([9]) * 1024 + bytes(range(256)) * 4
+
+    files = {
+        "fine_label_names.txt": b"apple\n",
+        "test.bin": image(4, 0, 7),
+        "train.bin": image(11, 19, 1) + image(15, 99, 2),
+    }
+    content = archived("cifar-100-binary", files)
+    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
+    with pytest.raises(ValueError, match="is not the file of CIFAR-100"):
+        cifar100(tmp_path)
+    digest = hashlib.sha256(content).hexdigest()
+    monkeypatch.setattr(images, "CIFAR100_FILE", replace(images.CIFAR100_FILE, sha256=digest))
+    data = cifar100(tmp_path)
+    assert (data.name, data.classes) == ("CIFAR-100", 100)
+    assert (data.train_labels.tolist(), data.test_labels.tolist()) == ([19, 99], [0])
+    assert torch.equal(data.train_images[1, :2] * 255, torch.tensor([2.0, 9.0])[:, None, None].expand(2, 32, 32))
+    assert torch.equal(data.test_images[0, 0] * 255, torch.full((32, 32), 7.0))
+    expected = torch.arange(1024).reshape(32, 32) % 256
+    assert torch.equal((data.test_images[0, 2] * 255).round().long(), expected)
+
+
+def test_cifar100_that_is_not_there(nowhere: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-100 does not ship.*cifar-100-binary.tar.gz' in cifar100/"):
+        cifar100()
+    with pytest.raises(FileNotFoundError, match=r"cifar-100-binary.tar.gz' is not there"):
+        cifar100(tmp_path)
 
 
 def test_breast_cancer() -> None:

@@ -1,4 +1,4 @@
-"""Small image classification sets: scikit-learn's digits, MNIST, Fashion-MNIST and CIFAR-10."""
+"""Small image classification sets: scikit-learn's digits, MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100."""
 
 import gzip
 import io
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regauge.data.files import DataFile, check, folders, in_folder, locate, present
+from regauge.data.files import DataFile, check, folders, in_folder, locate, present, read
 
 MNIST_SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -81,6 +81,14 @@ CIFAR10_FILE = DataFile(
     ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
 )
 """The original images."""
+
+CIFAR100_FILE = DataFile(
+    "CIFAR-100",
+    "cifar100",
+    "cifar-100-binary.tar.gz",
+    "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+)
 
 DIGITS_TEST = 360
 """Images of the digits that are kept for testing: 20%."""
@@ -221,7 +229,7 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
     for place in places:
         original = in_folder(place, CIFAR10_FILE)
         if original is not None:
-            return _read_binary(original)
+            return _read_cifar10(original)
         if all((place / name).is_file() for name in CIFAR10_SHA256):
             (train_images, train_labels), (test_images, test_labels) = (
                 _read_jpegs(place / name, digest) for name, digest in CIFAR10_SHA256.items()
@@ -231,7 +239,7 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
         raise FileNotFoundError(
             f"neither {CIFAR10_FILE.name} nor {' and '.join(CIFAR10_SHA256)} are in {str(folder)!r}"
         )
-    return _read_binary(locate(CIFAR10_FILE))
+    return _read_cifar10(locate(CIFAR10_FILE))
 
 
 def has_cifar10() -> bool:
@@ -241,10 +249,32 @@ def has_cifar10() -> bool:
     )
 
 
-def _read_binary(path: Path) -> ImageData:
-    """The original archive: five files of training images and one for testing, 3,073 bytes an image."""
+def cifar100(folder: str | Path | None = None) -> ImageData:
+    """CIFAR-100: photographs in the numbers and the size of CIFAR-10, of 100 classes (its fine labels).
+
+    Args:
+        folder: Where `cifar-100-binary.tar.gz` is; `cifar100` in the folder that the environment variable
+            `REGAUGE_DATA` names if left out, or else it is downloaded once.
+
+    Raises:
+        FileNotFoundError: The file is not there, and cannot be downloaded.
+        ValueError: Its checksum is wrong.
+
+    References:
+        Krizhevsky (2009), Learning multiple layers of features from tiny images.
+    """
+    return _read_cifar(read(CIFAR100_FILE, folder), CIFAR100_FILE.data, ["train"], "test", labels=2, classes=100)
+
+
+def _read_cifar10(path: Path) -> ImageData:
     content = path.read_bytes()
-    check(path, content, CIFAR10_FILE.sha256, "CIFAR-10")
+    check(path, content, CIFAR10_FILE.sha256, CIFAR10_FILE.data)
+    parts = [f"data_batch_{k}" for k in range(1, 6)]
+    return _read_cifar(content, CIFAR10_FILE.data, parts, "test_batch", labels=1, classes=10)
+
+
+def _read_cifar(content: bytes, name: str, train: Sequence[str], test: str, *, labels: int, classes: int) -> ImageData:
+    """An original archive: of each image `labels` bytes, the last of which is its class, and 3,072 of its pixels."""
     parts: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:
@@ -252,13 +282,12 @@ def _read_binary(path: Path) -> ImageData:
             if stream is not None and member.name.endswith(".bin"):
                 parts[Path(member.name).stem] = stream.read()
 
-    def read(names: list[str]) -> tuple[Tensor, Tensor]:
-        rows = np.concatenate([np.frombuffer(parts[name], np.uint8).reshape(-1, 3073) for name in names])
-        images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy()).float() / 255
-        return images, torch.from_numpy(rows[:, 0].copy()).long()
+    def images(names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        rows = np.concatenate([np.frombuffer(parts[name], np.uint8).reshape(-1, labels + 3072) for name in names])
+        pixels = torch.from_numpy(rows[:, labels:].reshape(-1, 3, 32, 32).copy()).float() / 255
+        return pixels, torch.from_numpy(rows[:, labels - 1].copy()).long()
 
-    train_images, train_labels = read([f"data_batch_{k}" for k in range(1, 6)])
-    return ImageData("CIFAR-10", train_images, train_labels, *read(["test_batch"]))
+    return ImageData(name, *images(train), *images([test]), classes)
 
 
 def _read_jpegs(path: Path, digest: str) -> tuple[Tensor, Tensor]:
