@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regauge.data.images import ImageData
 from regauge.nets.classification import Training
 from regauge.nets.norm import FilterResponseNorm
 from regauge.papers.bayesian import (
@@ -104,6 +105,17 @@ def test_alignment_never_moves_the_ends(run: Run) -> None:
     assert aligned[-1] == pytest.approx(naive[-1], abs=1e-4)
 
 
+def test_networks_have_as_many_outputs_as_the_images_have_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = torch.rand(4, 3, 32, 32), torch.tensor([0, 99, 5, 7])
+    hundred = ImageData("CIFAR-100", images, labels, images, labels, classes=100)
+    monkeypatch.setattr("regauge.papers.bayesian.inference.images", lambda name: {"CIFAR-100": hundred}[name])
+    (plain,) = (case.family for case in FIGURES["figureA15"].config("cpu").cases if case.family.data == "CIFAR-100")
+    residual = replace(plain, kind="filter", width=1)
+    for family in (plain, residual):
+        assert family.module()(images).shape == (4, 100)
+        assert family.symmetry().groups
+
+
 def test_a_mixture_has_no_barrier(run: Run) -> None:
     table = between_posteriors.mixtures(between_posteriors.mixture_config("smoke"), run)
     assert mean(table, "mixture, as inferred", "barrier") == 0
@@ -155,4 +167,6 @@ def test_only_the_papers_scale_and_one_table_have_its_residual_networks() -> Non
         assert layers == {3} if name == "resnet20" else layers <= {1}
         widths = {case.family.width for case in paper.cases if case.family.kind == "filter"}
         by_width = {key: {1, 2, 4, 8} for key in ("figure5", "figure9", "resnet20")}
-        assert widths == (by_width | {"figure7": {8}, "figure8": set(), "figure12": {8}}).get(name, {1})
+        assert widths == (by_width | {"figure7": {8}, "figure8": set(), "figure12": {8}, "figureA15": {8}}).get(
+            name, {1}
+        )

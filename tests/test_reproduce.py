@@ -48,6 +48,8 @@ TWINS = {
     ("003", "alignment-512"): "alignment",
     ("003", "basin-512"): "basin",
     ("001", "learned-ablation-cifar10"): "learned-ablation",
+    ("004", "figure2"): "figure6",
+    ("004", "figureA15"): "figure4",
 }
 """Experiments that in small do what another one of the paper does."""
 SIBLINGS = {

@@ -12,7 +12,7 @@ import regauge as rg
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.core.progress import Progress
-from regauge.data.images import ImageData, cifar10, digits, fashion_mnist, has_mnist, mnist
+from regauge.data.images import ImageData, cifar10, cifar100, digits, fashion_mnist, has_mnist, mnist
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, split_batches, train
 from regauge.papers.experiment import CPU, Run
@@ -21,13 +21,14 @@ from regauge.papers.ways import Way
 from regauge.training.optimizers import Adam, AdamW
 from regauge.training.schedules import Constant
 
-DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10"]
+DataName = Literal["digits", "MNIST", "MNIST, normalized", "Fashion-MNIST", "CIFAR-10", "CIFAR-100"]
 IMAGES: dict[DataName, Callable[[], ImageData]] = {
     "digits": digits,
     "MNIST": mnist,
     "MNIST, normalized": lambda: mnist().normalized(0.1307, 0.3081),
     "Fashion-MNIST": fashion_mnist,
     "CIFAR-10": cifar10,
+    "CIFAR-100": cifar100,
 }
 DISTANCE, SECONDS = Quantity("weight distance", 2), Quantity("CPU s", 2)
 """Euclidean distance of the aligned networks, and CPU time of the alignment."""

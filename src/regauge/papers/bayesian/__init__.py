@@ -16,6 +16,9 @@ from regauge.papers.experiment import Experiment
 
 EXPERIMENTS = {
     "figure1": Experiment("functions of a regression, before and after", regression.config, regression.measure),
+    "figure2": Experiment(
+        "a plane of the log posterior, MLP", between_posteriors.mlp_plane_config, between_posteriors.planes
+    ),
     "figure3": Experiment("geodesics and mixtures", between_posteriors.mixture_config, between_posteriors.mixtures),
     "figure6": Experiment(
         "planes of the log posterior, also figure A16", between_posteriors.plane_config, between_posteriors.planes

@@ -1,4 +1,4 @@
-"""Between two posteriors: mixtures (figure 3), planes (figures 6 and A16), variances (figure 10)."""
+"""Between two posteriors: mixtures (figure 3), planes (figures 2, 6 and A16), variances (figure 10)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,6 +43,7 @@ SIGN = "loss: negative log predictive likelihood per example, in nats; the paper
 class Between:
     """One pair of posteriors."""
 
+    title: str
     family: Family
     points: int  # of each line, or along each side of a plane
     samples: int  # of each posterior
@@ -73,17 +74,23 @@ class PosteriorPair(NamedTuple):
 
 def mixture_config(scale: Scale) -> Between:
     """An MLP on CIFAR-10, as in the paper."""
-    return _config(scale, as_published(scale, "CIFAR-10"), points=25)
+    return _config(scale, "Figure 3: geodesics and mixtures", as_published(scale, "CIFAR-10"), points=25)
+
+
+def mlp_plane_config(scale: Scale) -> Between:
+    """An MLP on CIFAR-10, as in the paper."""
+    return _config(scale, "Figure 2: the log posterior over planes, MLP", as_published(scale, "CIFAR-10"), points=21)
 
 
 def plane_config(scale: Scale) -> Between:
     """A residual network with filter response normalization; on a CPU a wide one of small images."""
-    return _config(scale, small_residual("filter", 4) if scale == "cpu" else residual(scale, "filter"), points=21)
+    family = small_residual("filter", 4) if scale == "cpu" else residual(scale, "filter")
+    return _config(scale, "Figures 6 and A16: the log posterior over planes", family, points=21)
 
 
 def collapse_config(scale: Scale) -> Between:
     """An MLP on MNIST and the layers of one pair."""
-    return _config(scale, as_published(scale, "MNIST"), points=3)
+    return _config(scale, "Figure 10: variance collapse", as_published(scale, "MNIST"), points=3)
 
 
 def mixtures(config: Between, run: Run) -> Table:
@@ -110,11 +117,11 @@ def mixtures(config: Between, run: Run) -> Table:
         config.description,
     )
     chart = Chart(family.name, "t", "test loss (nats)", tuple(series))
-    return Table("Figure 3: geodesics and mixtures", notes, QUANTITIES, tuple(rows), pictures={"lines": (chart,)})
+    return Table(config.title, notes, QUANTITIES, tuple(rows), pictures={"lines": (chart,)})
 
 
 def planes(config: Between, run: Run) -> Table:
-    """Likelihood and prior over the planes through three means (figure A16) and through three samples (figure 6)."""
+    """Likelihood and prior over the planes through three means (A16) and through three samples (figures 2 and 6)."""
     family, pair = config.family, _pair(config, run)
     module, data = family.module(), batches(family, config.test, is_test=False)
     corners: dict[str, tuple[Params, Params, Params]] = {
@@ -165,8 +172,7 @@ def planes(config: Between, run: Run) -> Table:
         f"T = {family.variational.temperature:g}, which multiplies every value of the panel and leaves its form",
         config.description,
     )
-    title = "Figures 6 and A16: the log posterior over planes"
-    return Table(title, notes, (Quantity("loss"),), tuple(rows), pictures=pictures)
+    return Table(config.title, notes, (Quantity("loss"),), tuple(rows), pictures=pictures)
 
 
 def collapses(config: Between, run: Run) -> Table:
@@ -198,13 +204,13 @@ def collapses(config: Between, run: Run) -> Table:
     )
     names = tuple(Quantity(name) for name in rows[0].values)
     chart = Chart(family.name, "layer", "variance / variance of the ends", tuple(series))
-    return Table("Figure 10: variance collapse", notes, names, tuple(rows), pictures={"layers": (chart,)})
+    return Table(config.title, notes, names, tuple(rows), pictures={"layers": (chart,)})
 
 
-def _config(scale: Scale, family: Family, *, points: int) -> Between:
+def _config(scale: Scale, title: str, family: Family, *, points: int) -> Between:
     if scale == "smoke":
-        return Between(tiny(family), 3, 4, 50)
-    return Between(family, points, 32 if scale == "cpu" else 128, 1000 if scale == "cpu" else 10_000)
+        return Between(title, tiny(family), 3, 4, 50)
+    return Between(title, family, points, 32 if scale == "cpu" else 128, 1000 if scale == "cpu" else 10_000)
 
 
 def _pair(config: Between, run: Run) -> PosteriorPair:

@@ -78,9 +78,10 @@ class Family:
     def module(self) -> nn.Module:
         """A network of this architecture."""
         channels, height, width = self.images().train_images.shape[1:]
+        classes = self.images().classes
         if self.kind == "mlp":
-            return mlp(channels * height * width, *[self.width] * 3, self.images().classes)
-        return resnet20(width=self.width, in_channels=channels, blocks=self.blocks, norm=self.kind)
+            return mlp(channels * height * width, *[self.width] * 3, classes)
+        return resnet20(classes, width=self.width, in_channels=channels, blocks=self.blocks, norm=self.kind)
 
     def symmetry(self) -> rg.Symmetry:
         """The symmetry of the architecture."""
