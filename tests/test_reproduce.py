@@ -2,8 +2,8 @@
 
 import io
 import json
-import os
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import make_dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from regauge.nets.classification import Training
 from regauge.nets.siren import Siren
 from regauge.papers import populations, transformers
 from regauge.papers.bayesian.inference import name_inference
-from regauge.papers.experiment import Name, Run
+from regauge.papers.experiment import Name, Run, make_once
 from regauge.papers.experiments import EXPERIMENTS
 from regauge.papers.populations import name_training
 from regauge.papers.seeds import join_seeds
@@ -281,22 +281,82 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         assert one.curve == other.curve
 
 
-def test_processes_take_steps_in_different_orders_with_the_same_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def hold(path: Path, begun: Any, may_end: Any) -> None:
+    """Make a file slowly, in a process of its own."""
+
+    def write() -> None:
+        begun.set()
+        may_end.wait(60)
+        path.write_text('{"by": "other"}', encoding="utf-8")
+
+    make_once(path, write)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[tuple[Path, Any, Any]]:
+    """The place of the record "1", which another process is making, that process, and what lets it end."""
+    run = Run("smoke", 0, tmp_path)
+    run.record("settings", "0", lambda: {"by": "before"})
+    (known,) = tmp_path.glob("steps/*/0.json")
+    path, spawn = known.with_name("1.json"), multiprocessing.get_context("spawn")
+    begun, may_end = spawn.Event(), spawn.Event()
+    process = spawn.Process(target=hold, args=(path, begun, may_end))
+    process.start()
+    assert begun.wait(60)
+    yield path, process, may_end
+    may_end.set()
+    process.join()
+
+
+def test_steps_that_another_process_is_doing_are_put_off_and_not_done_twice(
+    tmp_path: Path, other: tuple[Path, Any, Any]
 ) -> None:
-    orders, found = [], []
-    for pid in (1, 2):
-        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
-        begun: list[int] = []
+    path, process, may_end = other
+    run, made, told = Run("smoke", 0, tmp_path), [], []
 
-        def square(_: Progress, k: int, begun: list[int] = begun) -> int:
-            begun.append(k)
-            return k * k
+    def step(_: Progress, key: str) -> dict[str, Any]:
+        def make() -> dict[str, Any]:
+            made.append(key)
+            if key == "3":
+                may_end.set()
+            return {"by": "this"}
 
-        found.append(Run("smoke", 0, tmp_path).grid("squares", square, range(20)))
-        orders.append(begun)
-    assert found[0] == found[1] == [k * k for k in range(20)]
-    assert orders[0] != orders[1]
+        return run.record("settings", key, make)
+
+    run = replace(run, progress=lambda label, total: lambda amount, loss=None: told.append(amount))
+    assert [one["by"] for one in run.grid("steps", step, "0123")] == ["before", "other", "this", "this"]
+    assert made == ["2", "3"]
+    assert sum(told) == pytest.approx(4)
+    assert not process.join()
+    assert not list(path.parent.glob("*.lock"))
+
+
+def test_steps_of_steps_are_put_off_by_the_outer_ones(tmp_path: Path, other: tuple[Path, Any, Any]) -> None:
+    run, made = Run("smoke", 0, tmp_path), []
+
+    def step(_: Progress, outer: str) -> list[dict[str, Any]]:
+        def inner(_: Progress, key: str) -> dict[str, Any]:
+            def make() -> dict[str, Any]:
+                made.append(key)
+                if outer == "b":
+                    other[2].set()
+                return {"by": "this"}
+
+            return run.record("settings", key, make)
+
+        return run.grid("inner", inner, {"a": "01", "b": "23"}[outer])
+
+    found = run.grid("outer", step, "ab")
+    assert [one["by"] for one in (*found[0], *found[1])] == ["before", "other", "this", "this"]
+    assert made == ["2", "3"]
+
+
+def test_a_process_that_is_killed_sets_its_step_free(tmp_path: Path, other: tuple[Path, Any, Any]) -> None:
+    path, process, _ = other
+    process.kill()
+    process.join()
+    assert Run("smoke", 0, tmp_path).record("settings", "1", lambda: {"by": "this"}) == {"by": "this"}
+    assert not list(path.parent.glob("*.lock"))
 
 
 def test_steps_are_kept_by_seed_settings_and_key(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 import hashlib
 import itertools
 import json
-import os
-import random
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
+from filelock import FileLock, Timeout
 
 from regauge.core.devices import to_device
 from regauge.core.params import Params
@@ -43,7 +45,7 @@ class Run:
     A file is named after the settings that it depends on, but for those at their defaults (see `place_of`), and appears
     only when it is complete. So an interrupted run
     continues where it stopped, and steps with other settings do not get in its way. Several processes that run the same
-    experiment in the same folder share its steps: each takes them in an order of its own.
+    experiment in the same folder share its steps: none does what another one is doing (see `make_once`).
     """
 
     scale: Scale  # size of the experiment: a test in seconds, for a laptop, or as in the paper
@@ -61,13 +63,13 @@ class Run:
     def network(self, settings: object, key: str, make: Callable[[], Params]) -> Params:
         """The network of that key, trained by `make` unless an earlier run did."""
         path = self._folder("networks", (self.seed, settings)) / f"{key}.safetensors"
-        if path.exists():
-            params = load(path)
-        else:
-            params = make()
-            save(params, path, overwrite=True, metadata={"settings": repr(settings), "seed": str(self.seed)})
+
+        def write() -> None:
+            save(make(), path, overwrite=True, metadata={"settings": repr(settings), "seed": str(self.seed)})
             self.state(settings, key).unlink(missing_ok=True)
-        return self.bring(params)
+
+        make_once(path, write)
+        return self.bring(load(path))
 
     def state(self, settings: object, key: str) -> Path:
         """The file in which the training of the network of that key is kept until `network` has its end."""
@@ -87,18 +89,32 @@ class Run:
         return self.grid(label, one, *axes)
 
     def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
-        """Do a step for all combinations of arguments, in an order that differs between processes.
+        """Do a step for all combinations of arguments; those that another process is doing are put off.
 
         Results are in the order of the arguments: `found[i][j]` is `step(unit, axes[0][i], axes[1][j])`, where the
-        unit is a `Progress` to which a long step may report its parts.
+        unit is a `Progress` to which a long step may report its parts. When other processes are doing all that is left,
+        this one waits until one of them ends or is stopped.
         """
         cells = list(itertools.product(*axes))
         advance = self.progress(label, len(cells))
-        results = {}
-        for k in random.Random(os.getpid()).sample(range(len(cells)), len(cells)):
-            unit = Unit(advance)
-            results[k] = step(unit, *cells[k])
-            unit.finish()
+        units = [Unit(advance) for _ in cells]
+        results, left, put_off = {}, deque(range(len(cells))), 0
+        while left:
+            k = left.popleft()
+            is_last_hope = put_off >= len(left)  # All others have just been put off.
+            before = _MAY_WAIT.set(_MAY_WAIT.get() and is_last_hope)
+            try:
+                results[k] = step(units[k], *cells[k])
+            except TakenError:
+                if is_last_hope:
+                    raise
+                left.append(k)
+                put_off += 1
+                continue
+            finally:
+                _MAY_WAIT.reset(before)
+            units[k].finish()
+            put_off = 0
         found = (results[k] for k in range(len(cells)))
 
         def nest(depth: int) -> Any:
@@ -135,14 +151,43 @@ class Run:
         return folder
 
 
+class TakenError(Exception):
+    """Another process is doing this step, and it is not yet time to wait for it."""
+
+
+_MAY_WAIT: ContextVar[bool] = ContextVar("may_wait", default=True)
+"""Whether a step that another process is doing is waited for; else `TakenError` tells that it may be put off."""
+
+
+def make_once(path: Path, write: Callable[[], object]) -> None:
+    """Let `write` make a file that is not there, while no other process does the same.
+
+    A process that is stopped sets its steps free.
+
+    Raises:
+        TakenError: Another process is doing it, and `Run.grid` has other steps to do.
+    """
+    if path.exists():
+        return
+    lock = FileLock(f"{path}.lock")
+    try:
+        lock.acquire(blocking=_MAY_WAIT.get())
+    except Timeout:
+        raise TakenError(str(path)) from None
+    try:
+        if not path.exists():
+            write()
+    finally:
+        with suppress(OSError):  # where open files cannot be removed
+            Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
 def _kept(path: Path, make: Callable[[], Record]) -> Record:
     """The record in a file, made now unless it is there."""
-    if path.exists():
-        found: Record = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    record = make()
-    save_text(json.dumps(record) + "\n", path)
-    return record
+    make_once(path, lambda: save_text(json.dumps(make()) + "\n", path))
+    found: Record = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.core.params import Params
-from regauge.papers.experiment import Run
+from regauge.papers.experiment import Run, make_once
 from regauge.storage.store import Store
 
 
@@ -41,11 +41,9 @@ class Coder:
     def trained(self, store: Store, inputs: Any, run: Run, settings: object, split: Any = None) -> learn.Autoencoder:
         """The autoencoder, which is kept by settings, trained unless an earlier run did."""
         path = run.place("autoencoders", settings)
-        if path.exists():
-            return learn.load_autoencoder(path)
-        auto = self.fit(store, run.generator("autoencoder", self.label), inputs, split)
-        auto.save(path)
-        return auto
+        chance = run.generator("autoencoder", self.label)
+        make_once(path, lambda: self.fit(store, chance, inputs, split).save(path))
+        return learn.load_autoencoder(path)
 
 
 class Plain(nn.Module):

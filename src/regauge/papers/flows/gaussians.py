@@ -17,7 +17,7 @@ from regauge.flow.manifold import Points
 from regauge.flow.sampling import Field, follow_thesis, integrate
 from regauge.flow.space import Space
 from regauge.flow.velocity import LATEST, Line
-from regauge.papers.experiment import Run, Scale
+from regauge.papers.experiment import Run, Scale, make_once
 from regauge.papers.table import Chart, Picture, Quantity, Record, Row, Series, Table
 from regauge.weightspace import RelationalAttention
 from regauge.zoo.presets import mlp_architecture
@@ -81,12 +81,14 @@ def measure(study: Study, run: Run) -> Table:
 
     def fit(settings: flow.Config, label: str) -> flow.Flow:
         place = run.place("flows", (study.widths, study.networks, label, settings))
-        if place.exists():
-            return flow.load_flow(place)
-        generator = run.generator("flow", label)
-        made = flow.fit(networks, symmetry, settings, generator=generator, progress=run.progress)
-        flow.save_flow(made, place)
-        return made
+
+        def write() -> None:
+            generator = run.generator("flow", label)
+            made = flow.fit(networks, symmetry, settings, generator=generator, progress=run.progress)
+            flow.save_flow(made, place)
+
+        make_once(place, write)
+        return flow.load_flow(place)
 
     def score(label: str) -> Record:
         start = torch.randn(study.drawn, space.dim, generator=run.generator("starts"))

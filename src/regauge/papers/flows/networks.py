@@ -16,7 +16,7 @@ from regauge.core.task import Task
 from regauge.data.images import ImageData, digits, fashion_mnist, mnist
 from regauge.data.packaged import breast_cancer
 from regauge.learn.populations import spread
-from regauge.papers.experiment import Run
+from regauge.papers.experiment import Run, make_once
 from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.store import Store
 from regauge.zoo.presets import mlp_architecture
@@ -111,18 +111,16 @@ class Networks:
     def fit(self, label: str, settings: flow.Config) -> flow.Flow:
         """A flow to these networks, fitted unless an earlier run did."""
         place = self.run.place("flows", (self.settings, label, settings))
-        if place.exists():
-            return flow.load_flow(place)
-        made = flow.fit(
-            self.store,
-            config=settings,
-            generator=self.run.generator("flow", label),
-            state=place.with_suffix(".partial.safetensors"),
-            progress=self.run.progress,
-        )
-        flow.save_flow(made, place)
-        place.with_suffix(".partial.safetensors").unlink(missing_ok=True)
-        return made
+        state = place.with_suffix(".partial.safetensors")
+
+        def write() -> None:
+            generator, progress = self.run.generator("flow", label), self.run.progress
+            made = flow.fit(self.store, config=settings, generator=generator, state=state, progress=progress)
+            flow.save_flow(made, place)
+            state.unlink(missing_ok=True)
+
+        make_once(place, write)
+        return flow.load_flow(place)
 
 
 def unit_head(networks: Params, head: str, bias: str) -> Params:

@@ -25,7 +25,7 @@ from regauge.inr.rendering.field_values import render_image
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.cnn import CNN
 from regauge.papers.autoencoders.digits import split
-from regauge.papers.experiment import Run, Scale
+from regauge.papers.experiment import Run, Scale, make_once
 from regauge.papers.table import Images, Picture, Quantity, Record, Row, Table
 from regauge.papers.weight_nets.accuracy import train_population
 from regauge.storage.architecture import Architecture
@@ -171,14 +171,16 @@ def _judge(study: Study, label: str, store: Store, run: Run) -> Record:
 def _fit(study: Study, label: str, store: Store, parts: Mapping[str, NDArray[np.int64]], run: Run) -> flow.Flow:
     """The flow, fitted unless an earlier run did."""
     place = run.place("flows", ("signals", label, study.populations, study.settings))
-    if place.exists():
-        return flow.load_flow(place)
-    state = place.with_suffix(".partial.safetensors")
-    generator = run.generator("flow", label)
-    made = flow.fit(store, config=study.settings, generator=generator, split=parts, state=state, progress=run.progress)
-    flow.save_flow(made, place)
-    state.unlink(missing_ok=True)
-    return made
+    state, generator = place.with_suffix(".partial.safetensors"), run.generator("flow", label)
+
+    def write() -> None:
+        settings, progress = study.settings, run.progress
+        made = flow.fit(store, config=settings, generator=generator, split=parts, state=state, progress=progress)
+        flow.save_flow(made, place)
+        state.unlink(missing_ok=True)
+
+    make_once(place, write)
+    return flow.load_flow(place)
 
 
 def _align(train_networks: Params, test_networks: Params, symmetry: Symmetry) -> tuple[Points, Points, Space]:

@@ -22,7 +22,7 @@ from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import cross_entropy
 from regauge.learn import MatchingConfig
-from regauge.papers.experiment import Run
+from regauge.papers.experiment import Run, make_once
 from regauge.papers.populations import SECONDS
 from regauge.papers.table import AREA, BARRIER, Record, Row
 from regauge.papers.ways import TEMPERED, TEMPERED_NOTE, Way
@@ -119,8 +119,9 @@ def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> le
     """The matcher of the networks of the lessons' populations, trained unless an earlier run did."""
     is_signals, stores = several[0].examples.is_signals, [one.store for one in several]
     path = run.place("matchers", (lessons, BATCH))
-    if not path.exists():
-        state = path.with_name(f"{path.stem}.partial.safetensors")
+    state = path.with_name(f"{path.stem}.partial.safetensors")
+
+    def write() -> None:
         made = learn.fit_matching(
             stores,
             config=lessons.matching,
@@ -134,6 +135,8 @@ def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> le
         )
         made.save(path, overwrite=True)
         state.unlink(missing_ok=True)
+
+    make_once(path, write)
     return learn.load_matching(path, module=stores[0].architecture.module() if lessons.matching.probes else None)
 
 
