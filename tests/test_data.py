@@ -177,15 +177,14 @@ def test_cifar10_that_is_not_there_or_another(nowhere: Path, tmp_path: Path) -> 
         cifar10(tmp_path)
 
 
-def archived(folder: str, files: dict[str, bytes]) -> bytes:
-    """A gzipped archive of files in a folder."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+def archive(files: dict[str, bytes], path: Path) -> str:
+    """Write a gzipped archive with these files in a folder; return its SHA-256."""
+    with tarfile.open(path, mode="w:gz") as made:
         for name, content in files.items():
-            member = tarfile.TarInfo(f"{folder}/{name}")
+            member = tarfile.TarInfo(f"folder/{name}")
             member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
+            made.addfile(member, io.BytesIO(content))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_original_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -197,11 +196,9 @@ def test_the_original_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         )
         for k, name in enumerate(names)
     }
-    content = archived("cifar-10-batches-bin", files)
-    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(content)
+    digest = archive(files, tmp_path / "cifar-10-binary.tar.gz")
     with pytest.raises(ValueError, match="is not the file of CIFAR-10"):
         cifar10(tmp_path)
-    digest = hashlib.sha256(content).hexdigest()
     monkeypatch.setattr(images, "CIFAR10_FILE", replace(images.CIFAR10_FILE, sha256=digest))
     data = cifar10(tmp_path)
     assert (data.name, data.classes) == ("CIFAR-10", 10)
@@ -224,11 +221,9 @@ def test_the_original_cifar100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "test.bin": image(4, 0, 7),
         "train.bin": image(11, 19, 1) + image(15, 99, 2),
     }
-    content = archived("cifar-100-binary", files)
-    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
+    digest = archive(files, tmp_path / "cifar-100-binary.tar.gz")
     with pytest.raises(ValueError, match="is not the file of CIFAR-100"):
         cifar100(tmp_path)
-    digest = hashlib.sha256(content).hexdigest()
     monkeypatch.setattr(images, "CIFAR100_FILE", replace(images.CIFAR100_FILE, sha256=digest))
     data = cifar100(tmp_path)
     assert (data.name, data.classes) == ("CIFAR-100", 100)

@@ -327,7 +327,8 @@ def test_steps_that_another_process_is_doing_are_put_off_and_not_done_twice(
     assert [one["by"] for one in run.grid("steps", step, "0123")] == ["before", "other", "this", "this"]
     assert made == ["2", "3"]
     assert sum(told) == pytest.approx(4)
-    assert not process.join()
+    process.join()
+    assert process.exitcode == 0
     assert not list(path.parent.glob("*.lock"))
 
 

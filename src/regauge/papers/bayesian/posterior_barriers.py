@@ -90,7 +90,7 @@ class Barriers:
 def measure(config: Barriers, run: Run) -> Table:
     """Infer the posteriors, align each pair in every way, and evaluate the geodesics."""
     for case in config.cases:
-        case.family.images()  # Data that cannot be had is told of before hours are spent on the others.
+        case.family.images()  # Raises for missing data before hours of inference.
     inferred: dict[Family, list[GaussianPosterior]] = {}
     for case in config.cases:
         found = posteriors(case.family, 2 * case.pairs, run)
