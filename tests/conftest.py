@@ -34,6 +34,24 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rules and leaf modules of users; those that the test registers are forgotten after it."""
+    from regauge.discovery import registry
+
+    monkeypatch.setattr(registry, "_RULES", {})
+    monkeypatch.setattr(registry, "_LEAVES", {})
+
+
+@pytest.fixture
+def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data but what ships with regauge, and none that an earlier test has read."""
+    from regauge.papers import populations
+
+    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+    populations.images.cache_clear()
+
+
 @pytest.fixture(params=["BLAS", "oneDNN"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Multiplies matrices in single precision by one of torch's libraries, however small they are."""

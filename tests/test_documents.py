@@ -104,6 +104,7 @@ def require_output(expected: str, printed: str, place: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("nothing_registered")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

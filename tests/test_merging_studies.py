@@ -15,10 +15,7 @@ from regauge.papers.table import Table
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.training.optimizers import Adam
 
-
-@pytest.fixture(autouse=True)
-def _without_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("without_data")
 
 
 def numbers(table: Table, name: str) -> dict[str, list[float]]:

@@ -6,13 +6,8 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.discovery import laws as law
-from regauge.discovery import registry
 
-
-@pytest.fixture(autouse=True)
-def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_RULES", {})
-    monkeypatch.setattr(registry, "_LEAVES", {})
+pytestmark = pytest.mark.usefixtures("nothing_registered")
 
 
 class Layered(nn.Module):

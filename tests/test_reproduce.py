@@ -36,9 +36,7 @@ from regauge.training import SGD, Adam, AdamW, Constant, Cosine, OneCycle
 NAMES = [(paper, name) for paper, experiments in EXPERIMENTS.items() for name in experiments]
 
 
-@pytest.fixture(autouse=True)
-def _without_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REGAUGE_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("without_data")
 
 
 TWINS = {
@@ -281,44 +279,45 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         assert one.curve == other.curve
 
 
-def hold(path: Path, begun: Any, may_end: Any) -> None:
-    """Make a file slowly, in a process of its own."""
+def hold(path: Path, connection: Any) -> None:
+    """Make a file slowly, in a process of its own: until the other end of the connection is closed."""
 
     def write() -> None:
-        begun.set()
-        may_end.wait(60)
+        connection.send("begun")
+        connection.poll(60)
         path.write_text('{"by": "other"}', encoding="utf-8")
 
     make_once(path, write)
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[tuple[Path, Any, Any]]:
+def other(tmp_path: Path) -> Iterator[tuple[Path, Any, Callable[[], None]]]:
     """The place of the record "1", which another process is making, that process, and what lets it end."""
     run = Run("smoke", 0, tmp_path)
     run.record("settings", "0", lambda: {"by": "before"})
     (known,) = tmp_path.glob("steps/*/0.json")
     path, spawn = known.with_name("1.json"), multiprocessing.get_context("spawn")
-    begun, may_end = spawn.Event(), spawn.Event()
-    process = spawn.Process(target=hold, args=(path, begun, may_end))
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=hold, args=(path, there))
     process.start()
-    assert begun.wait(60)
-    yield path, process, may_end
-    may_end.set()
+    there.close()
+    assert here.poll(60)
+    yield path, process, here.close
+    here.close()
     process.join()
 
 
 def test_steps_that_another_process_is_doing_are_put_off_and_not_done_twice(
-    tmp_path: Path, other: tuple[Path, Any, Any]
+    tmp_path: Path, other: tuple[Path, Any, Callable[[], None]]
 ) -> None:
-    path, process, may_end = other
+    path, process, let_end = other
     run, made, told = Run("smoke", 0, tmp_path), [], []
 
     def step(_: Progress, key: str) -> dict[str, Any]:
         def make() -> dict[str, Any]:
             made.append(key)
             if key == "3":
-                may_end.set()
+                let_end()
             return {"by": "this"}
 
         return run.record("settings", key, make)
@@ -332,7 +331,9 @@ def test_steps_that_another_process_is_doing_are_put_off_and_not_done_twice(
     assert not list(path.parent.glob("*.lock"))
 
 
-def test_steps_of_steps_are_put_off_by_the_outer_ones(tmp_path: Path, other: tuple[Path, Any, Any]) -> None:
+def test_steps_of_steps_are_put_off_by_the_outer_ones(
+    tmp_path: Path, other: tuple[Path, Any, Callable[[], None]]
+) -> None:
     run, made = Run("smoke", 0, tmp_path), []
 
     def step(_: Progress, outer: str) -> list[dict[str, Any]]:
@@ -340,7 +341,7 @@ def test_steps_of_steps_are_put_off_by_the_outer_ones(tmp_path: Path, other: tup
             def make() -> dict[str, Any]:
                 made.append(key)
                 if outer == "b":
-                    other[2].set()
+                    other[2]()
                 return {"by": "this"}
 
             return run.record("settings", key, make)
@@ -352,7 +353,9 @@ def test_steps_of_steps_are_put_off_by_the_outer_ones(tmp_path: Path, other: tup
     assert made == ["2", "3"]
 
 
-def test_a_process_that_is_killed_sets_its_step_free(tmp_path: Path, other: tuple[Path, Any, Any]) -> None:
+def test_a_process_that_is_killed_sets_its_step_free(
+    tmp_path: Path, other: tuple[Path, Any, Callable[[], None]]
+) -> None:
     path, process, _ = other
     process.kill()
     process.join()
