@@ -20,7 +20,7 @@ from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
 from regauge.nets.classification import Training
 from regauge.nets.siren import Siren
-from regauge.papers import populations, transformers
+from regauge.papers import experiment, populations, transformers
 from regauge.papers.bayesian.inference import name_inference
 from regauge.papers.experiment import Name, Run, make_once
 from regauge.papers.experiments import EXPERIMENTS
@@ -351,6 +351,19 @@ def test_steps_of_steps_are_put_off_by_the_outer_ones(
     found = run.grid("outer", step, "ab")
     assert [one["by"] for one in (*found[0], *found[1])] == ["before", "other", "this", "this"]
     assert made == ["2", "3"]
+
+
+def test_who_waits_for_another_process_says_so(
+    tmp_path: Path,
+    other: tuple[Path, Any, Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["reproduce"])  # the command line prints what is said from now on
+    capsys.readouterr()
+    monkeypatch.setattr(experiment.LOG, "filters", [lambda _: other[2]() or True])  # the other ends when it is said
+    assert Run("smoke", 0, tmp_path).record("settings", "1", lambda: {"by": "this"}) == {"by": "other"}
+    assert capsys.readouterr().err == "waiting for another process, which is making '1.json'\n"
 
 
 def test_a_process_that_is_killed_sets_its_step_free(

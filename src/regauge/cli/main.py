@@ -120,18 +120,19 @@ def _require_plain(options: object) -> None:
 
 
 class _Sentences(logging.Handler):
-    """Prints what the library says about files, such as which it replaced."""
+    """Prints what the library says while it works, such as which files it replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), file=sys.stderr)
 
 
 def _tell() -> None:
-    """Print what the library says about files, once however many commands this process runs."""
-    storage = logging.getLogger("regauge.storage")
-    if not any(isinstance(handler, _Sentences) for handler in storage.handlers):
-        storage.addHandler(_Sentences(logging.INFO))
-        storage.setLevel(logging.INFO)
+    """Print what storage and experiments say, once however many commands this process runs."""
+    for name in ("regauge.storage", "regauge.papers"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
+            logger.addHandler(_Sentences(logging.INFO))
+            logger.setLevel(logging.INFO)
 
 
 def parse(args: Sequence[str] | None = None) -> Command:

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ from regauge.papers.settings import place_of
 from regauge.papers.table import Record, Table
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save, save_text
+
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -171,9 +174,12 @@ def make_once(path: Path, write: Callable[[], object]) -> None:
         return
     lock = FileLock(f"{path}.lock")
     try:
-        lock.acquire(blocking=_MAY_WAIT.get())
+        lock.acquire(blocking=False)
     except Timeout:
-        raise TakenError(str(path)) from None
+        if not _MAY_WAIT.get():
+            raise TakenError(str(path)) from None
+        LOG.info("waiting for another process, which is making %r", path.name)
+        lock.acquire()
     try:
         if not path.exists():
             write()
