@@ -23,7 +23,7 @@ test: $(STAMP)
 
 # What `make test` leaves out: more random graphs, families and experiments, and the rest of every covering.
 thorough: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m thorough
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m thorough -o faulthandler_timeout=3600
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
