@@ -363,7 +363,8 @@ def test_who_waits_for_another_process_says_so(
     capsys.readouterr()
     monkeypatch.setattr(experiment.LOG, "filters", [lambda _: other[2]() or True])  # the other ends when it is said
     assert Run("smoke", 0, tmp_path).record("settings", "1", lambda: {"by": "this"}) == {"by": "other"}
-    assert capsys.readouterr().err == "waiting for another process, which is making '1.json'\n"
+    said = f"waiting for another process, which is making {str(other[0])!r}, to end or be stopped\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_process_that_is_killed_sets_its_step_free(

@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for, and the versions of it that are known to work."""
+"""constraints.txt has a version of every direct dependency that fits pyproject.toml."""
 
 import tomllib
 from pathlib import Path

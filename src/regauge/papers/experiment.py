@@ -178,7 +178,7 @@ def make_once(path: Path, write: Callable[[], object]) -> None:
     except Timeout:
         if not _MAY_WAIT.get():
             raise TakenError(str(path)) from None
-        LOG.info("waiting for another process, which is making %r", path.name)
+        LOG.info("waiting for another process, which is making %r, to end or be stopped", str(path))
         lock.acquire()
     try:
         if not path.exists():
