@@ -2,15 +2,30 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
+from regauge.learn import LearnedMatching
 from regauge.papers.experiment import Run
 from regauge.papers.learned import ablation, elsewhere, halves, mlps, samples
-from regauge.papers.learned.study import Networks, Population, join_splits, train_matcher
+from regauge.papers.learned.study import (
+    BATCH,
+    Lessons,
+    Networks,
+    Population,
+    join_splits,
+    learned_ways,
+    train_matcher,
+    try_matchers,
+)
 from regauge.papers.table import Quantity, Row, Table
+from regauge.papers.weight_nets.accuracy import train_population
+from regauge.zoo.jobs.driver import perform
+from regauge.zoo.jobs.train_shards import TrainShards
 from regauge.zoo.presets import mnist_mlps
 
 
@@ -45,6 +60,58 @@ def test_a_matcher_learns_from_as_many_networks_as_are_said_and_is_trained_once(
     assert made.about["networks"]["train"] == 9
     assert made.about == again.about
     assert made.trained is None  # it was read from its file
+
+
+def test_a_matcher_that_another_process_trains_is_put_off(
+    networks: Networks, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lessons = mlps.lessons("smoke", networks.population)
+    several = {f"matcher {k}": replace(lessons, networks=10 + k) for k in range(3)}
+    other = FileLock(f"{run.place('matchers', (several['matcher 0'], BATCH))}.lock")
+    trained: list[int | None] = []
+
+    def train(lessons: Lessons, *others: Any) -> LearnedMatching:
+        made = train_matcher(lessons, *others)
+        trained.append(lessons.networks)
+        if len(trained) == 2:
+            other.release()
+        return made
+
+    monkeypatch.setattr("regauge.papers.learned.study.train_matcher", train)
+    other.acquire()
+    tried = try_matchers(several, networks, lambda _, matcher: learned_ways(matcher)[:1], run)
+    assert trained == [11, 12, 10]
+    assert [one.label for one in tried] == list(several)
+    assert [one.matcher.about["networks"]["train"] for one in tried] == [10, 11, 12]
+    assert all(len(one.found) == 1 and len(one.found[0]) == networks.population.pairs for one in tried)
+
+
+def test_shards_of_networks_that_another_process_trains_are_put_off(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = mlps.mnist("smoke").config
+    apart = replace(run, folder=tmp_path, progress=lambda label, total: lambda amount, loss=None: told.append(amount))
+    trained: list[int] = []
+    told: list[float] = []
+
+    def train(job: TrainShards, key: int) -> None:
+        perform(job, key)
+        trained.append(key)
+        if len(trained) == 2:
+            other.release()
+
+    monkeypatch.setattr("regauge.papers.weight_nets.accuracy.perform", train)
+    monkeypatch.setattr("regauge.zoo.jobs.train_shards.SHARD", config.count // 3)
+    shards = tmp_path / "populations" / f"digits-{config.count}-{config.seed}" / "shards"
+    shards.mkdir(parents=True)
+    other = FileLock(f"{shards / 'train-000000.safetensors'}.lock")
+    other.acquire()
+    store = train_population("digits", config, apart)
+    assert trained == [1, 2, 0]
+    assert sum(told) == pytest.approx(3)
+    assert sorted(path.name for path in shards.iterdir()) == [f"train-{key:06d}.safetensors" for key in range(3)]
+    whole = train_population("digits", config, replace(run, folder=tmp_path / "whole"))
+    assert store.rows["id"].tolist() == whole.rows["id"].tolist() == [*range(config.count)]
 
 
 def test_pairs_are_one_network_of_each_half(run: Run) -> None:

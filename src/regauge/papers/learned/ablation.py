@@ -12,11 +12,10 @@ from regauge.papers.learned.study import (
     Lessons,
     Networks,
     align_pairs,
-    describe_training,
     learned_ways,
     notes_of,
     rows_of,
-    train_matcher,
+    try_matchers,
     untrained_ways,
 )
 from regauge.papers.table import Table
@@ -60,19 +59,15 @@ def measure(study: Study, run: Run) -> Table:
     networks = Networks.of(first.populations[0], run)
     without = untrained_ways(has_classes=True, is_refined=False)
     rows = rows_of(without, align_pairs(networks, without, first.examples, run))
-    trainings = []
-    for (label, lessons), printed in zip(study.lessons.items(), PAPER[study.data], strict=True):
-        matcher = train_matcher(lessons, [networks], run)
-        ways = learned_ways(matcher, is_refined=False)
-        found = align_pairs(networks, ways, lessons.examples, run, lessons)
-        rows += rows_of(ways, found, {f"{label}: Deep-Align": printed}, label)
-        trainings.append(f"{label}: {describe_training(matcher, lessons)}")
+    trained = try_matchers(study.lessons, networks, lambda _, one: learned_ways(one, is_refined=False), run)
+    for one, printed in zip(trained, PAPER[study.data], strict=True):
+        rows += rows_of(one.ways, one.found, {f"{one.label}: Deep-Align": printed}, one.label)
     matching = first.matching
     notes = (
         f"supervised: units of a changed copy are recognized (weight {matching.supervised:g} where a loss is not left "
         f"out); line: the loss at a random point between two networks ({matching.line:g}); distance: between their "
         "parameters, relative (0.1)",
-        *trainings,
+        *(one.note for one in trained),
         "whatever they are trained with, the weights of the lowest barrier on pairs for validation are kept",
         *notes_of(networks),
         mlps.REDUCED,

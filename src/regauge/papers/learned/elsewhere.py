@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regauge.core.progress import Progress, no_progress
 from regauge.data.images import ImageData, digits, mnist
+from regauge.learn import LearnedMatching
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.learned import mlps
 from regauge.papers.learned.study import (
@@ -91,10 +93,12 @@ def measure(study: Study, run: Run) -> Table:
             known[population] = Networks.of(population, run)
         return known[population]
 
-    made = {
-        label: train_matcher(lessons, [networks_of(one) for one in lessons.populations], run)
-        for label, lessons in study.matchers.items()
-    }
+    def train(_: Progress, lessons: Lessons) -> LearnedMatching:
+        return train_matcher(lessons, [networks_of(one) for one in lessons.populations], run)
+
+    silent = replace(run, progress=no_progress)  # each training shows its own progress
+    trained = silent.grid("matchers", train, list(study.matchers.values()))
+    made = dict(zip(study.matchers, trained, strict=True))
     rows = []
     for place, population in study.tested.items():
         networks = networks_of(population)

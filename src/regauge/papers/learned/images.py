@@ -4,11 +4,11 @@ References:
     Navon et al. (2024), figure 4, table 6, and appendices E and F.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regauge.learn import MatchingConfig
+from regauge.learn import LearnedMatching, MatchingConfig
 from regauge.papers.experiment import Experiment, Run, Scale
 from regauge.papers.learned.study import (
     FROM_IDENTITY,
@@ -17,14 +17,14 @@ from regauge.papers.learned.study import (
     Networks,
     Population,
     align_pairs,
-    describe_training,
     learned_ways,
     notes_of,
     rows_of,
-    train_matcher,
+    try_matchers,
     untrained_ways,
 )
 from regauge.papers.table import Table
+from regauge.papers.ways import Way
 from regauge.training.optimizers import Adam
 from regauge.zoo.presets import cifar10_inrs, siren_architecture
 
@@ -54,18 +54,21 @@ def measure(study: Study, run: Run) -> Table:
     networks = Networks.of(population, run)
     ways = [*untrained_ways(has_classes=False), FROM_IDENTITY]
     found = align_pairs(networks, ways, lessons.examples, run)
-    told = []
-    for label, weights in LOSSES.items():
-        own = replace(lessons, matching=replace(lessons.matching, **weights))
-        matcher = train_matcher(own, [networks], run)
-        trained = learned_ways(matcher, label)[: None if label == LINE else 1]
-        ways += trained
-        found += align_pairs(networks, trained, lessons.examples, run, own)
-        told.append(f"{label}: {describe_training(matcher, own)}")
+
+    def learned(label: str, matcher: LearnedMatching) -> Sequence[Way]:
+        return learned_ways(matcher, label)[: None if label == LINE else 1]
+
+    several = {
+        label: replace(lessons, matching=replace(lessons.matching, **weights)) for label, weights in LOSSES.items()
+    }
+    trained = try_matchers(several, networks, learned, run)
+    for one in trained:
+        ways += one.ways
+        found += one.found
     notes = (
         f"{population.config.count // population.config.copies} images, {population.config.copies} networks of each; "
         "losses are mean squared errors of pixels in [0, 1]",
-        *told,
+        *(one.note for one in trained),
         "all matchers learn to recognize changed copies; Deep-Align also lowers the difference between outputs on the "
         "line and the mix of both networks' outputs, another one the distance of the weights, and the last one both",
         *notes_of(networks),

@@ -11,15 +11,16 @@ from regauge.papers.learned.study import (
     Lessons,
     Networks,
     align_pairs,
-    describe_training,
     learned_ways,
     notes_of,
     rows_of,
-    train_matcher,
+    try_matchers,
     untrained_ways,
 )
 from regauge.papers.table import BARRIER, Chart, Picture, Row, Series, Style, Table, summarize
 
+LARGEST = "largest"
+"""The label of the matcher that is on all curves."""
 DASHED = ("Weight Matching", "Mixed Matching")
 """Rows without training that pictures show, too."""
 
@@ -74,23 +75,20 @@ def measure(study: Study, run: Run) -> Table:
     without = untrained_ways(has_classes=True)
     rows = rows_of(without, align_pairs(networks, without, study.largest.examples, run))
     known = {row.label: row for row in rows}
+    several = {point.label(axis): point.lessons for axis, points in study.curves.items() for point in points}
+    trained = try_matchers({LARGEST: study.largest, **several}, networks, lambda _, one: learned_ways(one), run)
+    learned = {one.label: rows_of(one.ways, one.found, group=one.label) for one in trained}
+    rows += [row for group in learned.values() for row in group]
     pictures: dict[str, Picture] = {}
-    largest, training = _rows(study.largest, networks, run, "largest")
-    trainings = [f"largest: {training}"]
-    rows += largest
     for axis, points in study.curves.items():
-        found = {}
-        for point in points:
-            found[point.x], training = _rows(point.lessons, networks, run, point.label(axis))
-            trainings.append(f"{point.label(axis)}: {training}")
-            rows += found[point.x]
-        found[_place(study.largest, axis, len(networks.split["train"]))] = largest
+        found = {point.x: learned[point.label(axis)] for point in points}
+        found[_place(study.largest, axis, len(networks.split["train"]))] = learned[LARGEST]
         pictures[axis] = (_chart(axis, found, known),)
     settings = study.largest.matching
     notes = (
         f"the largest matcher has {settings.depth} layers of width {settings.width} and learns from all networks; each "
         "of the others differs from it in what its label says",
-        *trainings,
+        *(one.note for one in trained),
         *notes_of(networks),
         mlps.REDUCED,
         "the paper's figure 8 is of sine networks, by pairs for training: with 1,800 its matcher comes to the barrier "
@@ -98,14 +96,6 @@ def measure(study: Study, run: Run) -> Table:
     )
     title = f"A matcher of {networks.store.architecture.name} by networks, time and size"
     return Table(title, notes, QUANTITIES, tuple(rows), pictures=pictures, paired="Weight Matching")
-
-
-def _rows(lessons: Lessons, networks: Networks, run: Run, label: str) -> tuple[list[Row], str]:
-    """The rows of a matcher, and how it was trained."""
-    matcher = train_matcher(lessons, [networks], run)
-    ways = learned_ways(matcher)
-    found = align_pairs(networks, ways, lessons.examples, run, lessons)
-    return rows_of(ways, found, group=label), describe_training(matcher, lessons)
 
 
 def _place(lessons: Lessons, axis: str, networks: int) -> float:

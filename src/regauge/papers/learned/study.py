@@ -19,6 +19,7 @@ from regauge.alignment import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.params import Params, select
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import cross_entropy
 from regauge.learn import MatchingConfig
@@ -138,6 +139,47 @@ def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> le
 
     make_once(path, write)
     return learn.load_matching(path, module=stores[0].architecture.module() if lessons.matching.probes else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A matcher, and what it does to pairs that it has not seen."""
+
+    label: str
+    lessons: Lessons
+    matcher: learn.LearnedMatching
+    ways: Sequence[Way]
+    found: list[list[Record]]  # for each way a record of each pair
+
+    @property
+    def note(self) -> str:
+        """What the matcher was trained on."""
+        return f"{self.label}: {describe_training(self.matcher, self.lessons)}"
+
+
+def try_matchers(
+    lessons: Mapping[str, Lessons],
+    networks: Networks,
+    ways: Callable[[str, learn.LearnedMatching], Sequence[Way]],
+    run: Run,
+) -> list[Trained]:
+    """Train a matcher on each of these lessons, and align the pairs of a population with it.
+
+    Args:
+        lessons: By the label of the matcher.
+        networks: The population, which the lessons are about.
+        ways: Those of a matcher, by its label.
+        run: Keeps matchers and what was measured; processes that share it train different matchers.
+    """
+
+    def one(_: Progress, label: str) -> Trained:
+        own = lessons[label]
+        matcher = train_matcher(own, [networks], run)
+        tried = ways(label, matcher)
+        return Trained(label, own, matcher, tried, align_pairs(networks, tried, own.examples, run, own))
+
+    # Silent: each training shows its own progress, and one takes much longer than another.
+    return replace(run, progress=no_progress).grid("matchers", one, list(lessons))
 
 
 def join_splits(several: Sequence[Networks], most: int | None) -> dict[str, NDArray[np.int64]]:

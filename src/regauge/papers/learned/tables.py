@@ -1,6 +1,6 @@
 """Table 1 on MNIST and figure 4a of paper 001: a matcher for each kind of networks, beside methods without training."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,10 @@ from regauge.papers.learned.study import (
     Networks,
     Population,
     align_pairs,
-    describe_training,
     learned_ways,
     notes_of,
     rows_of,
-    train_matcher,
+    try_matchers,
     untrained_ways,
 )
 from regauge.papers.table import Chart, Series, Table
@@ -46,20 +45,22 @@ def measure(study: Study, run: Run) -> Table:
     networks = Networks.of(study.lessons.populations[0], run)
     has_classes, examples = not networks.examples.is_signals, study.lessons.examples
     ways = [*untrained_ways(has_classes=has_classes), *study.further]
-    found, notes, courses = align_pairs(networks, ways, examples, run), [], []
-    for label, lessons in {"Deep-Align": study.lessons, **study.others}.items():
-        matcher = train_matcher(lessons, [networks], run)
-        trained = learned_ways(matcher, label, has_classes=has_classes, is_detailed=study.is_detailed)
-        found += align_pairs(networks, trained, examples, run, lessons)
-        ways += trained
-        notes.append(f"{label}: {describe_training(matcher, lessons)}")
-        courses.append(_course(label, matcher))
+    found = align_pairs(networks, ways, examples, run)
+
+    def learned(label: str, matcher: LearnedMatching) -> Sequence[Way]:
+        return learned_ways(matcher, label, has_classes=has_classes, is_detailed=study.is_detailed)
+
+    trained = try_matchers({"Deep-Align": study.lessons, **study.others}, networks, learned, run)
+    for one in trained:
+        ways += one.ways
+        found += one.found
+    courses = tuple(_course(one.label, one.matcher) for one in trained)
     return Table(
         f"Learned alignment of {study.what}",
-        (*notes, *notes_of(networks), *study.notes),
+        (*(one.note for one in trained), *notes_of(networks), *study.notes),
         QUANTITIES,
         tuple(rows_of(ways, found, study.paper)),
-        pictures={"training": (Chart(COURSE, "step", "barrier halfway, training data", tuple(courses)),)},
+        pictures={"training": (Chart(COURSE, "step", "barrier halfway, training data", courses),)},
         paired="Weight Matching",
     )
 

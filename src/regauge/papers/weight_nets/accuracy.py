@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 
 from regauge.core.element import PARTS
 from regauge.core.params import Params
+from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
-from regauge.papers.experiment import Run
+from regauge.papers.experiment import Run, make_once
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.papers.weight_nets.known import Known
 from regauge.papers.weight_nets.readers import Reader, Together
 from regauge.storage.store import Store
-from regauge.zoo.jobs.train_shards import plan, train_shards
+from regauge.zoo.jobs.driver import missing_jobs, perform
+from regauge.zoo.jobs.train_shards import plan
 from regauge.zoo.training import Config
 
 SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
@@ -121,10 +123,15 @@ def train_populations(study: Study, run: Run) -> Networks:
 
 
 def train_population(name: str, config: Config, run: Run) -> Store:
-    """A population, trained unless an earlier run did."""
+    """A population, trained unless an earlier run did; each shard is a step of the run."""
     config = replace(config, seed=config.seed + 1000 * run.seed)
     store, jobs = plan(config, run.folder / "populations" / f"{name}-{config.count}-{config.seed}")
-    train_shards(jobs, progress=run.progress)
+
+    def train(unit: Progress, key: int) -> None:
+        own = replace(jobs, advance=unit("networks", len(jobs.ids(key))))
+        make_once(store.path_of(jobs.name(key)), partial(perform, own, key))
+
+    run.grid("networks", train, missing_jobs(jobs))
     store.refresh()
     return store
 
