@@ -213,3 +213,26 @@ def test_signals_are_fitted_on_their_device() -> None:
         start, config = device.bring(inr.start(chance)), rg.inr.Fit(steps=2, optimizer=Adam(1e-3))
         found = rg.inr.fit(inr, rg.inr.image_samples(image), config, start=start, generator=chance)
         assert all(device.holds(tensor) for tensor in found.params.values())
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"avx2": True, "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"avx512_bf16": False, "amx_bf16": True}, True),
+        ({"neon": True, "arm_bf16": True}, True),
+        ({}, False),
+    ],
+)
+def test_bfloat16_is_for_processors_that_multiply_in_it(
+    capabilities: dict[str, bool], expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    run = Run("smoke", 0, tmp_path)
+    assert run.has_bfloat16 == expected
+    assert run.half_precision.startswith("bfloat16" if expected else "float32")
+    with run.autocast(is_bfloat16=True):
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == (torch.bfloat16 if expected else torch.float32)
+    with run.autocast(is_bfloat16=False):
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float32

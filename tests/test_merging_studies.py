@@ -50,7 +50,10 @@ def test_equal_networks_are_merged_into_themselves(tmp_path: Path, monkeypatch: 
         assert values == pytest.approx(losses["the networks, mean"], rel=1e-4)
 
 
-def test_networks_of_another_precision_are_not_taken_for_the_same(tmp_path: Path) -> None:
+def test_networks_of_another_precision_are_not_taken_for_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regauge.papers.experiment.multiplies_bfloat16", lambda device: True)
     population, run = one_classifier.mnist_config("smoke").population, Run("smoke", 0, tmp_path)
     data = population.read(run)
     for is_bfloat16 in (False, True):

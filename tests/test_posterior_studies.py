@@ -61,6 +61,7 @@ def test_networks_run_in_bfloat16_where_a_family_says_so(
     family = tiny(FIGURES["resnet20"].config("cpu").cases[0].family)
     if is_point:
         family = replace(family, inference=Training(epochs=1, batch=50))
+    monkeypatch.setattr("regauge.papers.experiment.multiplies_bfloat16", lambda device: True)
     seen: set[torch.dtype] = set()
     forward = FilterResponseNorm.forward
 
@@ -73,8 +74,11 @@ def test_networks_run_in_bfloat16_where_a_family_says_so(
     assert seen == {torch.bfloat16}
     assert {tensor.dtype for part in found for tensor in part.values()} == {torch.float32}
     seen.clear()
-    posteriors(replace(family, is_bfloat16=False), 1, run)  # Not taken for the same.
+    monkeypatch.setattr("regauge.papers.experiment.multiplies_bfloat16", lambda device: False)
+    (elsewhere,) = posteriors(family, 1, run)  # Not taken for the same.
     assert seen == {torch.float32}
+    (single,) = posteriors(replace(family, is_bfloat16=False), 1, run)
+    assert all(torch.equal(elsewhere.mean[name], tensor) for name, tensor in single.mean.items())
 
 
 def test_barriers_are_tabled_for_every_case_and_arm(run: Run) -> None:

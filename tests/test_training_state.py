@@ -126,7 +126,10 @@ def test_short_trainings_write_no_state(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("is_bfloat16", [False, True])
-def test_networks_of_experiments_continue_and_leave_no_state(is_bfloat16: bool, tmp_path: Path) -> None:
+def test_networks_of_experiments_continue_and_leave_no_state(
+    is_bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regauge.papers.experiment.multiplies_bfloat16", lambda device: True)
     training = Training(epochs=3, batch=20, optimizer=SGD(0.1, momentum=0.9))
     layers = (nn.Flatten(), nn.Linear(784 if small_images() == "MNIST" else 64, 8), nn.ReLU(), nn.Linear(8, 10))
     population = Population(

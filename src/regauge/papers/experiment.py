@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from filelock import FileLock, Timeout
 
-from regauge.core.devices import to_device
+from regauge.core.devices import multiplies_bfloat16, to_device
 from regauge.core.params import Params
 from regauge.core.progress import Progress, Unit, no_progress
 from regauge.papers.settings import place_of
@@ -135,12 +135,25 @@ class Run:
         brought: T = to_device(values, self.device)
         return brought
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether what is to be trained in bfloat16 is: elsewhere that would take longer than in single precision."""
+        return multiplies_bfloat16(self.device)
+
+    @property
+    def half_precision(self) -> str:
+        """In which precision that is trained, in words."""
+        if self.has_bfloat16:
+            return "bfloat16 (weights and their updates in float32)"
+        return "float32, as the processor has no instructions for bfloat16"
+
     def autocast(self, *, is_bfloat16: bool) -> torch.autocast:
-        """A context in which products and convolutions are computed in bfloat16, if they are to be.
+        """A context in which products and convolutions are computed in bfloat16, if they are to be and can.
 
         Weights and their updates remain as they are; a cache of converted weights would keep those of the first step.
         """
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_bfloat16, cache_enabled=False)
+        is_enabled = is_bfloat16 and self.has_bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=is_enabled, cache_enabled=False)
 
     def place(self, kind: str, settings: object) -> Path:
         """The file `.safetensors` in which something that was trained with some settings is kept, there or not."""

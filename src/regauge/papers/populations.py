@@ -87,7 +87,7 @@ class Population:
     normalization: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of pixels in [0, 1]
     load: Callable[[], Examples] | None = field(default=None, compare=False)  # reads others than the images `data`
     initialize: Callable[[Any, torch.Generator], Params] = field(default=initialize, compare=False)
-    is_bfloat16: bool = False  # whether networks are trained in it; weights and their updates remain float32
+    is_bfloat16: bool = False  # whether networks are trained in it (see `Run.has_bfloat16`); weights remain float32
     augmentation: Augmentation | None = None  # of training images
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ def networks(population: Population, data: Examples, run: Run, *axes: Sequence[i
     """Train networks with all combinations of these numbers, nested as by `Run.grid`."""
 
     # The precision is part of the key under which networks are kept; random numbers do not depend on it.
-    settings = (population, "bfloat16") if population.is_bfloat16 else population
+    settings = (population, "bfloat16") if population.is_bfloat16 and run.has_bfloat16 else population
 
     def one(unit: Progress, *numbers: int) -> Params:
         key = "-".join(map(str, numbers))

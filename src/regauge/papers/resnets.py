@@ -83,7 +83,7 @@ def measure(config: Resnets, run: Run) -> Table:
     notes = (
         f"{population.examples:,} training images{changes}, "
         f"{training.epochs if len(set(lengths.values())) == 1 else epochs} epochs of {_name(training.optimizer)} in "
-        f"bfloat16 (weights and their updates in float32), learning rate up to {training.optimizer.lr:g} and down "
+        f"{run.half_precision}, learning rate up to {training.optimizer.lr:g} and down "
         f"again, batches of {training.batch}, weight decay {training.optimizer.weight_decay:g}",
         "mean accuracy of the networks: " + ", ".join(accuracies),
         f"{comparison.pairs} pair(s) of each width, {comparison.points} points of each line, the first "

@@ -186,6 +186,7 @@ def measure(config: Transformers, run: Run) -> Table:
     ]
     training = population.training
     changes = "" if population.augmentation is None else f", {population.augmentation} at random"
+    changes += f", in {run.half_precision}" if population.is_bfloat16 else ""
     notes: tuple[str, ...] = (
         f"{population.architecture}, on {population.data}; {training.epochs} epochs of AdamW over "
         f"{len(data.targets):,} examples{changes}, learning rate up to {training.optimizer.lr:g} and down again, "

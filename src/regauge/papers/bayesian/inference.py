@@ -38,7 +38,7 @@ class Family:
     examples: int  # training images: the first of the data set
     blocks: int = 3  # residual blocks of each stage
     augmentation: Augmentation | None = None  # of training images
-    is_bfloat16: bool = False  # whether they are inferred in it; the posterior and its updates remain float32
+    is_bfloat16: bool = False  # whether they are inferred in it (see `Run.has_bfloat16`); posteriors remain float32
 
     def __repr__(self) -> str:
         fields = f"data={self.data!r}, kind={self.kind!r}, width={self.width}, inference={self.settings}"
@@ -111,6 +111,8 @@ def name_inference(inference: Variational) -> Name:
 
 def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
     """That many posteriors; points are posteriors whose parameters are all certain."""
+    if not run.has_bfloat16:
+        family = replace(family, is_bfloat16=False)
 
     def one(unit: Progress, index: int) -> GaussianPosterior:
         def make() -> GaussianPosterior:

@@ -64,12 +64,11 @@ class Case:
     position: float | None = None  # on the axis of a chart over cases
     series: str = ""  # the curve of that chart
 
-    @property
-    def description(self) -> str:
-        """The posteriors in words."""
+    def describe(self, run: Run) -> str:
+        """The posteriors of a run in words."""
         name, examples, settings = self.family.name, self.family.examples, self.family.settings
         changes = "" if self.family.augmentation is None else f", {self.family.augmentation} at random"
-        changes += ", in bfloat16" if self.family.is_bfloat16 else ""
+        changes += f", in {run.half_precision}" if self.family.is_bfloat16 else ""
         return f"{self.label}: {name}, {self.pairs} pair(s), {examples:,} training images{changes}, {settings}"
 
 
@@ -114,7 +113,7 @@ def measure(config: Barriers, run: Run) -> Table:
         f"{config.points} points, {config.samples} samples of each posterior with common random numbers, the first "
         f"{config.images:,} training and {config.images:,} test images; ± is the standard error over pairs, and 'Monte "
         "Carlo error' that of one barrier",
-        *(case.description for case in config.cases),
+        *(case.describe(run) for case in config.cases),
     )
     return Table(config.title, notes, QUANTITIES, tuple(rows), pictures=_pictures(config, curves, rows))
 
