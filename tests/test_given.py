@@ -189,6 +189,8 @@ def test_what_is_shown_on_a_line_is_short() -> None:
         *(rg.repair(a, A, [a, b], [X]), rg.alignment.correspond(a, b, SYMMETRY, SYMMETRY)),
     ]
     assert {type(one).__name__: len(repr(one)) for one in shown if len(repr(one)) > 400} == {}
+    assert repr(SYMMETRY) == "Symmetry(2 groups: 0 (scaled, 5), 2 (signed, 5))"
+    assert repr(rg.discover(nn.Linear(4, 3), X)) == "Symmetry(0 groups)"
 
 
 def test_a_symmetry_written_by_hand_tells_no_numbers_that_it_does_not_know() -> None:

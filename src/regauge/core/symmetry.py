@@ -91,7 +91,7 @@ class Symmetry:
     def __repr__(self) -> str:
         listed = ", ".join(f"{group.name} ({group.kind}, {group.size or '?'})" for group in self.groups[:SHOWN])
         more = ", ..." if len(self.groups) > SHOWN else ""
-        return f"Symmetry({count(self.groups, 'group')}: {listed}{more})"
+        return f"Symmetry({count(self.groups, 'group')}{': ' if listed else ''}{listed}{more})"
 
     def __str__(self) -> str:
         return render(self.groups, self.frozen, self.unknown, self.unused, self.notes)
