@@ -20,6 +20,7 @@ from regauge.papers.bayesian.barrier_figures import FIGURES, tiny
 from regauge.papers.bayesian.inference import Family, batches, posteriors
 from regauge.papers.experiment import Run
 from regauge.papers.table import Row, Table, summarize
+from regauge.training.optimizers import Adam
 
 
 @pytest.fixture
@@ -44,6 +45,13 @@ def test_posteriors_are_inferred_once_and_points_have_no_standard_deviations(run
     assert posteriors(points, 1, run)[0].std == {}
     with pytest.raises(TypeError, match="have no prior"):
         _ = points.variational
+
+
+def test_rounding_is_not_shown_but_chance_is_drawn_by_all_digits() -> None:
+    family = Family("digits", "mlp", 4, Training(optimizer=Adam(5e-2 - 1e-17 * 6)), 600)
+    assert "lr=0.04999999999999994" in family.settings
+    assert "lr=0.04999999999999994" in repr(family)
+    assert family.shown_settings == family.settings.replace("0.04999999999999994", "0.05")
 
 
 def test_judged_images_come_in_batches() -> None:

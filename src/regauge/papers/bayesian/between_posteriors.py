@@ -54,7 +54,8 @@ class Between:
         """The posteriors in words."""
         family = self.family
         return (
-            f"{family.name}, one pair, {family.examples:,} training images, {self.samples} samples, {family.settings}"
+            f"{family.name}, one pair, {family.examples:,} training images, {self.samples} samples, "
+            f"{family.shown_settings}"
         )
 
 

@@ -114,8 +114,8 @@ def measure(config: Ensembles, run: Run) -> Table:
     rows = [Row.of(label, [[next(found) for _ in own]], QUANTITIES) for label, own in candidates.items()]
     notes = (
         "the paper asks whether aligned posteriors can be one; it has no numbers",
-        f"{config.members.name}: {config.member_count} members, {config.members.settings}; {config.posterior_count} "
-        f"posteriors, {config.posteriors.settings}",
+        f"{config.members.name}: {config.member_count} members, {config.members.shown_settings}; "
+        f"{config.posterior_count} posteriors, {config.posteriors.shown_settings}",
         f"the first {config.test:,} test images; {config.samples} samples of each Gaussian; loss: negative log "
         "predictive likelihood per example, in nats, of averaged probabilities; calibration error "
         "in 15 bins, expected; entropy of the prediction in nats; ± over members or posteriors",

@@ -1,5 +1,6 @@
 """Posteriors of one kind: data, networks, inference; each posterior is kept on disk when it is trained."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -54,6 +55,11 @@ class Family:
         """The settings of the inference, by the name that chance is drawn by."""
         how = self.inference
         return name_training(how) if isinstance(how, Training) else name_inference(how)
+
+    @property
+    def shown_settings(self) -> str:
+        """The settings for people: without digits of numbers that only tell of their rounding."""
+        return re.sub(r"\d+\.\d{9,}", lambda found: f"{float(found[0]):g}", self.settings)
 
     @property
     def name(self) -> str:

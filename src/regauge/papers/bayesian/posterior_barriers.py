@@ -66,7 +66,7 @@ class Case:
 
     def describe(self, run: Run) -> str:
         """The posteriors of a run in words."""
-        name, examples, settings = self.family.name, self.family.examples, self.family.settings
+        name, examples, settings = self.family.name, self.family.examples, self.family.shown_settings
         changes = "" if self.family.augmentation is None else f", {self.family.augmentation} at random"
         changes += f", in {run.half_precision}" if self.family.is_bfloat16 else ""
         return f"{self.label}: {name}, {self.pairs} pair(s), {examples:,} training images{changes}, {settings}"
