@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from progress import Recorded
 from torch import Tensor, nn
 
 import regauge as rg
@@ -260,13 +261,18 @@ def test_best_weights_are_kept_and_copied() -> None:
     assert float(made.target.loss(outputs[:, None], encoded)) == pytest.approx(min(losses), rel=1e-4)
 
 
-def test_seconds_end_a_training() -> None:
+def test_seconds_end_a_training_and_its_progress_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     _, symmetry, networks, values = sirens()
-    config = replace(CONFIG, epochs=100_000, seconds=0.5, statistics=False)
-    made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator())
+    now, shown = iter(range(10_000)), Recorded()
+    monkeypatch.setattr("regauge.learn.training.time.monotonic", lambda: float(next(now)))
+    config = replace(CONFIG, epochs=100_000, seconds=50.0, statistics=False)
+    made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator(), progress=shown)
     assert made.trained is not None
     assert made.trained.ended == "seconds"
     assert made.trained.history[-1]["lr"] < config.lr  # the schedule ends with them
+    total, *_ = shown.totals
+    assert sum(shown.amounts) == pytest.approx(total)
+    assert 0 < max(shown.amounts) < 0.2 * total
 
 
 def test_a_predictor_is_the_same_after_it_was_saved(tmp_path: Path) -> None:

@@ -146,17 +146,17 @@ def train(
         now = read_state(state, net, optimizer, loader, inputs or {})
     clock = time.process_time if config.is_cpu_time else time.monotonic
     steps, begun, saved = config.epochs * len(loader), clock() - now.seconds, time.monotonic()
-    advance = progress("training", steps)
-    if now.step:
-        advance(now.step)
+    advance, shown = progress("training", steps), _place(now, config, steps)
+    if shown:
+        advance(shown)
     while not now.ended:
         net.train()
         for batch in loader:
             now.seconds = clock() - begun
-            spent = 0.0 if config.seconds is None else now.seconds / config.seconds
-            if spent >= 1:
+            if config.seconds is not None and now.seconds >= config.seconds:
                 break
-            rate = config.schedule.rate(min(steps - 1, max(now.step, int(spent * steps))), steps).factor * config.lr
+            place = _place(now, config, steps)
+            rate = config.schedule.rate(min(steps - 1, int(place)), steps).factor * config.lr
             value = _step(net, optimizer, loss, batch, rate, config, derive_seed(seed, "step", now.step))
             if not math.isfinite(value):
                 raise ValueError(
@@ -166,7 +166,9 @@ def train(
             now.step, now.total, now.count, now.rate = now.step + 1, now.total + value, now.count + 1, rate
             if config.average is not None:
                 _follow(now.average, net, min(config.average, (1 + now.step) / (10 + now.step)))
-            advance(1, loss=value)
+            place = max(place, now.step)
+            advance(place - shown, loss=value)
+            shown = place
             is_last = now.count == len(loader)
             if state is not None and not is_last and time.monotonic() - saved > SAVE_SECONDS:
                 now.seconds, saved = clock() - begun, time.monotonic()
@@ -188,10 +190,15 @@ def train(
         if state is not None and (now.ended or time.monotonic() - saved > SAVE_SECONDS):
             saved = time.monotonic()
             save_state(state, net, optimizer, loader, now, inputs or {})
-    advance(steps - now.step)
+    advance(steps - shown)
     net.load_state_dict(now.best)
     net.eval()
     return Trained(tuple(now.history), now.best_epoch, now.ended)
+
+
+def _place(now: State, config: Training, steps: int) -> float:
+    """How far a training is, in steps: by its steps or by its seconds, whichever are nearer to their end."""
+    return max(now.step, 0.0 if config.seconds is None else steps * min(1.0, now.seconds / config.seconds))
 
 
 def _optimizer(net: nn.Module, config: Training) -> torch.optim.Optimizer:
