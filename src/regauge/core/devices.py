@@ -37,7 +37,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     precision: 1,024 x 1,024 matrices took 68 times as long on one with AVX2 alone.
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type != "cpu" or any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
