@@ -85,7 +85,8 @@ def test_networks_run_in_bfloat16_where_a_family_says_so(
     monkeypatch.setattr("regauge.papers.experiment.multiplies_bfloat16", lambda device: False)
     (elsewhere,) = posteriors(family, 1, run)  # Not taken for the same.
     assert seen == {torch.float32}
-    (single,) = posteriors(replace(family, is_bfloat16=False), 1, run)
+    apart = replace(run, folder=run.folder / "apart")  # where nothing is kept
+    (single,) = posteriors(replace(family, is_bfloat16=False), 1, apart)
     assert all(torch.equal(elsewhere.mean[name], tensor) for name, tensor in single.mean.items())
 
 

@@ -153,7 +153,7 @@ class Trained:
 
     @property
     def note(self) -> str:
-        """What the matcher was trained on."""
+        """A sentence on the training of the matcher, for the notes of a table."""
         return f"{self.label}: {describe_training(self.matcher, self.lessons)}"
 
 
