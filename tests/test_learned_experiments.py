@@ -23,7 +23,7 @@ from regauge.papers.learned.study import (
     try_matchers,
 )
 from regauge.papers.table import Quantity, Row, Table
-from regauge.papers.weight_nets.accuracy import train_population
+from regauge.papers.zoo_populations import train_population
 from regauge.zoo.jobs.driver import perform
 from regauge.zoo.jobs.train_shards import TrainShards
 from regauge.zoo.presets import mnist_mlps
@@ -100,7 +100,7 @@ def test_shards_of_networks_that_another_process_trains_are_put_off(
         if len(trained) == 2:
             other.release()
 
-    monkeypatch.setattr("regauge.papers.weight_nets.accuracy.perform", train)
+    monkeypatch.setattr("regauge.papers.zoo_populations.perform", train)
     monkeypatch.setattr("regauge.zoo.jobs.train_shards.SHARD", config.count // 3)
     shards = tmp_path / "populations" / f"digits-{config.count}-{config.seed}" / "shards"
     shards.mkdir(parents=True)

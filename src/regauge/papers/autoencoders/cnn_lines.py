@@ -19,7 +19,7 @@ from regauge.papers.autoencoders.lines import decoded_lines, straight_lines
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import AREA, BARRIER, Chart, Quantity, Record, Row, Series, Table, curve_of, halfway
 from regauge.papers.ways import PUBLISHED_WEIGHTS, Way, permutations_only
-from regauge.papers.weight_nets.accuracy import train_population
+from regauge.papers.zoo_populations import train_population
 
 WAYS = (
     Way("naive"),

@@ -22,7 +22,7 @@ from regauge.learn.targets import Target
 from regauge.papers.autoencoders.encoders import Coder
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Quantity, Record, Row, Table
-from regauge.papers.weight_nets.accuracy import split_runs, train_population
+from regauge.papers.zoo_populations import split_runs, train_population
 from regauge.storage.store import Store
 from regauge.zoo.presets import cnn_architecture, cnn_zoo, small_cnns_relu
 from regauge.zoo.training import Config

@@ -14,7 +14,7 @@ from regauge.learn.running import Runner
 from regauge.papers.autoencoders.encoders import Coder, sine_coders, spread
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Images, Quantity, Record, Row, Table
-from regauge.papers.weight_nets.accuracy import train_population
+from regauge.papers.zoo_populations import train_population
 from regauge.storage.store import Store
 from regauge.zoo.presets import mnist_inrs, siren_architecture
 from regauge.zoo.training import Config

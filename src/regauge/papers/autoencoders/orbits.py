@@ -28,7 +28,7 @@ from regauge.papers.autoencoders.lines import decoded_lines
 from regauge.papers.digit_orbits import ORBITS, WAYS
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table, mean_curve
-from regauge.papers.weight_nets.accuracy import train_population
+from regauge.papers.zoo_populations import train_population
 from regauge.zoo.training import Config
 
 QUANTITIES = (

@@ -17,7 +17,7 @@ from regauge.data.images import ImageData, digits, fashion_mnist, mnist
 from regauge.data.packaged import breast_cancer
 from regauge.learn.populations import spread
 from regauge.papers.experiment import Run, make_once
-from regauge.papers.weight_nets.accuracy import train_population
+from regauge.papers.zoo_populations import train_population
 from regauge.storage.store import Store
 from regauge.zoo.presets import mlp_architecture
 from regauge.zoo.training import Config

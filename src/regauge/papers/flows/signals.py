@@ -27,7 +27,7 @@ from regauge.nets.cnn import CNN
 from regauge.papers.autoencoders.digits import split
 from regauge.papers.experiment import Run, Scale, make_once
 from regauge.papers.table import Images, Picture, Quantity, Record, Row, Table
-from regauge.papers.weight_nets.accuracy import train_population
+from regauge.papers.zoo_populations import train_population
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.training.initialization import Initialization

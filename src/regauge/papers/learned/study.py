@@ -27,7 +27,7 @@ from regauge.papers.experiment import Run, make_once
 from regauge.papers.populations import SECONDS
 from regauge.papers.table import AREA, BARRIER, Record, Row
 from regauge.papers.ways import TEMPERED, TEMPERED_NOTE, Way
-from regauge.papers.weight_nets.accuracy import train_population
+from regauge.papers.zoo_populations import train_population
 from regauge.storage.store import Store
 from regauge.zoo.training.config import ClassHalves, Config
 from regauge.zoo.training.examples import Examples, load_examples

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,21 +13,15 @@ from numpy.typing import NDArray
 
 from regauge.core.element import PARTS
 from regauge.core.params import Params
-from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
-from regauge.learn.populations import Parts
 from regauge.learn.targets import Target
-from regauge.papers.experiment import Run, make_once
+from regauge.papers.experiment import Run
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.papers.weight_nets.known import Known
 from regauge.papers.weight_nets.readers import Reader, Together
-from regauge.storage.store import Store
-from regauge.zoo.jobs.driver import missing_jobs, perform
-from regauge.zoo.jobs.train_shards import plan
+from regauge.papers.zoo_populations import SHARES, split_runs, train_population
 from regauge.zoo.training import Config
 
-SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
-"""Parts of the runs in every split."""
 QUANTITIES = (
     Quantity("tau"),
     Quantity("tau, ends"),
@@ -120,28 +114,6 @@ def train_populations(study: Study, run: Run) -> Networks:
     joined = {name: torch.cat([part[name] for part in params]) for name in params[0]}
     symmetry = stores[0].require_symmetry()
     return Networks(joined, np.concatenate(accuracies), np.concatenate(runs), np.concatenate(is_end), symmetry)
-
-
-def train_population(name: str, config: Config, run: Run) -> Store:
-    """A population, trained unless an earlier run did; each shard is a step of the run."""
-    config = replace(config, seed=config.seed + 1000 * run.seed)
-    store, jobs = plan(config, run.folder / "populations" / f"{name}-{config.count}-{config.seed}")
-
-    def train(unit: Progress, key: int) -> None:
-        own = replace(jobs, advance=unit("networks", len(jobs.ids(key))))
-        make_once(store.path_of(jobs.name(key)), partial(perform, own, key))
-
-    run.grid("networks", train, missing_jobs(jobs))
-    store.refresh()
-    return store
-
-
-def split_runs(runs: NDArray[np.int64], generator: torch.Generator) -> Parts:
-    """Numbers of the networks of each part; all networks of a run are in the same one."""
-    distinct = np.unique(runs)
-    order = distinct[torch.randperm(len(distinct), generator=generator).numpy()]
-    cuts = np.cumsum([round(share * len(distinct)) for share in SHARES.values()])[:-1]
-    return {name: np.flatnonzero(np.isin(runs, part)) for name, part in zip(SHARES, np.split(order, cuts), strict=True)}
 
 
 def predict(known: Networks, run: Run, reader: Reader, number: int) -> Record:

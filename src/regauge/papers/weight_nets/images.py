@@ -16,8 +16,8 @@ from regauge.core.params import select
 from regauge.learn.populations import Parts
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
-from regauge.papers.weight_nets.accuracy import train_population
 from regauge.papers.weight_nets.classifiers import Activations, Classifier, KnownCoordinates, Net, Plain, Same, Trees
+from regauge.papers.zoo_populations import train_population
 from regauge.zoo.presets import fashion_inrs, mnist_inrs, siren_architecture
 from regauge.zoo.training import Config
 
