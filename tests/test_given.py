@@ -220,3 +220,60 @@ def test_alignments_are_saved_and_loaded(tmp_path: Any) -> None:
     assert all(torch.equal(moved[name], aligned.params[name]) for name in b)
     with pytest.raises(FileExistsError):
         rg.save_alignment(aligned, tmp_path / "b.alignment.safetensors")
+
+
+WRITE_SYMMETRY = r"write symmetry = regauge.discover\(module, example_inputs\)"
+WRITE_TASK = r"write regauge.Task\(module, \[\(inputs, targets\), ...\]\)"
+WRITE_GENERATOR = r"write generator=torch.Generator\(\).manual_seed"
+anything: Any = rg
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "no symmetry, align": (lambda: anything.align(a, b), rf"align\(\) is missing 'symmetry'; {WRITE_SYMMETRY}"),
+    "no symmetry, compare": (lambda: anything.compare(a, b), rf"compare\(\) is missing 'symmetry'; {WRITE_SYMMETRY}"),
+    "no symmetry, merge": (lambda: anything.merge([a, b]), "is missing 'symmetry'"),
+    "no inputs": (lambda: anything.discover(A), "is missing 'example_inputs'; write a tuple of inputs"),
+    "no judge": (lambda: anything.line(a, b), rf"is missing 'judge'; {WRITE_TASK}"),
+    "no generator": (lambda: anything.connect.train_path(a, b, TASK), rf"is missing 'generator'; {WRITE_GENERATOR}"),
+    "a module for the symmetry": (lambda: anything.align(a, b, A), f"the symmetry is a Sequential, .*{WRITE_SYMMETRY}"),
+    "a path for the symmetry": (lambda: anything.canonicalize(a, "s.json"), "read a file of one with .*from_json"),
+    "a result for the symmetry": (lambda: anything.align(a, b, rg.align(a, b, SYMMETRY)), "write .symmetry behind it"),
+    "a module for the task": (
+        lambda: anything.align(a, b, SYMMETRY, task=A),
+        f"the task is a Sequential, .*{WRITE_TASK}",
+    ),
+    "a module for the judge": (lambda: anything.line(a, b, A), f"the judge is a Sequential, .*{WRITE_TASK}"),
+    "a judge of numbers": (lambda: anything.line(a, b, lambda p: 1.0), r"returned a float; .* as in {'loss': 0.1}"),
+    "a seed, align": (lambda: anything.align(a, b, SYMMETRY, generator=7), rf"is an int, .*{WRITE_GENERATOR}\(7\)"),
+    "a seed, random": (lambda: SYMMETRY.random(anything and 0), rf"is an int, .*{WRITE_GENERATOR}\(0\)"),
+    "a seed, verify": (lambda: SYMMETRY.verify(A, (X,), generator=anything and 0), rf"is an int, .*{WRITE_GENERATOR}"),
+    "a module for parameters": (lambda: TASK.evaluate(anything and A), r"write module.state_dict\(\)"),
+    "parameters for the module": (
+        lambda: anything.repair(A, a, [a, b], [X]),
+        "the model is an OrderedDict, but a torch",
+    ),
+    "a task of parameters": (lambda: rg.Task(anything and a, [(X, Y)]), "the model is an OrderedDict, but a torch"),
+    "parameters for an alignment": (
+        lambda: anything.save_alignment(a, "x"),
+        "the result of `regauge.align` is expected",
+    ),
+    "an unknown name": (lambda: anything.align(a, b, SYMMETRY, generater=0), "unexpected keyword argument 'generater'"),
+}
+
+
+@pytest.mark.parametrize(("run", "sentence"), MISTAKES.values(), ids=MISTAKES)
+def test_typical_mistakes_are_answered_by_what_to_write(run: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("targets", "sentence"),
+    [
+        (Y.float(), r"targets of shape \(6,\) and torch.float32, from 0 to 2, do not fit"),
+        (Y + 1, r"from 1 to 3, do not fit .* an integer from 0 to 2"),
+        (torch.eye(3)[Y].long(), r"targets of shape \(6, 3\) .* one class for each row"),
+    ],
+    ids=["floats", "out of range", "one-hot"],
+)
+def test_targets_that_are_no_classes_are_refused(targets: Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        rg.Task(A, [(X, targets)]).evaluate(a)

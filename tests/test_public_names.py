@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import regauge as rg
+from regauge.core.arguments import CHECKS, check_arguments
 
 SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (rg.discover, "module example_inputs example_kwargs *"),
@@ -87,3 +88,21 @@ def test_every_name_is_what_its_stub_says() -> None:
         imports = [line.split() for line in lines if line.startswith("from ")]
         assert all(line[-1] == line[-3] and line[-2] == "as" for line in imports)
         assert dir(package) == sorted(line[-1] for line in imports)
+
+
+def test_every_public_function_checks_its_arguments() -> None:
+    """A function at the front door that takes a symmetry, a task or chance answers typical mistakes in a sentence."""
+    unchecked = set()
+    for package in [rg, *(getattr(rg, name) for name in dir(rg) if inspect.ismodule(getattr(rg, name)))]:
+        for name in getattr(package, "__all__", dir(package)):
+            function = getattr(package, name)
+            if (
+                not inspect.isfunction(function)
+                or function.__code__.co_filename == check_arguments.__code__.co_filename
+            ):
+                continue
+            parameters = inspect.signature(function).parameters
+            several = [p for p in parameters if "Sequence" in str(parameters[p].annotation)]
+            if CHECKS.keys() & parameters.keys() - set(several):
+                unchecked.add(f"{package.__name__}.{name}")
+    assert unchecked == set()

@@ -16,6 +16,7 @@ from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_n
 from regauge.alignment.result import Result, Results
 from regauge.alignment.streamed.job import Network, align_job, open_call, plan_job
 from regauge.alignment.table import METHODS
+from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.params import Params, label
 from regauge.core.progress import Progress, no_progress
@@ -62,6 +63,7 @@ def align(
 def align(params_a: Joined, params_b: Joined, symmetry: Symmetry, **setting: Unpack[Setting]) -> Result[Joined]: ...
 
 
+@check_arguments
 def align(
     params_a: Network | Dictionaries,
     params_b: Network | Dictionaries,
@@ -156,6 +158,7 @@ def align(
     return result
 
 
+@check_arguments
 def align_pairs(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
@@ -209,6 +212,7 @@ def align_many(
 ) -> Result[tuple[Joined, ...]]: ...
 
 
+@check_arguments
 def align_many(
     params: Sequence[Mapping[str, Tensor]] | Sequence[Dictionaries],
     symmetry: Symmetry,

@@ -14,6 +14,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.transport.couplings import with_zeros
 from regauge.bayes.transport.wasserstein import SquaredDistance, distance
+from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.interpolation import mean, shares_of
 from regauge.core.params import require_same_shapes
@@ -70,6 +71,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
         return self.report
 
 
+@check_arguments
 def align(
     q_a: Posterior,
     q_b: AnyPosterior,
@@ -108,6 +110,7 @@ def align(
     return PosteriorAlignment((_push(q_b, b, symmetry, found.element, found.params),), before, after, found)
 
 
+@check_arguments
 def align_many(
     posteriors: Sequence[AnyPosterior],
     symmetry: Symmetry,
@@ -176,6 +179,7 @@ class OneGaussian:
     alignment: ManyResult | PosteriorAlignment[Posterior]
 
 
+@check_arguments
 def one_gaussian(
     members: Sequence[Mapping[str, Tensor]] | Sequence[Posterior],
     symmetry: Symmetry,

@@ -9,6 +9,7 @@ from torch import Tensor
 from regauge.alignment import Method, WeightMatching, align, align_pairs
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
+from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance
 from regauge.core.params import Params, require_finite, require_same_shapes
@@ -16,6 +17,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 
+@check_arguments
 def canonicalize(
     params: Mapping[str, Tensor],
     symmetry: Symmetry,
@@ -81,6 +83,7 @@ def canonicalize(
     return symmetry.act(element, params)
 
 
+@check_arguments
 def canonical_element(
     params: Mapping[str, Tensor],
     symmetry: Symmetry,
@@ -113,6 +116,7 @@ def canonical_element(
     return symmetry.compose(found, element)
 
 
+@check_arguments
 def orbit_distance(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
@@ -150,6 +154,7 @@ def orbit_distance(
     return min(distance(first, b, ignored) for b in (second, symmetry.act(element, second)))
 
 
+@check_arguments
 def normalize_logits(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, weight: str, bias: str | None = None, norm: float = 1.0
 ) -> Params:

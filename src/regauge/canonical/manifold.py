@@ -10,6 +10,7 @@ from torch import Tensor
 from regauge.canonical.carry_out import leading_axes
 from regauge.canonical.steps import ScaleStep, plan
 from regauge.core import sphere
+from regauge.core.arguments import check_arguments
 from regauge.core.families import gather, scatter, unit_index
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
@@ -207,6 +208,7 @@ class Manifold:
                 )
 
 
+@check_arguments
 def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifold:
     """The manifold of canonical networks of an architecture, derived from its symmetry.
 

@@ -26,6 +26,7 @@ from regauge.comparison.shares import FORMATS, Read, TensorShare, measure_shares
 from regauge.comparison.strangers import scramble, stranger_of
 from regauge.comparison.units import Units, choose_units
 from regauge.comparison.verdicts import Evidence, by_chance, judge, needs_chance, precision_of
+from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.movable import VALUES
 from regauge.core.params import Params, work_dtype
@@ -46,6 +47,7 @@ PIECE = 1 << 26
 NO_ORDER = "no p-value: it compares the order of units, and no group has the same number of them in both networks"
 
 
+@check_arguments
 def compare(
     params_a: Network,
     params_b: Network,

@@ -12,6 +12,7 @@ from torch import Tensor
 from regauge.alignment.streamed.job import Network, open_job
 from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
 from regauge.comparison.null_spaces import without_null_spaces
+from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.families import unit_values
 from regauge.core.params import require_finite
@@ -35,6 +36,7 @@ FAINT = 0.01
 Features = Float64[Tensor, "models features"]
 
 
+@check_arguments
 def fingerprint(
     params: Network,
     symmetry: Symmetry,

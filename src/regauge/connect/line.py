@@ -8,6 +8,7 @@ from typing import Any, overload
 from torch import Tensor
 
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic, walk
+from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params
 from regauge.core.params import Params, require_alike
 from regauge.core.task import Judge, Task, evaluate
@@ -83,6 +84,7 @@ def line(
 ) -> Curve: ...
 
 
+@check_arguments
 def line(
     params_a: Any,
     params_b: Any,

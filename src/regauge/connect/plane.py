@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params
 from regauge.core.interpolation import combine
 from regauge.core.params import Params, label, require_alike
@@ -69,6 +70,7 @@ class Plane:
         return x_axis, y_axis
 
 
+@check_arguments
 def plane(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],

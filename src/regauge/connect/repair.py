@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.connect.affine_layers import Layer
 from regauge.connect.moments import Moments, Statistics
+from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import shares_of
 from regauge.core.params import Params, require_finite, require_same_shapes
@@ -67,6 +68,7 @@ class VarianceCollapse:
         return "\n".join([head, *rows])
 
 
+@check_arguments
 def repair(
     params: Mapping[str, Tensor],
     module: nn.Module,
@@ -158,6 +160,7 @@ class Repairer:
         return self._known
 
 
+@check_arguments
 def variance_collapse(
     params: Mapping[str, Tensor],
     module: nn.Module,
@@ -206,6 +209,7 @@ def tabulate_variances(
     return VarianceCollapse(tuple(rows))
 
 
+@check_arguments
 def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: Iterable[Any]) -> Params:
     """Recompute the running means and variances of every batch normalization layer from data.
 

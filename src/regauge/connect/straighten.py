@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from regauge.connect.line import Curve, line
 from regauge.connect.paths import ControlledPath
+from regauge.core.arguments import check_arguments
 from regauge.core.interpolation import combine, distance
 from regauge.core.params import Params, require_alike, require_same_shapes
 from regauge.core.progress import Progress, no_progress
@@ -89,6 +90,7 @@ class Straighten(LineTraining):
     optimizer: Optimizer = field(default_factory=lambda: AdamW(lr=3e-4))
 
 
+@check_arguments
 def straighten(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
@@ -235,6 +237,7 @@ def minibatches(task: Task, examples: int | None, generator: torch.Generator) ->
 Trained = TypeVar("Trained", bound=ControlledPath)
 
 
+@check_arguments
 def train_path(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],

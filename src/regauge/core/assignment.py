@@ -119,7 +119,7 @@ def assign_many(
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Column potentials that (nearly) prove the optimum: a few rounds of shortest paths from `start`."""
+    """Column potentials that (nearly) certify the optimum: a few rounds of shortest paths from `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     for _ in range(POTENTIAL_ROUNDS):

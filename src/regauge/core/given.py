@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regauge.core.params import Params
@@ -19,13 +20,13 @@ def as_params(network: Any, what: str = "the network") -> Params:
 def require_tensors(network: object, what: str = "the network") -> None:
     """Raise a TypeError unless a network that a caller gave is a dictionary of tensors."""
     if not isinstance(network, Mapping):
-        raise TypeError(f"{what} is {_describe(network)}, but {DICTIONARY}{_way_to_params(network)}")
+        raise TypeError(f"{what} is {describe(network)}, but {DICTIONARY}{_way_to_params(network)}")
     for name, value in network.items():
         if isinstance(value, Tensor):
             continue
         inner = next((key for key, one in network.items() if _holds_tensors(one)), None)
         way = "" if inner is None else f"; this looks like a training checkpoint: give its entry {inner!r}"
-        raise TypeError(f"{name!r} of {what} is {_describe(value)}, but {DICTIONARY}{way}")
+        raise TypeError(f"{name!r} of {what} is {describe(value)}, but {DICTIONARY}{way}")
 
 
 def as_networks(networks: object, rest: tuple[object, ...] = ()) -> list[Any]:
@@ -44,7 +45,7 @@ def as_networks(networks: object, rest: tuple[object, ...] = ()) -> list[Any]:
             "[params_a, params_b], and then the symmetry"
         )
     if isinstance(networks, Mapping | str) or not isinstance(networks, Sequence):
-        raise TypeError(f"the networks are {_describe(networks)}; give a list of them: [params_a, params_b]")
+        raise TypeError(f"the networks are {describe(networks)}; give a list of them: [params_a, params_b]")
     return list(networks)
 
 
@@ -64,7 +65,7 @@ def require_instance(value: object, kind: type, what: str, named: Mapping[str, s
     if isinstance(value, str) and value in named:
         raise TypeError(f"{what} is the text {value!r}, which is its name on the command line: write {named[value]}")
     raise TypeError(
-        f"{what} is {_describe(value)}, but a {kind.__name__} is expected, such as {next(iter(named.values()))}"
+        f"{what} is {describe(value)}, but a {kind.__name__} is expected, such as {next(iter(named.values()))}"
     )
 
 
@@ -72,11 +73,22 @@ def require_module(module: object) -> None:
     """Raise a TypeError unless a model that a caller gave is a module."""
     if isinstance(module, nn.Module):
         return
-    what = f"the class {module.__name__}" if isinstance(module, type) else _describe(module)
+    what = f"the class {module.__name__}" if isinstance(module, type) else describe(module)
     way = f"; write {module.__name__}(...)" if isinstance(module, type) else ""
     if isinstance(module, tuple | list) and module and isinstance(module[0], nn.Module):
         way = "; its first entry is one: unpack it, as in `module, inputs = ...`"
     raise TypeError(f"the model is {what}, but a torch.nn.Module is expected{way}")
+
+
+def require_generator(generator: object) -> None:
+    """Raise a TypeError unless a source of chance is a generator of torch."""
+    if isinstance(generator, torch.Generator):
+        return
+    seed = generator if isinstance(generator, int) and not isinstance(generator, bool) else 0
+    raise TypeError(
+        f"the generator is {describe(generator)}, but a torch.Generator is expected: "
+        f"write generator=torch.Generator().manual_seed({seed})"
+    )
 
 
 def example_arguments(
@@ -95,7 +107,7 @@ def example_arguments(
     if isinstance(example_inputs, tuple | list):
         return tuple(example_inputs), kwargs
     raise TypeError(
-        f"the example inputs are {_describe(example_inputs)}; write a tuple of positional inputs, as in (x,), or give "
+        f"the example inputs are {describe(example_inputs)}; write a tuple of positional inputs, as in (x,), or give "
         "a tensor or a mapping of keyword inputs"
     )
 
@@ -109,7 +121,7 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     raise TypeError(
-        f"a batch of the task is {_describe(batch)}, but a task reads a list (or a data loader) of pairs, as in "
+        f"a batch of the task is {describe(batch)}, but a task reads a list (or a data loader) of pairs, as in "
         "[(inputs, targets), ...]; several inputs are a tuple or a mapping: ((first, second), targets)"
     )
 
@@ -125,7 +137,7 @@ def inputs_of(batch: Any) -> Any:
     if len(batch) in (1, 2):
         return batch[0]
     raise TypeError(
-        f"a batch is {_describe(batch)}, but batches are pairs (inputs, targets), or inputs alone: a tensor or a "
+        f"a batch is {describe(batch)}, but batches are pairs (inputs, targets), or inputs alone: a tensor or a "
         "mapping; several positional inputs are a tuple in a pair: ((first, second), None)"
     )
 
@@ -138,7 +150,7 @@ def require_batches(batches: object) -> None:
         ValueError: They can be read only once.
     """
     if isinstance(batches, Tensor | Mapping):
-        raise TypeError(f"the batches are {_describe(batches)}; give a list of batches, or a data loader")
+        raise TypeError(f"the batches are {describe(batches)}; give a list of batches, or a data loader")
     if hasattr(batches, "__next__"):
         raise ValueError(
             f"the batches are a {type(batches).__name__}, which can be read only once; give a list of them or a data "
@@ -159,7 +171,7 @@ def _way_to_params(value: object) -> str:
     return ": write .params behind it" if isinstance(getattr(value, "params", None), Mapping) else ""
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
     """A value in a sentence, by its class; text as it is, and the shapes of tensors."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"

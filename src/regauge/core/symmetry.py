@@ -16,7 +16,7 @@ from regauge.core import symmetry_text
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
-from regauge.core.given import example_arguments, require_tensors
+from regauge.core.given import example_arguments, require_generator, require_module, require_tensors
 from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
 from regauge.core.movable import require_movable
 from regauge.core.outputs import Outputs
@@ -130,8 +130,10 @@ class Symmetry:
             batch: Leading batch shape of the element.
 
         Raises:
+            TypeError: The generator is none.
             ValueError: A part is unknown.
         """
+        require_generator(generator)
         chosen = PARTS if parts is None else tuple(parts)
         _element.require_parts(chosen)
         if self.is_sized:
@@ -321,6 +323,8 @@ class Symmetry:
         Returns:
             The largest relative change of the outputs, in total and per group.
         """
+        require_module(module)
+        require_generator(generator)
         bound = self.bind(module.state_dict())
         if any(t.is_meta for t in module.state_dict().values()):
             raise ValueError(

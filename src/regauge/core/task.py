@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.core.counted import count
-from regauge.core.given import as_pair, require_batches
+from regauge.core.given import as_pair, describe, require_batches, require_module, require_tensors
 from regauge.core.interpolation import interpolate
 from regauge.core.outputs import Outputs, output_tensors
 from regauge.core.params import Params
@@ -20,9 +20,21 @@ Batch = tuple[Any, Any]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are left out."""
+    """The mean cross entropy, in nats, of logits `[..., classes]` and classes `[...]`; targets of -100 are left out.
+
+    Raises:
+        ValueError: The targets are no classes of these logits.
+    """
     logits = outputs.reshape(-1, outputs.shape[-1])
-    return functional.cross_entropy(logits, targets.reshape(-1))
+    try:
+        return functional.cross_entropy(logits, targets.reshape(-1))
+    except (IndexError, RuntimeError, ValueError) as error:
+        bounds = f", from {targets.min():g} to {targets.max():g}," if targets.numel() else ""
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)} and {targets.dtype}{bounds} do not fit the outputs of the task, "
+            f"whose shape is {tuple(outputs.shape)}: cross entropy needs one class for each row, an integer from 0 to "
+            f"{outputs.shape[-1] - 1}, or -100 for rows that are left out; for other targets give Task(..., criterion=)"
+        ) from error
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +52,7 @@ class Task:
             unless given.
 
     Raises:
-        TypeError: `batches` is no collection of pairs.
+        TypeError: `module` is no module, or `batches` is no collection of pairs.
         ValueError: `batches` is an iterator, which can be read only once.
     """
 
@@ -51,6 +63,7 @@ class Task:
     prepare: Callable[[Params], Params] | None = None
 
     def __post_init__(self) -> None:
+        require_module(self.module)
         require_batches(self.batches)
         for batch in self.batches if isinstance(self.batches, list | tuple) else ():
             as_pair(batch)
@@ -88,8 +101,10 @@ class Task:
         Where targets are classes and the output has one more axis than they, "accuracy" is reported too.
 
         Raises:
+            TypeError: `params` is no dictionary of tensors.
             ValueError: There are no batches.
         """
+        require_tensors(params)
         with torch.no_grad():
             metrics = self._average(lambda inputs, targets: self._judge(params, inputs, targets), lead=0)
         return {name: float(value) for name, value in metrics.items()}
@@ -134,8 +149,14 @@ Judge = Task | Callable[[Params], Mapping[str, float]]
 
 
 def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a network by a task or a function."""
+    """The metrics of a network by a task or a function.
+
+    Raises:
+        TypeError: The function returns no mapping.
+    """
     metrics = judge.evaluate(params) if isinstance(judge, Task) else judge(params)
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"the judge returned {describe(metrics)}; return a mapping of metrics, as in {{'loss': 0.1}}")
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from regauge.core import act as _act
+from regauge.core.arguments import check_arguments
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -179,6 +180,7 @@ class Activations:
         return self.intermediate(params, inputs, kwargs or {}, names)
 
 
+@check_arguments
 def activations(
     module: nn.Module,
     inputs: tuple[Any, ...],
@@ -277,7 +279,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     after = found.values(symmetry.act(element, start), inputs, kwargs)
     for name, expected in found.symmetry.act(element, before).items():
         if not bool(before[name].isfinite().all()):
-            continue  # Inputs that the model cannot handle prove nothing.
+            continue  # Inputs that the model cannot handle show nothing.
         if not relative_change([expected], [after[name]]) <= tolerance:
             failed.add(name)
     return failed

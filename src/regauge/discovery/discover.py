@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from regauge.core.given import example_arguments, require_module
+from regauge.core.arguments import check_arguments
+from regauge.core.given import example_arguments
 from regauge.core.groups import Frozen
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
@@ -32,6 +33,7 @@ VERIFY_LIMIT = 50_000_000
 """Number of parameters up to which `discover` verifies what it found unless told otherwise."""
 
 
+@check_arguments
 def discover(
     module: nn.Module,
     example_inputs: Any,
@@ -97,7 +99,6 @@ def _discover(
     verify: bool | None = None,
     program: Program | None = None,
 ) -> Symmetry:
-    require_module(module)
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     is_meta = any(t.is_meta for t in module.state_dict().values())
     known = pytree.tree_leaves((inputs, kwargs))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb
@@ -73,6 +74,7 @@ class Nullity:
         return f"{text}; {self.missing} are missing: {'; '.join(parts)}"
 
 
+@check_arguments
 def nullity(
     module: nn.Module,
     example_inputs: tuple[Any, ...],

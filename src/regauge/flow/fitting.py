@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.core.arguments import check_arguments
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, find_reference
@@ -61,6 +62,7 @@ class Config(Design, Training):
             raise ValueError(f"balance={self.balance} is no power from 0 to 1")
 
 
+@check_arguments
 def fit(
     population: Networks | Sequence[Networks] | Collection,
     symmetry: Symmetry | None = None,

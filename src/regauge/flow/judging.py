@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task
@@ -104,6 +105,7 @@ class Judgement:
         return "\n".join([*lines, "", f"the generated networks are {verdict}"])
 
 
+@check_arguments
 @torch.no_grad()
 def judge(
     samples: Mapping[str, Tensor],

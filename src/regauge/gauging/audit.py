@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
@@ -44,6 +45,7 @@ class Finding:
     reason: str = ""
 
 
+@check_arguments
 def audit(
     table: Sequence[ScalePair],
     params: Mapping[str, Tensor],

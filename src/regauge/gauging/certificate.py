@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
@@ -45,6 +46,7 @@ class Certificate:
         return f"{verdict}: {exact}{count}{rounded}"
 
 
+@check_arguments
 def certify(
     params: Mapping[str, Tensor],
     moves: Sequence[Move],

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import require_finite
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -15,6 +16,7 @@ from regauge.gauging.moves import Move, apply_moves
 from regauge.gauging.result import GaugeResult
 
 
+@check_arguments
 def gauge(
     params: Mapping[str, Tensor],
     symmetry: Symmetry,

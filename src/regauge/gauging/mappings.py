@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from regauge.core.arguments import check_arguments
 from regauge.core.scales import Direction, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
@@ -26,6 +27,7 @@ class ScalePair:
     balance: tuple[str, ...]
 
 
+@check_arguments
 def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
     """The pairs that hold for a model, found by its symmetry alone, and the families of scales that are no such pairs.
 

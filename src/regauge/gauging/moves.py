@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core import act as _act
+from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
@@ -87,6 +88,7 @@ class Uncovered:
     reasons: Mapping[str, str]
 
 
+@check_arguments
 def uncover_rotations(
     read: Callable[[str], Tensor],
     symmetry: Symmetry,
@@ -140,6 +142,7 @@ def uncover_rotations(
     return Uncovered(Move(only, value, gained), replace(turned, ones=gained), reasons)
 
 
+@check_arguments
 def rotating(symmetry: Symmetry) -> Symmetry:
     """The groups of a symmetry that rotate, and, without their freedom, those within which they are repeated."""
     return _restricted(symmetry, [group for group in symmetry.groups if group.matrix != "none"])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, work_dtype
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
@@ -149,6 +150,7 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
     return result
 
 
+@check_arguments
 def round_network(
     params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Callable[[Tensor, tuple[int, ...]], Tensor]
 ) -> Params:
@@ -162,6 +164,7 @@ def round_network(
     return {**params, **rounded}
 
 
+@check_arguments
 def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> dict[str, float]:
     """The relative squared error of the rounded weights of each layer: `|W - Q(W)|^2 / |W|^2`."""
     return {

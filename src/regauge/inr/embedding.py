@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples
@@ -125,6 +126,7 @@ class Embedding:
             return self.decoder(code.unsqueeze(0), points.to(code).unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
 
 
+@check_arguments
 def train_embedding(
     inr: Inr,
     params: Mapping[str, Tensor],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.products import add_matmul, scaled_matmul
 from regauge.core.progress import Progress, no_progress
@@ -109,6 +110,7 @@ class Fit(Descent):
         return loss_of(self.loss or own.get(inr.signal, "bce"))
 
 
+@check_arguments
 def fit(
     inr: Inr,
     samples: Samples,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regauge.alignment import Method, align_pairs
 from regauge.connect.line import Curve
+from regauge.core.arguments import check_arguments
 from regauge.core.element import FIELD_OF_PART, Element
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
@@ -51,6 +52,7 @@ class Orbit:
         return symmetry.act(symmetry.inverse(self.element), self.params)
 
 
+@check_arguments
 def orbit(
     params: Mapping[str, Tensor],
     symmetry: Symmetry,
@@ -100,6 +102,7 @@ def orbit(
     return Orbit(moved, element, None if parts is None else tuple(parts), noise, reach)
 
 
+@check_arguments
 def write_orbit(
     folder: str | Path,
     copies: Orbit,
@@ -181,6 +184,7 @@ class Recovery:
         return text
 
 
+@check_arguments
 def recovery(
     params: Mapping[str, Tensor],
     copies: Orbit,

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.core.devices import to_device
 from regauge.core.params import Params, require_finite, select
 from regauge.core.progress import Progress, no_progress
@@ -98,6 +99,7 @@ class AutoencoderConfig(Training):
             raise ValueError(f"latent={self.latent} and examples={self.examples} must be positive")
 
 
+@check_arguments
 def fit_autoencoder(
     population: Networks | Sequence[Networks] | Collection,
     symmetry: Symmetry | None = None,

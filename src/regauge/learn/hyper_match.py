@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.connect.straighten import FlatLine, LineTraining, first_names, train_end
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_alike
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
@@ -56,6 +57,7 @@ class HyperMatching(LineTraining):
         )
 
 
+@check_arguments
 def hyper_match(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],

@@ -14,6 +14,7 @@ from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
+from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
 from regauge.learn.populations import to_net
@@ -163,6 +164,7 @@ def completing(symmetry: Symmetry) -> int:
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 
+@check_arguments
 def load_matching(path: str | Path, *, module: nn.Module | None = None) -> LearnedMatching:
     """The matcher in a file, a method for `align`.
 

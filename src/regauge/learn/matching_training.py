@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
+from regauge.core.arguments import check_arguments
 from regauge.core.devices import to_device
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -117,6 +118,7 @@ class MatchingConfig(Training):
             raise ValueError(f"{moving[0]} changes what units compute, and copies are to be recognized; leave it out")
 
 
+@check_arguments
 def fit_matching(
     population: Networks | Sequence[Networks] | Collection,
     symmetry: Symmetry | Sequence[Symmetry | None] | None = None,

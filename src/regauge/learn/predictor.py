@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
@@ -100,6 +101,7 @@ class Predictor:
         self.net.adapt(collection.symmetry(layout), module)
 
 
+@check_arguments
 def load_predictor(path: str | Path, *, module: nn.Module | None = None) -> Predictor:
     """The predictor in a file, ready to predict.
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.learn.populations import arrays_of, digest, split_networks, values_of
@@ -22,6 +23,7 @@ from regauge.learn.training_state import read_inputs
 from regauge.storage.collection import Collection, Networks
 
 
+@check_arguments
 def fit_predictor(
     population: Networks | Sequence[Networks] | Collection,
     targets: str | Sequence[Any] | NDArray[Any] | Tensor,

@@ -9,6 +9,7 @@ import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.streamed.job import Network, open_call, plan_job
+from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.interpolation import distance
 from regauge.core.params import label
@@ -29,6 +30,7 @@ from regauge.storage.checkpoints.outputs.provenance import Provenance
 from regauge.storage.checkpoints.writing import save_text
 
 
+@check_arguments
 def merge(
     params: Sequence[Network],
     symmetry: Symmetry,

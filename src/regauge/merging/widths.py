@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import Method, correspond
+from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -16,6 +17,7 @@ from regauge.merging.rule import Rule
 from regauge.merging.settings import Number
 
 
+@check_arguments
 def merge_widths(
     params: Sequence[Mapping[str, Tensor]],
     symmetries: Sequence[Symmetry],

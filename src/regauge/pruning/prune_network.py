@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.groups import Group
 from regauge.core.params import Params, require_finite
@@ -27,6 +28,7 @@ Build = Callable[[Params, Symmetry, Accept], nn.Module]
 """Makes a module of smaller tensors with their symmetry, which must be accepted; a ValueError where it cannot."""
 
 
+@check_arguments
 def prune(
     params: Mapping[str, Tensor],
     symmetry: Symmetry,

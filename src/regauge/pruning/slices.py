@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regauge.core.act import take
+from regauge.core.arguments import check_arguments
 from regauge.core.groups import Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -16,6 +17,7 @@ Kept = Mapping[str, Int[Tensor, "*bases kept"]]
 """For each group that is cut the units that stay, ascending; for a nested group in each of its copies."""
 
 
+@check_arguments
 def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
     """The tensors of a network without the units that are not kept.
 
@@ -43,6 +45,7 @@ def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> 
     return moved
 
 
+@check_arguments
 def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     """The symmetry of a network some of whose groups have been cut to smaller sizes."""
     masks = kept_entries(symmetry, sizes)

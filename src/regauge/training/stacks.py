@@ -3,6 +3,7 @@
 One after the other are recurrent networks, and CNNs that are no chains.
 """
 
+from regauge.core.arguments import check_arguments
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -148,6 +149,7 @@ class VmapEngine:
         return outputs
 
 
+@check_arguments
 def fit_signals(
     module: nn.Module,
     params: Mapping[str, Tensor],

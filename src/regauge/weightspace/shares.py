@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.alignment.widths.transport import Axis, default_readers
+from regauge.core.arguments import check_arguments
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layout import Block, End, Grid, Layout
 
@@ -23,6 +24,7 @@ TINY = 1e-30
 """Takes the place of zero under a logarithm."""
 
 
+@check_arguments
 def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
     """The axes (parameter, axis) along which parameters sum over units, as discovery saw them.
 

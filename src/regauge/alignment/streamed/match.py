@@ -69,7 +69,7 @@ def align_streamed(
     first values of the spread groups come from what the unknown groups cannot change (`barycenter`): embeddings,
     heads, gains. Without spread groups there is one sweep, and the result is that of `align`.
 
-    A spread group that acts on two axes of one tensor takes its linear step; one that does not prove itself in the next
+    A spread group that acts on two axes of one tensor takes its linear step; one that does not pay off in the next
     sweep is taken back, and ends the climb.
 
     As in memory, networks whose scales move running statistics climb twice, and the scales of nearly equal networks are

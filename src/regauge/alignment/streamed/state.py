@@ -24,7 +24,7 @@ class ClimbState:
         right: The element that balances the second network.
         left_end: What the second network takes over of the first one, where that is more than balances it.
         right_end: The same of the second network.
-        before: The element before the last step of spread groups, while that has not proved itself.
+        before: The element before the last step of spread groups, while that has not paid off.
         is_anchored: Whether the spread groups have their first values.
         is_from_identity: Whether this climb began at the identity because the first one ended below it.
         matched: The number of working sets in which something was chosen already.

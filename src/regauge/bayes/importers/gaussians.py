@@ -11,6 +11,7 @@ from torch.nn import functional
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
 
 PLAIN = {"weight": "weight", "kernel": "weight", "bias": "bias"}
@@ -53,6 +54,7 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
     return make_gaussian(mean, std, "the network")
 
 
+@check_arguments
 def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
     """The diagonal Gaussian of an `ivon.IVON` optimizer: `std = 1 / sqrt(ess (hess + weight_decay))`.
 

@@ -12,6 +12,7 @@ from regauge.bayes.importers.gaussians import detach, make_gaussian
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.prediction.likelihoods import Likelihood
+from regauge.core.arguments import check_arguments
 from regauge.core.params import require_finite, require_same_shapes
 from regauge.storage.checkpoints.checkpoint import load
 
@@ -111,6 +112,7 @@ def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> 
     )
 
 
+@check_arguments
 def log_posterior(
     module: nn.Module,
     likelihood: Likelihood,

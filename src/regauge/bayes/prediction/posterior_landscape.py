@@ -18,6 +18,7 @@ from regauge.connect.line import Curve
 from regauge.connect.moments import Moments, Statistics
 from regauge.connect.plane import Plane, plane
 from regauge.connect.repair import VarianceCollapse, require_endpoints, tabulate_variances
+from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params, select
 from regauge.core.task import Batch
@@ -71,6 +72,7 @@ class PosteriorCurve(Curve):
         return f"{super().__str__()}; Monte Carlo error of the barrier {self.error:.2g}"
 
 
+@check_arguments
 def posterior_line(
     module: nn.Module,
     q_a: Posterior,
@@ -168,6 +170,7 @@ class PosteriorSlice:
         return self.plane.values[name] / (1 if name == "loss" else self.examples)
 
 
+@check_arguments
 def posterior_slice(
     module: nn.Module,
     first: Posterior | Mapping[str, Tensor],
@@ -238,6 +241,7 @@ class PosteriorCollapse:
     averages: VarianceCollapse
 
 
+@check_arguments
 def posterior_collapse(
     module: nn.Module,
     posterior: Posterior,

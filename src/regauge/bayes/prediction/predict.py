@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise, Posterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.bayes.prediction.predictive import Predictive
+from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs, output_tensors
 from regauge.core.params import Params, require_finite
 from regauge.core.task import Batch, call, evaluating
@@ -22,6 +23,7 @@ Small networks gain from running together what calls cost. Beyond this, on a CPU
 convolutions become several times slower than single ones."""
 
 
+@check_arguments
 def predict(
     module: nn.Module,
     posterior: Posterior | Mapping[str, Tensor],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.core.act import Site
+from regauge.core.arguments import check_arguments
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
@@ -63,6 +64,7 @@ class Diagnostics:
         return "\n".join(lines)
 
 
+@check_arguments
 def diagnose(
     posterior: GaussianPosterior, prior_std: float, examples: int, symmetry: Symmetry | None = None
 ) -> Diagnostics:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.nets.augmentation import Augmentation
@@ -70,6 +71,7 @@ class Variational(Descent):
             )
 
 
+@check_arguments
 def fit(
     module: nn.Module,
     start: Mapping[str, Tensor],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
+from regauge.core.arguments import check_arguments
 from regauge.data.images import pixel_centers
 from regauge.inr.fields.fields import Field
 from regauge.inr.representation import Inr
@@ -171,6 +172,7 @@ def entropy_floor(labels: Tensor) -> float:
     return binary_cross_entropy(exact, exact).item()
 
 
+@check_arguments
 def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.Generator) -> Samples:
     """Queries of a field with the labels that a network learns: of distances, with signs or without, or of the inside.
 

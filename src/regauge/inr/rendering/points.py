@@ -10,6 +10,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
+from regauge.core.arguments import check_arguments
 from regauge.inr.fields.signal_samples import DistanceLabels, labels_of
 from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
@@ -75,6 +76,7 @@ class PointCloud:
         )
 
 
+@check_arguments
 def extract_points(
     inr: Inr, params: Mapping[str, Tensor], projection: Projection | None = None, *, generator: torch.Generator
 ) -> PointCloud:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge.connect.paths import Path, Straight
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry_text import read_versioned
 from regauge.inr.rendering.field_values import evaluate as values_at
@@ -56,6 +57,7 @@ class Strip:
     counts: NDArray[np.int64] | None
 
 
+@check_arguments
 def render_strip(
     inr: Inr,
     params_a: Mapping[str, Tensor],
@@ -100,6 +102,7 @@ def render_strip(
     return render_networks(inr, networks, evaluate, label=label, queries=queries, detail=detail, generator=generator)
 
 
+@check_arguments
 def render_networks(
     inr: Inr,
     networks: Mapping[str, Mapping[str, Tensor]],

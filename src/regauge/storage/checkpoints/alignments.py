@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.element import Element, Value
+from regauge.core.given import describe
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
@@ -68,8 +69,14 @@ def save_alignment(alignment: Aligned, path: str | Path, *, overwrite: bool = Fa
 
     Raises:
         FileExistsError: The file exists, and `overwrite` is false.
+        TypeError: There is no element in what was given.
         ValueError: The element is a batch.
     """
+    if not isinstance(getattr(alignment, "element", None), Element):
+        raise TypeError(
+            f"the alignment is {describe(alignment)}, but the result of `regauge.align` is expected, which has the "
+            "element and its symmetry; give the result itself, not its parameters"
+        )
     if alignment.element.batch:
         raise ValueError(
             f"the element is a batch of shape {alignment.element.batch}; store one alignment per file, "

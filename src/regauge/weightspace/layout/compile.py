@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from jaxtyping import Num
 from torch import Tensor
 
+from regauge.core.arguments import check_arguments
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layout.blocks import Block, Grid, Label, UnitSet, find_ends, unit_sets
 from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
@@ -220,6 +221,7 @@ def _compile(
     return _with_waves(layout) if has_shifts else layout
 
 
+@check_arguments
 def compile_layout(
     symmetry: Symmetry,
     *,

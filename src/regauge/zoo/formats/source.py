@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -188,6 +189,7 @@ class Source:
         return cls(tree.path, architecture, rows, read, inputs, about)
 
 
+@check_arguments
 def import_zoo(
     source: Source,
     folder: str | Path,

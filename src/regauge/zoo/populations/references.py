@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from regauge.alignment import align_pairs
 from regauge.alignment.method import Method
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, select
 from regauge.core.products import Library, use_library
 from regauge.core.symmetry import Symmetry
@@ -92,6 +93,7 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
     return np.sort(there[order[:count]])
 
 
+@check_arguments
 def medoid(params: Params, symmetry: Symmetry, *, method: Method | None = None, seed: int = 0) -> int:
     """The number of the network whose orbit is nearest to those of all others, in the mean."""
     distances = OrbitDistances(symmetry, method, seed)(params, params)

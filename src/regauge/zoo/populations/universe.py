@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regauge.alignment.methods.merge_many import Gathered, MergeMany, gather
 from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models, require_finite
@@ -49,6 +50,7 @@ class Universe:
         return self.report
 
 
+@check_arguments
 def universe(
     params: Mapping[str, Tensor],
     symmetry: Symmetry,

@@ -1,0 +1,95 @@
+"""Arguments of public functions, checked by their names before anything runs."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from torch import nn
+
+from regauge.core.given import describe, require_generator, require_module
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FIND = "symmetry = regauge.discover(module, example_inputs)"
+TASK = "regauge.Task(module, [(inputs, targets), ...])"
+JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
+
+
+def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse typical mistakes in the arguments of a public function in one sentence each, before it is called.
+
+    The arguments that `CHECKS` names are checked for their class, and those that `NEEDED` names for being given.
+
+    Raises:
+        TypeError: An argument is missing, or is an object of another class.
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters
+    checked = {name: check for name, check in CHECKS.items() if name in parameters}
+    needed = {
+        name: way
+        for name, way in NEEDED.items()
+        if name in parameters and parameters[name].default is inspect.Parameter.empty
+    }
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # Python says which argument does not belong here.
+        missing = next((name for name in needed if name not in given), None)
+        if missing is not None:
+            raise TypeError(f"{function.__name__}() is missing {missing!r}; write {needed[missing]}")
+        for name, check in checked.items() if "rest" not in given else ():  # `as_networks` explains the rest
+            if name in given and not (given[name] is None and parameters[name].default is None):
+                check(given[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def require_symmetry(symmetry: object) -> None:
+    """Raise a TypeError unless a symmetry is one."""
+    if isinstance(symmetry, Symmetry):
+        return
+    way = f"write {FIND}"
+    if isinstance(symmetry, str) or hasattr(symmetry, "__fspath__"):
+        way = "read a file of one with regauge.Symmetry.from_json(path.read_text())"
+    elif isinstance(getattr(symmetry, "symmetry", None), Symmetry):
+        way = "write .symmetry behind it"
+    raise TypeError(f"the symmetry is {describe(symmetry)}, but a regauge.Symmetry is expected: {way}")
+
+
+def require_task(task: object) -> None:
+    """Raise a TypeError unless a task is one."""
+    if isinstance(task, Task):
+        return
+    raise TypeError(f"the task is {describe(task)}, but a regauge.Task is expected: write {TASK}")
+
+
+def require_judge(judge: object) -> None:
+    """Raise a TypeError unless a judge of networks is a task or a function of parameters."""
+    if isinstance(judge, nn.Module) or not (isinstance(judge, Task) or callable(judge)):
+        raise TypeError(f"the judge is {describe(judge)}, but a task or a function is expected: write {JUDGE}")
+
+
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "module": require_module,
+    "symmetry": require_symmetry,
+    "task": require_task,
+    "judge": require_judge,
+    "generator": require_generator,
+}
+NEEDED = {
+    "symmetry": FIND,
+    "example_inputs": "a tuple of inputs that the module accepts, as in (torch.randn(2, 3),)",
+    "generator": "generator=torch.Generator().manual_seed(0)",
+    "task": TASK,
+    "judge": JUDGE,
+}
+"""What to write for an argument that is missing."""
