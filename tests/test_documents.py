@@ -195,6 +195,25 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
+@pytest.mark.parametrize("path", ["README.md", "pyproject.toml", "CITATION.cff", "docs", "src"])
+def test_nothing_is_called_proved(path: str) -> None:
+    """A check in float64 is evidence, as the README says: no page, help text or message claims more."""
+    claim = re.compile(r"\b(?:proof|prove[dsn]?|any PyTorch (?:model|network))\b", re.IGNORECASE)
+    places = [ROOT / path] if (ROOT / path).is_file() else [*(ROOT / path).rglob("*.md"), *(ROOT / path).rglob("*.py")]
+    found = [
+        f"{place.relative_to(ROOT)}: {line.strip()}"
+        for place in places
+        for line in place.read_text().splitlines()
+        if claim.search(line) and not re.search("not (?:a )?proof", line)
+    ]
+    assert found == []
+
+
+def test_the_readme_counts_the_architectures_of_the_page() -> None:
+    rows = [row for row in (ROOT / "docs/architectures.md").read_text().splitlines() if row.startswith("| ")]
+    assert f"lists {len(rows) - 2} of them" in (ROOT / "README.md").read_text()  # less the head and its rule
+
+
 def test_the_rules_can_fail(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(3)\n```\n\n```text\n4\n```\n\n```sh long\nregauge align --nothing\n```\n")

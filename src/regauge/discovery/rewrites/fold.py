@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.act import covered
+from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params, example_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -52,6 +53,7 @@ class Folded:
         )
 
 
+@check_arguments
 def fold(
     params: Mapping[str, Tensor],
     module: nn.Module,
@@ -72,7 +74,7 @@ def fold(
     - A mean that a LayerNorm or a softmax removes becomes zero in what writes to it, and in what reads from values
       that sum to zero.
 
-    With gains of one the residual stream can be rotated: give `ones` to `discover`. Each step is proved on the example
+    With gains of one the residual stream can be rotated: give `ones` to `discover`. Each step is checked on the example
     inputs in float64 and left out with a note if the outputs change. The result loads into the same architecture.
 
     Args:
@@ -95,7 +97,7 @@ def fold(
     params = as_params(params)
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     if any(t.is_meta for t in [*module.state_dict().values(), *params.values()]):
-        raise ValueError("the module is on the meta device, where nothing can be proved; give it real parameters")
+        raise ValueError("the module is on the meta device, where nothing can be checked; give it real parameters")
     if symmetry is not None and symmetry.ones:
         raise ValueError(
             "this symmetry was discovered with `ones` and no longer moves the gains that are to be folded; give what "
@@ -125,7 +127,7 @@ class _Folding:
         self.reference = self._outputs(self.params)
         if not all(bool(t.isfinite().all()) for t in self.reference):
             raise ValueError(
-                "the network's outputs are NaN or Inf on these inputs, so nothing can be proved; give example inputs "
+                "the network's outputs are NaN or Inf on these inputs, so nothing can be checked; give example inputs "
                 "that it can handle"
             )
         self.gains = gains(program)
@@ -138,9 +140,9 @@ class _Folding:
 
     def run(self) -> None:
         """Biases first, so that nothing stands beside a gain that is zero; means last, behind equal gains."""
-        self._prove("biases", self._take_up)
-        self._prove("gains", self._fold)
-        self._prove("means", self._center)
+        self._check("biases", self._take_up)
+        self._check("gains", self._fold)
+        self._check("means", self._center)
 
     def result(self, params: Mapping[str, Tensor]) -> Folded:
         result = dict(params)
@@ -150,8 +152,8 @@ class _Folding:
         ones = tuple(sorted({key for name in self.ones for key in self._names(name)}))
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
 
-    def _prove(self, subject: str, step: Callable[[], None]) -> None:
-        """Take a step; if it changes the outputs, take it again with a proof of every single rewrite."""
+    def _check(self, subject: str, step: Callable[[], None]) -> None:
+        """Take a step; if it changes the outputs, take it again and check every single rewrite."""
         before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
         for self.is_careful in (False, True):
             step()
