@@ -29,6 +29,20 @@ def test_unknown_commands_are_named_as_such(words: list[str], sentence: str, ref
     assert sentence in refused(*words)
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["align", "a", "b", "--method", "sinkhorm"], "--method 'sinkhorm' is no choice; did you mean 'sinkhorn'?"),
+        (["merge", "a", "b", "--rule", "tie"], "--rule 'tie' is no choice; did you mean 'ties'?"),
+        (["learn", "predictor", "s", "--kind", "zzzz"], "--kind 'zzzz' is no choice; there are numbers, fractions"),
+    ],
+)
+def test_a_value_that_is_no_choice_is_told_the_closest_one(
+    words: list[str], sentence: str, refused: Callable[..., str]
+) -> None:
+    assert sentence in refused(*words)
+
+
 def _commands() -> list[list[str]]:
     found = []
     for name, options in _by_name(Command).items():

@@ -614,8 +614,9 @@ def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["001", "table99"], r"paper '001' has no experiment 'table99'; there are: 000 uci; "),
-        (["007", "table1"], r"there are no experiments of paper '007'; there are: 000 uci; "),
+        (["001", "tabel1"], r"paper '001' has no experiment 'tabel1'; did you mean 'table1'\? there are table1, "),
+        (["001", "zzz"], r"paper '001' has no experiment 'zzz'; there are table1, "),
+        (["007", "table1"], r"there are no experiments of paper '007'; there are those of 000, 001, "),
         (["007"], r"there are no experiments of paper '007'"),
         (["001", "table1", "--seed", "1", "1"], r"--seed takes one seed or several different ones, not [1, 1]"),
         (["001", "table1", "--columns", "AUC"], r"--columns and --by-group are for a table that --draw reads"),

@@ -3,7 +3,7 @@
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from inspect import get_annotations
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import arg
 
@@ -31,8 +31,20 @@ def require_command(words: list[str], commands: Any) -> None:
             raise UsageError(f"there is no command {f'{typed} {word}'!r}; {hint}{f'{typed} --help'!r} tells them apart")
         inner = get_type_hints(known[word], include_extras=True).get("command")
         if inner is None:
-            return
+            return _require_choices(words, known[word])
         typed, commands = f"{typed} {word}", inner
+
+
+def _require_choices(words: list[str], options: Any) -> None:
+    """Refuse a value that none of the choices of its option is, and name the closest one."""
+    for name, hint in get_type_hints(options).items():
+        choices = [one for part in (hint, *get_args(hint)) if get_origin(part) is Literal for one in get_args(part)]
+        option = f"--{name.replace('_', '-')}"
+        for flag, value in zip(words, words[1:], strict=False) if choices else ():
+            if flag == option and value not in map(str, choices) and not value.startswith("-"):
+                close = get_close_matches(value, map(str, choices), n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise UsageError(f"{option} {value!r} is no choice; {hint}there are {', '.join(map(str, choices))}")
 
 
 def hide_empty_defaults(options: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ def run(options: Reproduce) -> None:
     if options.device != "cpu" and not experiment.takes_device:
         raise UsageError(
             f"{options.paper} {options.experiment} runs on the CPU only; --device {options.device} is for "
-            f"{name_all(takes_device=True)}"
+            f"{name_movable()}"
         )
     device = find_device(options.device)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -120,19 +121,21 @@ def read_run(path: Path) -> tuple[Origin, list[int], Table]:
 def choose(paper: str, name: str) -> Experiment:
     """The experiment of that name."""
     if paper not in EXPERIMENTS:
-        raise UsageError(f"there are no experiments of paper {paper!r}; there are: {name_all()}")
+        raise UsageError(f"there are no experiments of paper {paper!r}; there are those of {', '.join(EXPERIMENTS)}")
     if name not in EXPERIMENTS[paper]:
-        raise UsageError(f"paper {paper!r} has no experiment {name!r}; there are: {name_all()}")
+        close = get_close_matches(name, EXPERIMENTS[paper], n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"paper {paper!r} has no experiment {name!r}; {hint}there are {', '.join(EXPERIMENTS[paper])}")
     return EXPERIMENTS[paper][name]
 
 
-def name_all(*, takes_device: bool = False) -> str:
-    """List all experiments in one sentence, or those that run on other devices than the CPU."""
+def name_movable() -> str:
+    """List the experiments that run on other devices than the CPU in one sentence."""
     return "; ".join(
         f"{paper} {name}"
         for paper, experiments in EXPERIMENTS.items()
         for name, experiment in experiments.items()
-        if experiment.takes_device or not takes_device
+        if experiment.takes_device
     )
 
 
