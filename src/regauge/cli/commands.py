@@ -3,6 +3,7 @@
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from inspect import get_annotations
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import arg
@@ -40,7 +41,7 @@ def _require_choices(words: list[str], options: Any) -> None:
     for name, hint in get_type_hints(options).items():
         choices = [one for part in (hint, *get_args(hint)) if get_origin(part) is Literal for one in get_args(part)]
         option = f"--{name.replace('_', '-')}"
-        for flag, value in zip(words, words[1:], strict=False) if choices else ():
+        for flag, value in pairwise(words) if choices else ():
             if flag == option and value not in map(str, choices) and not value.startswith("-"):
                 close = get_close_matches(value, map(str, choices), n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""

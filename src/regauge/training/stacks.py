@@ -3,7 +3,6 @@
 One after the other are recurrent networks, and CNNs that are no chains.
 """
 
-from regauge.core.arguments import check_arguments
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.training.chains.images import ImageChain, unstack
