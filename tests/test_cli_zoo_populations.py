@@ -1,6 +1,7 @@
 """`regauge zoo align`, `compare` and `map`, and the pictures that they draw."""
 
 import csv
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -140,6 +141,13 @@ def test_barriers_on_the_examples_that_were_kept_from_training(
 ) -> None:
     main(["zoo", "compare", zoo, "--data", "breast-cancer", "-o", str(tmp_path / "m.png"), "--networks", "3"])
     assert "over 3 pairs" in capsys.readouterr().out
+
+
+def test_an_unknown_data_set_is_refused_with_those_that_there_are(
+    zoo: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    text = refused("zoo", "compare", zoo, "--data", "brest", "-o", str(tmp_path / "m.png"))
+    assert "'brest' is no data set for populations; choose from ['breast-cancer'" in text
 
 
 @pytest.mark.parametrize("by", ["orbits", "universe"])
