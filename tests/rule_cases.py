@@ -360,6 +360,8 @@ add(
 add(
     "tokens",
     "scaled",
+    normalized_tokens=lambda m, h, g: fn.normalize(h, dim=1),
+    cosine_of_tokens=lambda m, h, g: fn.cosine_similarity(h, g, 1),
     amax_of_tokens=lambda m, h, g: h.amax(1),
     min=lambda m, h, g: h.min(1).values,
     max_other=lambda m, h, g: torch.max(h, g),
@@ -377,7 +379,24 @@ add(
 )
 add(
     "tokens",
+    "linear",
+    sum_of_products=lambda m, h, g: (h * g).sum(-1),
+    mean_of_products_kept=lambda m, h, g: (h * g).mean(-1, keepdim=True) * g.new_ones(4),
+    sum_of_products_of_tokens_with_queries=lambda m, h, g: (h[:, :, None] * g[:, None]).sum(-1),
+    product_summed_twice=lambda m, h, g: (p := h * g).sum(-1) + p.mean(-1),
+)
+add(
+    "tokens",
+    "scaled",
+    product_summed_over_tokens=lambda m, h, g: (h * g).sum(1),
+    product_summed_and_read=lambda m, h, g: (p := h * g).sum(-1).sum() * p.relu(),
+)
+add(
+    "tokens",
     "orthogonal",
+    cosine_similarity=lambda m, h, g: fn.cosine_similarity(h, g, -1),
+    cosine_of_all_pairs=lambda m, h, g: fn.cosine_similarity(h[:, :, None], g[:, None], dim=-1),
+    cosine_written_out=lambda m, h, g: (fn.normalize(h, dim=-1) * fn.normalize(g, dim=-1)).sum(-1),
     linalg_vector_norm=lambda m, h, g: torch.linalg.vector_norm(h, 2, -1),
     norm=lambda m, h, g: ops.norm(h, 2, [-1], True) * h,
     frobenius_norm=lambda m, h, g: ops.frobenius_norm(h, [2]),
@@ -390,6 +409,8 @@ add(
     "tokens",
     "signed",
     norm_1=lambda m, h, g: h.norm(p=1, dim=-1),
+    norm_with_a_bound=lambda m, h, g: h.norm(dim=1).clamp_min(1e-12),
+    norm_with_a_large_bound=lambda m, h, g: h / h.norm(dim=1, keepdim=True).clamp_min(0.1),
     norm_inf=lambda m, h, g: h.norm(p=float("inf"), dim=-1),
     norm_of_two_axes=lambda m, h, g: torch.linalg.vector_norm(h, 2, (1, 2)),
     square_of_two_axes=lambda m, h, g: (h * h).sum((1, 2)),
@@ -402,7 +423,9 @@ add(
 add(
     "tokens",
     "permutation",
+    product_with_one_number=lambda m, h, g: (h * g.sum(-1, keepdim=True)).sum(-1).exp()[..., None] * h.amax((0, 1)),
     norm_0=lambda m, h, g: torch.linalg.vector_norm(h.relu(), 0, 1),
+    values_with_a_bound=lambda m, h, g: 1 / h.relu().clamp_min(1e-12),
 )
 add(
     "tokens",

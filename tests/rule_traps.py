@@ -778,6 +778,36 @@ def view_cross(m: Any, x: Tensor) -> Any:
     return fn.linear(fn.linear(x, m.q).flatten(1).view(x.shape[0], -1, 5)[..., :5].relu(), m.q).sum(1) @ m.o.T
 
 
+def inner_product_with_a_repeated_number(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x, m.q)
+    return m.head((h * h.sum(-1, keepdim=True).expand_as(h)).sum(-1, keepdim=True) * x.new_ones(8))
+
+
+def inner_product_within_blocks(m: Any, x: Tensor) -> Any:
+    h, g = fn.linear(x, m.q).unflatten(-1, (4, 2)), fn.linear(x, m.k).unflatten(-1, (4, 2))
+    return fn.linear(torch.cat([(h * g).sum(-1), (h * g.flip(1)).sum(-1)], -1), m.o)
+
+
+def inner_product_of_an_axis_with_itself(m: Any, x: Tensor) -> Any:
+    return m.head(fn.linear(x, (m.square * m.square.T).sum(1)[:, None] * m.q).relu())
+
+
+def normalized_rows_of_zeros(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x * (x[..., :1] > 0), m.q).relu()
+    return fn.linear(fn.normalize(h, dim=-1) + fn.normalize(h.unflatten(-1, (4, 2)), dim=-1).flatten(-2), m.o)
+
+
+def norm_with_a_bound_read_twice(m: Any, x: Tensor) -> Any:
+    h = fn.linear(x * (x[..., :1] > 0), m.q).unflatten(-1, (4, 2))
+    norm = h.norm(dim=-1, keepdim=True).clamp_min(1e-7)
+    return fn.linear((h / norm + norm.log()).flatten(-2), m.o)
+
+
+def cosine_heads(m: Any, x: Tensor) -> Any:
+    h, g = fn.linear(x, m.q).unflatten(-1, (4, 2)), fn.linear(x, m.k).unflatten(-1, (4, 2))
+    return fn.linear(fn.cosine_similarity(h, g, -1).softmax(-1), m.mix)
+
+
 def wn(m: Any, x: Tensor) -> Any:
     return fn.linear(fn.linear(x, torch._weight_norm(m.q, m.b8[:, None], 0)).relu(), m.o)
 
@@ -1239,5 +1269,11 @@ TOKENS: tuple[Forward, ...] = (
     written_buffer,
     padded_with_number,
     product_with_itself,
+    inner_product_with_a_repeated_number,
+    inner_product_within_blocks,
+    inner_product_of_an_axis_with_itself,
+    normalized_rows_of_zeros,
+    norm_with_a_bound_read_twice,
+    cosine_heads,
     norm_within_block,
 )

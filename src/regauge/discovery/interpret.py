@@ -20,7 +20,7 @@ from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
 from regauge.discovery.operators import COPIES, INLINED, PIECES, SAME, Call, NoRuleError, Rule, operator_name, words
 from regauge.discovery.rules import RULES
-from regauge.discovery.rules.reductions import sum_of_squares
+from regauge.discovery.rules.reductions import sum_of_products, sum_of_squares
 from regauge.discovery.trace import Program, TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
@@ -37,20 +37,21 @@ FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_lik
 REFERS = SAME | words("view_as reshape_as expand_as")
 """Operators that read the values of their first operand only, and of a second one its shape or its dtype."""
 EXPANDS = words("expand expand_as broadcast_to")
+DIVISIONS = words("div divide true_divide")
 KEEPS_ZERO = COPIES | {"slice", "select", "repeat"}
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
 """Operators that move positions about, or look up what they point to; others would use them as numbers."""
 
 
 @dataclass(frozen=True)
-class Squared:
-    """A square that is only summed: kept as its base, because its sum is invariant under rotations."""
+class Summed:
+    """A square, or a product of two tensors, that is only summed over one axis: kept as its factors.
 
-    base: Value
+    A sum of squares is invariant under rotations, and a sum of products under matrices that act on both factors.
+    """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.base.shape
+    factors: tuple[Value, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -175,20 +176,21 @@ class _Run:
         if name in FILLED and len(tensors) == 1:
             return _fixed_results(name, args, [], meta)  # Only the shape of the operand counts.
         arguments = _bound(target, args, kwargs)
-        call = Call(name, target._overloadname, arguments, shapes, floats, _used(node, len(shapes)))
+        is_used = _used(node, len(shapes))
+        call = Call(name, target._overloadname, arguments, shapes, floats, is_used, _is_divisor(node))
         full = f"{target.namespace}::{name}"
         if name not in CASTS and _rounds(arguments.get("dtype"), self.coarse):
             return self._opaque(f"{full} (rounds first)", tensors, meta, shapes)
-        squared = _as_square(node, call)
+        summed = _as_summed(node, call)
         if name not in READS_POSITIONS:
             for tensor in tensors:
                 for piece in tensor.pieces if isinstance(tensor, Stacked) else [tensor]:
                     b.settle(piece)
-        if squared is not None:
-            return squared
+        if summed is not None:
+            return summed
         rule = self.rules.get(full) or self.rules.get(name)
-        if isinstance(call.x, Squared):
-            rule = sum_of_squares
+        if isinstance(call.x, Summed):
+            rule = sum_of_squares if len(call.x.factors) == 1 else sum_of_products
         if rule is None:
             return self._opaque(full, tensors, meta, shapes)
         if name not in ACCEPTS_STACK:
@@ -253,13 +255,24 @@ def _used(node: Node, count: int) -> tuple[bool, ...]:
     return tuple(has_all or k in keys for k in range(count))
 
 
+def _is_divisor(node: Node) -> bool:
+    """Whether all that is done with a tensor, also after it was repeated along axes, is to divide by it."""
+    return all(
+        _is_divisor(user)
+        if operator_name(user) in EXPANDS
+        else operator_name(user) in DIVISIONS and user.args[1] is node and user.args[0] is not node
+        for user in node.users
+    )
+
+
 def _shapes(result: Any) -> list[tuple[int, ...]]:
     return [tuple(t.shape) for t in (result if isinstance(result, list | tuple) else [result])]
 
 
 def _tensors(arguments: Any) -> list[Any]:
     found = pytree.tree_leaves(arguments)
-    return [x.base if isinstance(x, Squared) else x for x in found if isinstance(x, Value | Stacked | Squared)]
+    known = [x for x in found if isinstance(x, Value | Stacked | Summed)]
+    return [factor for x in known for factor in (x.factors if isinstance(x, Summed) else [x])]
 
 
 def _attribute(graph: GraphModule, target: str) -> Any:
@@ -302,18 +315,25 @@ def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta:
     return [one(m) for m in meta] if isinstance(meta, list | tuple) else one(meta)
 
 
-def _as_square(node: Node, call: Call) -> Squared | None:
-    """x ** 2 whose every use sums it over one axis."""
+def _as_summed(node: Node, call: Call) -> Summed | None:
+    """A square or a product whose every use sums it over one axis, which all factors have."""
     values = list(call.arguments.values())
-    is_square = (
-        (call.name == "pow" and len(values) > 1 and values[1] == 2)
-        or call.name == "square"
-        or (call.name == "mul" and values[0] is values[1])
-    )
-    if not is_square or not isinstance(call.x, Value) or call.x.is_fixed:
+    is_square = (call.name == "pow" and len(values) > 1 and values[1] == 2) or call.name == "square"
+    if not is_square and call.name not in ("mul", "multiply"):
+        return None
+    factors = tuple(dict.fromkeys(values[:1] if is_square else values[:2]))
+    if not all(isinstance(x, Value) and not x.is_fixed for x in factors):
         return None
     for user in node.users:
         dims = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
         if operator_name(user.target) not in ("mean", "sum") or not isinstance(dims, list | tuple) or len(dims) != 1:
             return None
-    return Squared(call.x)
+        dim = dims[0] % len(call.shape)
+        if len(factors) == 2 and not all(_varies(x, dim - len(call.shape), call.shape[dim]) for x in factors):
+            return None
+    return Summed(factors, call.shape)
+
+
+def _varies(x: Value, dim: int, size: int) -> bool:
+    """Whether a tensor has an axis, counted from the last one, and is not constant along it."""
+    return x.ndim >= -dim and x.shape[dim] == size and dim % x.ndim not in x.uniform

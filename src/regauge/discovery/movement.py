@@ -144,6 +144,7 @@ class Movement:
         result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
         where = {d: k for k, d in enumerate(sources) if d is not None}
         result.uniform = frozenset(where[d] for d in x.uniform if d in where)
+        result.is_norm = x.is_norm and along is law.same
         if x.virtual is not None and x.virtual.dim in where:
             result.virtual = x.virtual._replace(dim=where[x.virtual.dim])
         laws = [along(x.axis(d), result.axis(k)) for d, k in where.items()]

@@ -69,6 +69,7 @@ class Call:
         shapes: Shapes of the tensors that it returns.
         is_float: Whether each returned tensor holds floating-point values, no coarser than the parameters are.
         is_used: Whether something uses each returned tensor.
+        is_divisor: Whether other tensors are divided by the result, and nothing else is done with it.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Call:
     shapes: tuple[tuple[int, ...], ...]
     is_float: tuple[bool, ...]
     is_used: tuple[bool, ...] = ()
+    is_divisor: bool = False
 
     def __getitem__(self, key: str) -> Any:
         return self.arguments[key]

@@ -117,7 +117,9 @@ def clamp(b: Builder, call: Call) -> Value:
     if isinstance(low, Value) or isinstance(high, Value):
         return joint(b, call)
     along: LawOf = law.fixed
-    if (low, high) in ((0, None), (None, 0)):
+    if getattr(call.x, "is_norm", False) and call.is_divisor and high is None and low is not None and 0 < low <= TINY:
+        along = law.positive  # Where the norm is zero so is what is divided; elsewhere the bound is not reached.
+    elif (low, high) in ((0, None), (None, 0)):
         along = law.positive
     elif low is not None and high is not None and low == -high <= 0:
         along = law.odd
@@ -172,6 +174,8 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
     return b.mul([x, factor], x.shape) if isinstance(x, Value) else x * factor
 
 
+TINY = 1e-6
+"""A lower bound of norms up to here keeps divisors from being zero, and is reached by none that is not."""
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))
 ROOT = law.entrywise((1, -2), None)
 INVERSE_ROOT = law.entrywise((1, 2), None)

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Axis, Law, LawOf, Value
 from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints, named
+from regauge.discovery.rules.reductions import inner_product
 
 
 def normalize(
@@ -86,6 +89,22 @@ def weight_norm(b: Builder, call: Call) -> Value:
     return b.mul([direction, g], call.shape)
 
 
+def cosine_similarity(b: Builder, call: Call) -> Value:
+    """x y / (|x| |y|), summed over one axis; a scale of x cancels where its norm is above eps."""
+    x, y = as_value(b, call["x1"]), as_value(b, call["x2"])
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    dim = call.get("dim", 1) % len(shape)
+    if x.shape[dim - len(shape)] != y.shape[dim - len(shape)]:
+        raise NoRuleError("a cosine along an axis that one of the tensors lacks")
+    cancels = law.entrywise((0, 1), (1, 1))
+
+    def direction(v: Value) -> Value:
+        own = dim - len(shape) + v.ndim
+        return b.unary(v, lambda i, o: (law.normed if i.dims[0] == own else cancels)(i, o))
+
+    return inner_product(b, [direction(v) for v in b.distinct([x, y])], shape, dim)
+
+
 def _odd_jointly(i: Axis, o: Axis) -> Law:
     return law.odd(i, o, mixes=True)
 
@@ -115,4 +134,5 @@ RULES: dict[str, Rule] = {
     **named(group_norm, "group_norm native_group_norm"),
     **named(channel_norm, "batch_norm _native_batch_norm_legit_no_training native_batch_norm instance_norm"),
     "_weight_norm": weight_norm,
+    "cosine_similarity": cosine_similarity,
 }

@@ -1,5 +1,6 @@
 """Sums, means, extrema and pooling."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from regauge.discovery import laws as law
@@ -32,7 +33,25 @@ def reduction(along: LawOf) -> Rule:
 
 def sum_of_squares(b: Builder, call: Call) -> Value:
     """sum or mean of x ** 2: the rotation-invariant form in which RMS norms are written."""
-    return reduce(b, call.x.base, call, law.squared, "norm")
+    return reduce(b, call.x.factors[0], call, law.squared, "norm")
+
+
+def sum_of_products(b: Builder, call: Call) -> Value:
+    """sum or mean of x * y over one axis: an inner product, along which matrices pass."""
+    (dim,) = dims_of(call, len(call.x.shape))
+    result = inner_product(b, call.x.factors, call.x.shape, dim)
+    return b.unsqueeze(result, dim) if call.get("keepdim", False) else result
+
+
+def inner_product(b: Builder, factors: Sequence[Value], shape: Sequence[int], dim: int) -> Value:
+    """The product of tensors that broadcast to a shape, summed over one axis."""
+    kept = [k for k in range(len(shape)) if k != dim]
+
+    def labels(x: Value) -> list[int | None]:
+        own = range(len(shape) - x.ndim, len(shape))
+        return [None if x.shape[d] != shape[k] or d in x.uniform else k for d, k in enumerate(own)]
+
+    return b.multilinear([(x, labels(x)) for x in factors], kept, [shape[k] for k in kept])
 
 
 def vector_norm(b: Builder, call: Call) -> Value:
@@ -40,7 +59,9 @@ def vector_norm(b: Builder, call: Call) -> Value:
     order = call.first("ord", "p") if "ord" in call.arguments or "p" in call.arguments else 2
     over: Over = "norm" if order in (None, 2, 2.0) and len(dims_of(call, x.ndim)) == 1 else "magnitude"
     # The "norm" of order zero counts what is not zero.
-    return reduce(b, x, call, law.fixed if order == 0 else law.magnitude, over)
+    result = reduce(b, x, call, law.fixed if order == 0 else law.magnitude, over)
+    result.is_norm = order != 0
+    return result
 
 
 def variance(b: Builder, call: Call) -> list[Value]:
@@ -55,7 +76,9 @@ def extremum(b: Builder, call: Call) -> Any:
         return b.maximum([as_value(b, v) for v in list(call.arguments.values())[:2]], call.shape)
     x = as_value(b, call.x)
     values = reduce(b, x, call, law.positive)
-    return [values] if len(call.shapes) == 1 else [values, _winner(b, x, call)]
+    if len(call.shapes) == 1:
+        return [values]
+    return [values, _winner(b, x, call) if call.is_used[1] else Value.fixed(call.shapes[1])]
 
 
 def order(b: Builder, call: Call) -> list[Value]:
