@@ -644,6 +644,14 @@ add(
     ),
 )
 add(
+    "rows",
+    "linear",
+    complex=lambda m, h, g: ops.view_as_real(torch.complex(h, g)),
+    complex_weights_of_two_tensors=lambda m, h, g: ops.view_as_real(
+        torch.complex(h, g) @ torch.complex(m.p(6, 4), m.p(6, 4, tag="b"))
+    ),
+)
+add(
     "rows", "signed", view_as_real=lambda m, h, g: ops.view_as_real(ops.view_as_complex(h.unflatten(-1, (3, 2)))).tanh()
 )
 add("tokens", "nested permutation", unfold_blocks=lambda m, h, g: fn.rms_norm(h.unfold(-1, 2, 2), (2,)).exp())

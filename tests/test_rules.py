@@ -75,6 +75,31 @@ def test_what_is_found_in_a_trap_is_true(forward: Forward) -> None:
         assert check.ok, f"{check}\n{symmetry}"
 
 
+class _Spectral(torch.nn.Module):
+    """A layer whose weights multiply complex numbers, held as complex numbers or as pairs of real ones."""
+
+    def __init__(self, *, is_complex: bool) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Conv1d(2, 6, 1), torch.nn.Conv1d(5, 1, 1)
+        drawn = torch.randn(6, 5, 3, 2)
+        self.weight = torch.nn.Parameter(torch.view_as_complex(drawn) if is_complex else drawn)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+        waves = torch.fft.rfft(self.first(x))[:, :, :3]
+        mixed: torch.Tensor = torch.fft.irfft(torch.einsum("bix,iox->box", waves, weight), n=10)
+        return self.last(mixed.relu())  # type: ignore[no-any-return]
+
+
+def test_complex_parameters_are_named_as_what_holds_the_units() -> None:
+    inputs = (torch.randn(2, 2, 10),)
+    pairs, whole = (rg.discover(_Spectral(is_complex=held), inputs) for held in (False, True))
+    assert sorted(group.size for group in pairs.groups) == [5, 6]
+    assert not whole.groups
+    reasons = {(row.parameter, row.axis): row.reason for row in whole.frozen}
+    assert "complex numbers, which are not moved; hold pairs of real ones" in reasons["first.weight", 0]
+
+
 def test_a_shape_that_depends_on_values_cannot_be_traced() -> None:
     def selected(m: Trap, x: torch.Tensor) -> torch.Tensor:
         return m.head(m.fc1(x)[x[:, 0] > 0]).sum(0)

@@ -149,7 +149,10 @@ class _Run:
             return fake
         if node.name in self.program.inputs:
             return Value.fixed(tuple(fake.shape), has_inputs=True)
-        return _constant(tuple(fake.shape), self.program.constants.get(node.name))
+        result = _constant(tuple(fake.shape), self.program.constants.get(node.name))
+        if fake.is_complex() and node.name in self.program.held:
+            result.is_complex = True
+        return result
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         b = self.b
@@ -310,7 +313,9 @@ def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta:
         if name in EXPANDS and first is not None:
             lead = len(shape) - first.ndim
             uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] != n}
-        return Value.fixed(shape, is_zero, uniform, has_inputs=any(tensor.has_inputs for tensor in tensors))
+        result = Value.fixed(shape, is_zero, uniform, has_inputs=any(tensor.has_inputs for tensor in tensors))
+        result.is_complex = any(tensor.is_complex for tensor in tensors)
+        return result
 
     return [one(m) for m in meta] if isinstance(meta, list | tuple) else one(meta)
 

@@ -29,13 +29,25 @@ class Value:
         is_fixed: It does not depend on any parameter (inputs, constants, position tables).
         is_zero: It is zero everywhere.
         is_norm: Its entries are norms, which are zero only where all that they are norms of is zero.
+        is_complex: It depends on complex parameters or buffers, which nothing moves.
         uniform: Axes along which it is constant.
         index_of: For integer tensors: the axis whose positions its values are.
         virtual: An axis that is not there but that an axis of this tensor selects from.
         has_inputs: For tensors that depend on no parameter: whether they depend on the inputs, or on something unknown.
     """
 
-    __slots__ = ("has_inputs", "index_of", "is_fixed", "is_norm", "is_zero", "layouts", "shape", "uniform", "virtual")
+    __slots__ = (
+        "has_inputs",
+        "index_of",
+        "is_complex",
+        "is_fixed",
+        "is_norm",
+        "is_zero",
+        "layouts",
+        "shape",
+        "uniform",
+        "virtual",
+    )
 
     def __init__(
         self,
@@ -52,7 +64,7 @@ class Value:
         self.layouts, self.shape = [list(layout) for layout in layouts], tuple(shape)
         self.is_fixed, self.is_zero, self.uniform = is_fixed, is_zero, uniform
         self.index_of, self.virtual, self.has_inputs = index_of, virtual, has_inputs
-        self.is_norm = False
+        self.is_norm = self.is_complex = False
 
     @property
     def ndim(self) -> int:

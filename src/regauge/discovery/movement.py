@@ -14,6 +14,8 @@ from regauge.discovery.laws import Axis, Law, LawOf, Record, Value
 from regauge.discovery.layout import Layout, leaf
 from regauge.discovery.open_orders import OpenOrder
 
+COMPLEX = "complex numbers, which are not moved; hold pairs of real ones and read them by torch.view_as_complex"
+
 
 class Stacked:
     """Tensors stacked along a new axis whose positions mean different things (query, key, value).
@@ -60,7 +62,7 @@ class Movement:
         """A tensor as an operand. Fixed ones come with new axes at each use, so that they tie nothing together."""
         if not value.is_fixed:
             return value
-        reason = f"{self.op}: tied to an input or a constant"
+        reason = f"{self.op}: tied to {COMPLEX if value.is_complex else 'an input or a constant'}"
         layouts = [leaf(n, None if k in value.uniform else reason) for k, n in enumerate(value.shape)]
         # Zeros satisfy every law; other constants have the axes along which they vary frozen.
         uniform = frozenset() if value.is_zero else value.uniform

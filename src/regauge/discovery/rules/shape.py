@@ -187,6 +187,11 @@ def view_as_complex(b: Builder, call: Call) -> Value:
     return b.carry(x, range(x.ndim - 1), call.shape, law.linear, ended=None, reason="real and imaginary parts")
 
 
+def complex_of(b: Builder, call: Call) -> Value:
+    """Complex numbers of real and imaginary parts."""
+    return b.add([as_value(b, call["real"]), as_value(b, call["imag"])], call.shape)
+
+
 def view_as_real(b: Builder, call: Call) -> Value:
     """Complex numbers as pairs along a new last axis."""
     x = as_value(b, call.x)
@@ -232,6 +237,7 @@ RULES: dict[str, Rule] = {
     "copy": copy_into,
     "im2col": unfold_patches,
     "unfold": unfold_windows,
+    "complex": complex_of,
     "view_as_complex": view_as_complex,
     "view_as_real": view_as_real,
 }
