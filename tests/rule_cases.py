@@ -725,14 +725,26 @@ def _weights(m: Between, gates: int, size: int = 4) -> list[Tensor]:
     return [m.p(rows, 6), m.p(rows, size), m.p(rows), m.p(rows, tag="b")]
 
 
-def _state(h: Tensor, size: int = 4) -> Tensor:
-    return torch.zeros(1, h.shape[0], size, dtype=h.dtype)
+def _state(h: Tensor, size: int = 4, count: int = 1) -> Tensor:
+    return torch.zeros(count, h.shape[0], size, dtype=h.dtype)
+
+
+def _projected(m: Between, ways: int) -> list[Tensor]:
+    """Weights of an LSTM of four units, projected to three, with biases for one way and without for two."""
+    weights = [m.p(16, 6), m.p(16, 3), *([m.p(16), m.p(16, tag="b")] if ways == 1 else []), m.p(3, 4)]
+    return [*weights, *(w.flip(0) for w in weights)] if ways == 2 else weights
 
 
 add(
     "tokens",
     "linear",
     lstm=lambda m, h, g: ops.lstm(h, [_state(h), _state(h)], _weights(m, 4), True, 1, 0.0, False, False, True),
+    lstm_projected=lambda m, h, g: ops.lstm(
+        h, [_state(h, 3), _state(h)], _projected(m, 1), True, 1, 0.0, False, False, True
+    ),
+    lstm_projected_both_ways=lambda m, h, g: ops.lstm(
+        h, [_state(h, 3, 2), _state(h, 4, 2)], _projected(m, 2), False, 1, 0.0, False, True, True
+    )[0],
     gru=lambda m, h, g: ops.gru(h, _state(h), _weights(m, 3), True, 1, 0.0, False, False, True)[0],
     rnn_tanh=lambda m, h, g: ops.rnn_tanh(h, _state(h), _weights(m, 1), True, 1, 0.0, False, False, True),
     rnn_relu=lambda m, h, g: ops.rnn_relu(h, _state(h), _weights(m, 1), True, 1, 0.0, False, False, True)[0],

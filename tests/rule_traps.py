@@ -1060,7 +1060,64 @@ def frequencies_of_phases(m: Any, x: Tensor) -> Any:
     return m.head(torch.fft.fft(m.fc1(x).tanh() * m.gain, dim=0).angle())
 
 
+def zeros_beside_part(m: Any, x: Tensor) -> Tensor:
+    """Zeros are read as state at first, and pieces of another layout afterwards."""
+    h = m.fc2(torch.cat([x[:, :3], x.new_zeros(6, 5)], 1)).tanh()
+    result: Tensor = m.head(m.fc2(torch.cat([x[:, :3], h[:, :5]], 1)).tanh())
+    return result
+
+
+def zeros_plus_one(m: Any, x: Tensor) -> Tensor:
+    start = x.new_zeros(6, 3) + torch.arange(3, dtype=x.dtype)
+    return m.head(m.fc2(torch.cat([x, start], 1)) + m.fc1(x).relu())
+
+
+def zeros_written_into(m: Any, x: Tensor) -> Tensor:
+    start = x.new_zeros(6, 8)
+    start[:, 2] = 1.0
+    return m.head(m.fc2(torch.cat([x, start[:, :3]], 1)).relu() + m.fc2(start))
+
+
+def zeros_cosine(m: Any, x: Tensor) -> Tensor:
+    return m.head(m.fc2(torch.cat([x, x.new_zeros(6, 3)], 1).cos()).relu())
+
+
+def zeros_normed(m: Any, x: Tensor) -> Tensor:
+    return m.head(m.fc2(fn.layer_norm(torch.cat([x, x.new_zeros(6, 3)], 1), (8,))).relu())
+
+
+def zeros_sorted(m: Any, x: Tensor) -> Tensor:
+    joined = torch.cat([x, x.new_zeros(6, 3)], 1)
+    return m.head(m.fc2(joined.sort(-1).values).relu() + m.emb[joined.argmin(-1)].repeat(1, 2))
+
+
+def zeros_to_a_power(m: Any, x: Tensor) -> Tensor:
+    h = m.fc1(x).relu()
+    return m.head((h * x.new_zeros(6, 8)).exp() * h + 0.0 * m.fc1(x))
+
+
+def zeros_divided_into(m: Any, x: Tensor) -> Tensor:
+    h = m.fc1(x).relu()
+    return m.head(h / (x.new_zeros(6, 8) + 1.0) + (m.fc1(x) / 0.0).clamp(-1, 1))
+
+
+def zeros_twice(m: Any, x: Tensor) -> Tensor:
+    """One constant is read by two layers whose states are mixed in different ways."""
+    start = torch.cat([x[:, :4], x.new_zeros(6, 4)], 1)
+    a, b = m.fc2(start).tanh(), torch.nn.functional.linear(start, m.w88).relu()
+    return m.head(torch.cat([a[:, :4], b[:, 4:]], 1) + m.fc2(torch.cat([x[:, :4], a[:, 4:]], 1)))
+
+
 ROWS: tuple[Forward, ...] = (
+    zeros_beside_part,
+    zeros_plus_one,
+    zeros_written_into,
+    zeros_cosine,
+    zeros_normed,
+    zeros_sorted,
+    zeros_to_a_power,
+    zeros_divided_into,
+    zeros_twice,
     windows_of_units,
     overlapping_windows,
     blocks_and_units,

@@ -32,9 +32,10 @@ class Value:
         index_of: For integer tensors: the axis whose positions its values are.
         virtual: An axis that is not there but that an axis of this tensor selects from.
         has_inputs: For tensors that depend on no parameter: whether they depend on the inputs, or on something unknown.
+        made: For tensors that depend on no parameter and have blocks of equal entries: makes one whose blocks are free.
     """
 
-    __slots__ = ("has_inputs", "index_of", "is_fixed", "is_zero", "layouts", "shape", "uniform", "virtual")
+    __slots__ = ("has_inputs", "index_of", "is_fixed", "is_zero", "layouts", "made", "shape", "uniform", "virtual")
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Value:
         self.layouts, self.shape = [list(layout) for layout in layouts], tuple(shape)
         self.is_fixed, self.is_zero, self.uniform = is_fixed, is_zero, uniform
         self.index_of, self.virtual, self.has_inputs = index_of, virtual, has_inputs
+        self.made: Callable[[], Value | None] | None = None
 
     @property
     def ndim(self) -> int:

@@ -1,5 +1,6 @@
 """Functions of single entries, and of the entries of several tensors at the same index."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -61,7 +62,7 @@ def divide(b: Builder, call: Call) -> Value:
     if call.get("rounding_mode"):
         return b.joint([x, y], call.shape)
     if not isinstance(y, Value):
-        return b.mul([x, 1 / y if y else 0.0], call.shape)
+        return b.mul([x, 1 / y if y else math.inf], call.shape)
     return b.mul([x, y], call.shape, exponents=[1, -1])
 
 
