@@ -93,7 +93,7 @@ class Probe:
 
         self.module = SelectedOutputs(copy.deepcopy(module).to(dtype).eval(), outputs)
         self.inputs, self.kwargs = pytree.tree_map(cast, (tuple(inputs), kwargs))
-        state = self.module.state_dict()
+        state = {name: t for name, t in self.module.state_dict().items() if isinstance(t, Tensor)}
         self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
 

@@ -322,7 +322,7 @@ class Symmetry:
             The largest relative change of the outputs, in total and per group.
         """
         bound = self.bind(module.state_dict())
-        if any(t.is_meta for t in module.state_dict().values()):
+        if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
             raise ValueError(
                 "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
                 "same architecture, or materialize the module with `module.to_empty(device='cpu')`"

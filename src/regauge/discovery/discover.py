@@ -65,7 +65,7 @@ def discover(
 
     Raises:
         TypeError: The module is none, or the example inputs are none of these.
-        TraceError: `torch.export` cannot trace the module.
+        TraceError: `torch.export` cannot trace the module; quantized and lazy ones are refused.
         ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`.
 
     References:
@@ -99,7 +99,7 @@ def _discover(
 ) -> Symmetry:
     require_module(module)
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
-    is_meta = any(t.is_meta for t in module.state_dict().values())
+    is_meta = any(t.is_meta for t in (*module.parameters(), *module.buffers()))
     known = pytree.tree_leaves((inputs, kwargs))
     if is_meta:
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))

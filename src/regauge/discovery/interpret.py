@@ -22,7 +22,8 @@ from regauge.discovery.movement import Stacked
 from regauge.discovery.operators import COPIES, INLINED, PIECES, SAME, Call, NoRuleError, Rule, operator_name, words
 from regauge.discovery.rules import RULES
 from regauge.discovery.rules.reductions import sum_of_squares
-from regauge.discovery.trace import Program, TraceError
+from regauge.discovery.trace import Program
+from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Where parameters are finer, a conversion to one of these rounds: scales do not pass."""
@@ -117,8 +118,9 @@ class _Run:
                     values[node] = self._call(node, values)
                 except GuardOnDataDependentSymNode as error:
                     raise TraceError(
-                        f"the shape of {node.name} depends on values ({error.cond}), and discovery needs it; trace the "
-                        "part of the model before it, or write the symmetry by hand with `regauge.Symmetry.from_axes`"
+                        f"the shape of what {operator_name(node)} returns depends on values, and discovery needs it; "
+                        "trace the part of the model before it, or write the symmetry by hand with "
+                        "`regauge.Symmetry.from_axes`"
                     ) from error
         if graph is self.program.graph:
             self.values = values
