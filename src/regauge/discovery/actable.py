@@ -39,11 +39,17 @@ def cannot_act(symmetry: Symmetry) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One parameter, or some of its axes, with the groups that act there; bases come before what is within them."""
+    """One parameter, or some of its axes, with the groups that act there; bases come before what is within them.
+
+    Attributes:
+        groups: These groups with their placements here.
+        whole: The same groups with all of their placements, which decide how elements are multiplied.
+    """
 
     parameter: str
     shape: tuple[int, ...]
     groups: tuple[Group, ...]
+    whole: tuple[Group, ...]
 
     def geometry(self) -> Hashable:
         """What decides whether they can act: everything but names."""
@@ -57,38 +63,40 @@ class _Part:
             )
             for group in self.groups
         )
-        return nameless, self.shape
+        signs = tuple(tuple((p.sign, p.shift) for p in group.placements if any(p.shift)) for group in self.whole)
+        return nameless, signs, self.shape
 
     def failures(self) -> dict[str, str]:
         """The groups that fail together with those before them."""
         failed: dict[str, str] = {}
-        if self._try(self.groups) is None:
+        if self._try(range(len(self.groups))) is None:
             return failed
-        tried: list[Group] = []
-        for group in self.groups:
+        tried: list[int] = []
+        for k, group in enumerate(self.groups):
             reason = None if failed.keys().isdisjoint(group.within) else "what it is repeated within cannot act"
-            reason = reason or self._try([*tried, group])
+            reason = reason or self._try([*tried, k])
             if reason is None:
-                tried.append(group)
+                tried.append(k)
             else:
                 failed[group.name] = reason
         return failed
 
-    def _try(self, groups: Sequence[Group]) -> str | None:
+    def _try(self, chosen: Sequence[int]) -> str | None:
         """Why groups cannot act together on a random tensor; None if they can."""
         shapes, generator = {self.parameter: self.shape}, torch.Generator().manual_seed(0)
-        symmetry = Symmetry(tuple(groups), shapes)
+        groups = tuple(self.groups[k] for k in chosen)
+        symmetry, algebra = Symmetry(groups, shapes), Symmetry(tuple(self.whole[k] for k in chosen), {})
         before = torch.randn(self.shape, generator=generator, dtype=torch.float64)
         try:
             pair = next(overlapping(groups, shapes), None)
             if pair is not None:
                 return f"{pair[0].name!r} and {pair[1].name!r} both move the same entries of {self.parameter!r}"
-            element, blank = symmetry.random(generator), symmetry.identity()
+            element, blank = algebra.random(generator), algebra.identity()
             for group in groups:
                 if group.matrix != "none" and group.size > LARGEST_MATRIX:
                     element = element.replace(group.name, blank[group.name])
             moved = symmetry.act(element, {self.parameter: before})
-            after = symmetry.act(symmetry.inverse(element), moved)[self.parameter]
+            after = symmetry.act(algebra.inverse(element), moved)[self.parameter]
         except (ValueError, IndexError, RuntimeError) as error:
             return str(error).splitlines()[0]
         is_same = relative_change([before], [after]) <= TOLERANCE
@@ -110,8 +118,9 @@ def _parts(symmetry: Symmetry) -> Iterator[_Part]:
     def part(parameter: str, shape: tuple[int, ...], local: Mapping[str, Sequence[Placement]]) -> _Part:
         names = set(local) | bases_of(set(local))
         ranked = sorted(names, key=lambda name: (len(bases_of({name})), order[name]))
-        groups = (replace(by_name[name], placements=tuple(local.get(name, ()))) for name in ranked)
-        return _Part(parameter, shape, tuple(groups))
+        whole = tuple(by_name[name] for name in ranked)
+        here = tuple(replace(group, placements=tuple(local.get(group.name, ()))) for group in whole)
+        return _Part(parameter, shape, here, whole)
 
     for parameter, local in places.items():
         shape = symmetry.shapes[parameter]

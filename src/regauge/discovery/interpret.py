@@ -30,7 +30,7 @@ HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.floa
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
 """What a rule raises that cannot handle its call."""
-COMPARES = {"argmax", "argmin", "max", "min", "sort", "argsort", "topk"}
+COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
 """Operators that return the positions of entries by their size; those of equal entries depend on their order."""
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
@@ -42,7 +42,7 @@ FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_lik
 REFERS = SAME | words("view_as reshape_as expand_as")
 """Operators that read the values of their first operand only, and of a second one its shape or its dtype."""
 EXPANDS = words("expand expand_as broadcast_to")
-JOINS = words("cat concat concatenate pad constant_pad_nd slice_scatter select_scatter")
+JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
 """Operators that put values, or zeros, beside one another."""
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
 """Operators that move blocks of equal entries along with other values."""
