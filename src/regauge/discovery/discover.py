@@ -46,7 +46,8 @@ def discover(
 
     The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
     operators that touch a group decide what may act on it. An operator without a rule freezes the axes that it touches.
-    The result holds for the shapes, the branches and the outputs of this trace.
+    The result holds for the shapes, the branches and the outputs of this trace. Its elements can act: one is drawn and
+    applied to random tensors, piece by piece, and a group that fails is frozen, with the reason.
 
     Args:
         module: Any module that `torch.export` can trace, also on the meta device. It is left as it was.

@@ -134,11 +134,11 @@ def _refill(container: Container, content: Any) -> None:
         container.extend(content)
 
 
-class _CopyOnWrite(TorchDispatchMode):
+class _CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Copies the memory of a parameter before an operator writes into it."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._own = {parameter.untyped_storage()._cdata: parameter for parameter in module.parameters()}
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -157,7 +157,7 @@ def _output_shapes(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: di
         return [tuple(t.shape) for t in _run_eagerly(wrapped, *fakes)]
 
 
-def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
         with torch.no_grad(), _quiet(), _no_source():
             return torch.export.export(wrapped, inputs, kwargs, strict=False)
