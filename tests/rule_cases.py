@@ -869,6 +869,7 @@ add(
     "rows",
     "linear",
     scatter_add=lambda m, h, g: torch.zeros(3, 6, dtype=h.dtype).scatter_add(0, _to(h), h),
+    scatter_add_repeated=lambda m, h, g: g.scatter_add(0, ROWS_TO[:, None].repeat(1, 6), h),
     scatter_add_to_others=lambda m, h, g: g.scatter_add(0, _to(h), h),
     scatter_add_by_weight=lambda m, h, g: m.p(3, 6).scatter_add(0, _to(h), m.p(5, 1) * h),
     scatter_reduce_sum=_reduced("sum"),

@@ -317,3 +317,11 @@ def test_a_state_that_is_no_tensor_is_no_obstacle() -> None:
     symmetry = rg.discover(Plain(), (ROWS,))
     assert [group.kind for group in symmetry.groups] == ["scaled"]
     assert symmetry.verify(Plain(), (ROWS,), generator=torch.Generator().manual_seed(0)).ok
+
+
+@pytest.mark.parametrize("writes", [new_attributes, containers], ids=lambda writes: writes.__name__)
+def test_what_an_earlier_pass_left_is_no_obstacle_to_verification(writes: Writes) -> None:
+    module = Awkward(writes, is_traceable=True).eval()
+    module(ROWS)
+    symmetry = rg.discover(module, (ROWS,))
+    assert any(note.startswith("verified") for note in symmetry.notes), symmetry.notes

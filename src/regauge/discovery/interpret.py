@@ -339,9 +339,9 @@ def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta:
         uniform = frozenset(range(len(shape))) if is_uniform else frozenset[int]()
         if name in SAME and first is not None:
             uniform |= first.uniform
-        if name in EXPANDS and first is not None:
+        if name in (*EXPANDS, "repeat", "tile") and first is not None:
             lead = len(shape) - first.ndim
-            uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] != n}
+            uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] == 1 != n}
         return Value.fixed(shape, is_zero, uniform, has_inputs=any(tensor.has_inputs for tensor in tensors))
 
     return [one(m) for m in meta] if isinstance(meta, list | tuple) else one(meta)
