@@ -63,6 +63,18 @@ def test_every_rule_has_a_case() -> None:
     assert set(RULES) - seen == set()
 
 
+@pytest.mark.parametrize("name", ["cdist_codebook", "cdist_codebook_of_batch", "cdist_codebook_chosen"])
+def test_entries_of_a_codebook_are_reordered(name: str) -> None:
+    _, symmetry, _ = discovered(name)
+    assert {(group.kind, group.size) for group in symmetry.groups} >= {("orthogonal", 6), ("permutation", 7)}
+
+
+@pytest.mark.parametrize("name", ["cdist_codebook_counted", "cdist_codebook_rectified"])
+def test_entries_that_may_be_equally_far_stay_in_their_order(name: str) -> None:
+    _, symmetry, _ = discovered(name)
+    assert 7 not in {group.size for group in symmetry.groups}
+
+
 @pytest.mark.parametrize("forward", [*ROWS, *TOKENS], ids=lambda forward: forward.__name__)
 def test_what_is_found_in_a_trap_is_true(forward: Forward) -> None:
     shape = (6, 5) if forward in ROWS else (3, 5, 5)
