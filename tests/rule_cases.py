@@ -905,6 +905,9 @@ add(
     scatter_reduce_amax_of_ones=_reduced("amax", start=1.0),
     scatter_reduce_sum_on_ones=_reduced("sum", start=1.0),
     scatter_number_in_rows=lambda m, h, g: h.scatter(0, _to(h, FEW), 0.7),
+    cdist_codebook_on_a_sphere=lambda m, h, g: m.p(7, 4)[
+        torch.cdist(h.relu(), fn.rms_norm(m.p(7, 6), (6,))).argmin(-1)
+    ],
     cdist_codebook_rectified=lambda m, h, g: m.p(7, 4)[torch.cdist(h.relu(), m.p(7, 6).relu()).argmin(-1)],
     index_fill_number=lambda m, h, g: h.index_fill(0, FEW, 0.7),
     index_reduce_prod=_by_index("prod"),

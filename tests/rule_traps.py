@@ -1205,13 +1205,6 @@ def codebook_used_twice(m: Any, x: Tensor) -> Any:
     return m.square.T[torch.cdist(z, m.square).argmin(-1)] @ m.o.T
 
 
-def codebook_on_a_sphere(m: Any, x: Tensor) -> Any:
-    """All of its rows are equally far from zero."""
-    z = fn.threshold(m.fc1(x), 5.0, 0.0)
-    rows = m.square / m.square.norm(dim=-1, keepdim=True)
-    return m.emb[torch.cdist(z, rows).argmin(-1)] @ m.table
-
-
 def distances_of_rectified(m: Any, x: Tensor) -> Any:
     return torch.cdist(m.fc1(x).relu(), m.w88).relu() @ m.o.T
 
@@ -1320,7 +1313,6 @@ ROWS: tuple[Forward, ...] = (
     city_blocks,
     codebook,
     codebook_used_twice,
-    codebook_on_a_sphere,
     distances_of_rectified,
     distances_to_itself,
     distance_of_vectors,
