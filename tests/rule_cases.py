@@ -499,7 +499,6 @@ add(
 add("line", "scaled", group_norm_of_all=lambda m, h, g: fn.group_norm(h, 1, m.p(8)))
 add("rows", "orthogonal", _weight_norm=lambda m, h, g: fn.linear(h, torch._weight_norm(m.p(7, 6), m.p(7, 1), 0)))
 add("rows", "scaled", _weight_norm_of_columns=lambda m, h, g: fn.linear(h, torch._weight_norm(m.p(7, 6), m.p(1, 6), 1)))
-add("rows", "frozen", _weight_norm_of_all=lambda m, h, g: fn.linear(h, torch._weight_norm(m.p(7, 6), m.p(1), -1)))
 
 # Views
 
@@ -756,14 +755,26 @@ def _weights(m: Between, gates: int, size: int = 4) -> list[Tensor]:
     return [m.p(rows, 6), m.p(rows, size), m.p(rows), m.p(rows, tag="b")]
 
 
-def _state(h: Tensor, size: int = 4) -> Tensor:
-    return torch.zeros(1, h.shape[0], size, dtype=h.dtype)
+def _state(h: Tensor, size: int = 4, count: int = 1) -> Tensor:
+    return torch.zeros(count, h.shape[0], size, dtype=h.dtype)
+
+
+def _projected(m: Between, ways: int) -> list[Tensor]:
+    """Weights of an LSTM of four units, projected to three, with biases for one way and without for two."""
+    weights = [m.p(16, 6), m.p(16, 3), *([m.p(16), m.p(16, tag="b")] if ways == 1 else []), m.p(3, 4)]
+    return [*weights, *(w.flip(0) for w in weights)] if ways == 2 else weights
 
 
 add(
     "tokens",
     "linear",
     lstm=lambda m, h, g: ops.lstm(h, [_state(h), _state(h)], _weights(m, 4), True, 1, 0.0, False, False, True),
+    lstm_projected=lambda m, h, g: ops.lstm(
+        h, [_state(h, 3), _state(h)], _projected(m, 1), True, 1, 0.0, False, False, True
+    ),
+    lstm_projected_both_ways=lambda m, h, g: ops.lstm(
+        h, [_state(h, 3, 2), _state(h, 4, 2)], _projected(m, 2), False, 1, 0.0, False, True, True
+    )[0],
     gru=lambda m, h, g: ops.gru(h, _state(h), _weights(m, 3), True, 1, 0.0, False, False, True)[0],
     rnn_tanh=lambda m, h, g: ops.rnn_tanh(h, _state(h), _weights(m, 1), True, 1, 0.0, False, False, True),
     rnn_relu=lambda m, h, g: ops.rnn_relu(h, _state(h), _weights(m, 1), True, 1, 0.0, False, False, True)[0],
@@ -855,3 +866,215 @@ add(
 add("image", "linear", pixel_shuffle=lambda m, h, g: fn.pixel_shuffle(h, 2))
 add("image", "linear", channel_shuffle=lambda m, h, g: fn.channel_shuffle(h, 2))
 add("image", "linear", native_channel_shuffle=lambda m, h, g: ops.native_channel_shuffle(h, 4))
+
+
+# Rows that are addressed by number: graphs, segments, bags
+
+ROWS_TO = torch.tensor([0, 2, 1, 0, 2])
+BAGS = torch.tensor([[0, 1], [1, 2], [3, 0], [1, 1], [2, 2]])
+
+
+def _to(h: Tensor, rows: Tensor = ROWS_TO) -> Tensor:
+    """Positions of whole rows, as `scatter` takes them."""
+    return rows.view(-1, 1).expand(-1, h.shape[1])
+
+
+def _reduced(how: str, *, start: float = 0.0, include: bool = True) -> Operator:
+    def operator(m: Between, h: Tensor, g: Tensor) -> Tensor:
+        blank = torch.full((3, 6), start, dtype=h.dtype)
+        return blank.scatter_reduce(0, _to(h), h, how, include_self=include)
+
+    return operator
+
+
+def _by_index(how: str) -> Operator:
+    return lambda m, h, g: g.index_reduce(0, torch.tensor([1, 1, 3]), h[:3], how)
+
+
+def _segments(how: str) -> Operator:
+    return lambda m, h, g: torch.segment_reduce(h, how, lengths=torch.tensor([2, 3]))
+
+
+FEW = torch.tensor([1, 3])
+add(
+    "rows",
+    "linear",
+    scatter_add=lambda m, h, g: torch.zeros(3, 6, dtype=h.dtype).scatter_add(0, _to(h), h),
+    scatter_add_repeated=lambda m, h, g: g.scatter_add(0, ROWS_TO[:, None].repeat(1, 6), h),
+    scatter_add_to_others=lambda m, h, g: g.scatter_add(0, _to(h), h),
+    scatter_add_by_weight=lambda m, h, g: m.p(3, 6).scatter_add(0, _to(h), m.p(5, 1) * h),
+    scatter_reduce_sum=_reduced("sum"),
+    scatter_reduce_mean=_reduced("mean"),
+    scatter_reduce_mean_of_others=_reduced("mean", include=False),
+    scatter_rows=lambda m, h, g: h.scatter(0, _to(h, FEW), g[:2]),
+    scatter_zero_rows=lambda m, h, g: h.scatter(0, _to(h, FEW), 0.0),
+    index_copy=lambda m, h, g: h.index_copy(0, FEW, g[:2]),
+    index_fill=lambda m, h, g: h.index_fill(0, FEW, 0.0),
+    index_reduce_mean=_by_index("mean"),
+    segment_reduce=_segments("sum"),
+    segment_mean=_segments("mean"),
+    embedding_bag=lambda m, h, g: fn.embedding_bag(BAGS, m.p(4, 6)) + h,
+    embedding_bag_sum=lambda m, h, g: fn.embedding_bag(BAGS, m.p(4, 6), mode="sum") + h,
+    embedding_bag_weighted=lambda m, h, g: (
+        fn.embedding_bag(BAGS, m.p(4, 6), mode="sum", per_sample_weights=m.p(5, 2)) + h
+    ),
+    embedding_bag_padded=lambda m, h, g: fn.embedding_bag(BAGS, m.p(4, 6), padding_idx=1) + h,
+)
+add(
+    "rows",
+    "scaled",
+    scatter_reduce_amax=_reduced("amax", include=False),
+    scatter_reduce_amin=_reduced("amin"),
+    index_reduce=_by_index("amax"),
+    segment_max=_segments("max"),
+    embedding_bag_max=lambda m, h, g: fn.embedding_bag(BAGS, m.p(4, 6), mode="max") + h,
+)
+add(
+    "rows",
+    "permutation",
+    scatter_reduce_prod=_reduced("prod", start=1.0),
+    scatter_reduce_amax_of_ones=_reduced("amax", start=1.0),
+    scatter_reduce_sum_on_ones=_reduced("sum", start=1.0),
+    scatter_number_in_rows=lambda m, h, g: h.scatter(0, _to(h, FEW), 0.7),
+    cdist_codebook_on_a_sphere=lambda m, h, g: m.p(7, 4)[
+        torch.cdist(h.relu(), fn.rms_norm(m.p(7, 6), (6,))).argmin(-1)
+    ],
+    cdist_codebook_rectified=lambda m, h, g: m.p(7, 4)[torch.cdist(h.relu(), m.p(7, 6).relu()).argmin(-1)],
+    index_fill_number=lambda m, h, g: h.index_fill(0, FEW, 0.7),
+    index_reduce_prod=_by_index("prod"),
+    segment_product=_segments("prod"),
+    segment_max_from_one=lambda m, h, g: torch.segment_reduce(h, "max", lengths=torch.tensor([2, 3]), initial=0.1),
+)
+add(
+    "rows",
+    "frozen",
+    scatter_add_units=lambda m, h, g: h.scatter_add(1, torch.tensor([[0, 1, 1, 2, 3, 5]]).expand(5, -1), g),
+    scatter_add_crossed=lambda m, h, g: g.scatter_add(0, torch.arange(30).view(5, 6) % 5, h),
+    index_fill_units=lambda m, h, g: h.index_fill(1, FEW, 0.0),
+    segments_of_units=lambda m, h, g: torch.segment_reduce(h.T.contiguous(), "sum", lengths=torch.tensor([2, 4])),
+)
+
+# Distances and norms of matrices
+
+add(
+    "rows",
+    "orthogonal",
+    cdist=lambda m, h, g: torch.cdist(h, m.p(7, 6)),
+    cdist_codebook=lambda m, h, g: m.p(7, 6)[torch.cdist(h, m.p(7, 6)).argmin(-1)],
+    cdist_codebook_of_batch=lambda m, h, g: m.p(7, 6)[torch.cdist(h[None], m.p(7, 6)[None])[0].argmin(-1)],
+    cdist_codebook_chosen=lambda m, h, g: fn.one_hot((-torch.cdist(h, m.p(7, 6))).argmax(-1), 7).double() @ m.p(7, 6),
+    pdist=lambda m, h, g: fn.pdist(h),
+    _weight_norm_of_all=lambda m, h, g: fn.linear(h, ops._weight_norm(m.p(4, 6), m.p(1)[0], -1)),
+)
+add("tokens", "orthogonal", cdist_of_batches=lambda m, h, g: torch.cdist(h, m.p(7, 6)))
+add(
+    "rows",
+    "signed",
+    cdist_by_magnitudes=lambda m, h, g: torch.cdist(h, m.p(7, 6), p=1.0),
+    cdist_of_largest=lambda m, h, g: torch.cdist(h, m.p(7, 6), p=float("inf")),
+    cdist_counted=lambda m, h, g: torch.cdist(h, m.p(7, 6), p=0.0),
+    cdist_codebook_counted=lambda m, h, g: m.p(7, 4)[torch.cdist(h, m.p(7, 6), p=0.0).argmin(-1)],
+    pdist_by_cubes=lambda m, h, g: fn.pdist(h, p=3.0),
+    dist=lambda m, h, g: torch.dist(h, g),
+    linalg_svdvals=lambda m, h, g: torch.linalg.svdvals(h),
+    linalg_matrix_norm=lambda m, h, g: torch.linalg.matrix_norm(h, 2),
+    matrix_norm_of_rows=lambda m, h, g: torch.linalg.matrix_norm(h, float("inf")),
+)
+add(
+    "tokens",
+    "linear",
+    linalg_inv=lambda m, h, g: h @ torch.linalg.inv(m.p(6, 6)),
+    inverse=lambda m, h, g: h @ torch.inverse(m.p(6, 6)),
+    linalg_solve=lambda m, h, g: torch.linalg.solve(m.p(6, 6), h[0].T),
+    solve_from_the_right=lambda m, h, g: torch.linalg.solve(m.p(6, 6), h[0], left=False),
+    addbmm=lambda m, h, g: torch.addbmm(m.p(5, 4), h, m.p(3, 6, 4), beta=2, alpha=0.5),
+    inner=lambda m, h, g: torch.inner(h, m.p(4, 6)),
+)
+add("tokens", "scaled", inverse_of_rectified=lambda m, h, g: h.relu() @ torch.linalg.inv(m.p(6, 6)))
+
+# Ranks, ranges, and other functions of entries
+
+add(
+    "rows",
+    "scaled",
+    kthvalue=lambda m, h, g: h.kthvalue(2, 0).values,
+    median=lambda m, h, g: h.median(0).values,
+    nanmedian=lambda m, h, g: h.nanmedian(0).values,
+    mode=lambda m, h, g: h.mode(0).values,
+    copysign=lambda m, h, g: torch.copysign(h, g),
+    copysign_number=lambda m, h, g: torch.copysign(h, -1.0),
+    signbit=lambda m, h, g: h.signbit(),
+)
+add(
+    "rows",
+    "permutation",
+    kthvalue_of_units=lambda m, h, g: h.kthvalue(2, 1).values,
+    median_of_units=lambda m, h, g: h.median(1).values,
+    chosen_by_median=lambda m, h, g: m.p(6, 3)[h.median(1).indices],
+    median_of_all=lambda m, h, g: h.median(),
+    histc=lambda m, h, g: h.histc(4, -2, 2),
+    bucketize=lambda m, h, g: torch.bucketize(h, torch.tensor([-1.0, 0.0, 1.0], dtype=h.dtype)),
+    searchsorted=lambda m, h, g: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0], dtype=h.dtype), h),
+    special_erfcx=lambda m, h, g: torch.special.erfcx(h),
+)
+add("rows", "signed", special_i0e=lambda m, h, g: torch.special.i0e(h))
+add(
+    "rows",
+    "linear",
+    ldexp=lambda m, h, g: torch.ldexp(h, torch.tensor(2)),
+    hstack=lambda m, h, g: torch.hstack([h, g]),
+    vstack=lambda m, h, g: torch.vstack([h, g[0]]),
+    dstack=lambda m, h, g: torch.dstack([h, g]),
+    column_stack=lambda m, h, g: torch.column_stack([h, g]),
+)
+
+# Images that are sampled, folded and unpooled
+
+
+def _turned(h: Tensor) -> Tensor:
+    """A grid that a fixed matrix turns."""
+    space = h.ndim - 2
+    matrix = 0.7 * torch.eye(space, space + 1, dtype=h.dtype).roll(1, 0)
+    return fn.affine_grid(matrix.expand(len(h), -1, -1), list(h.shape), align_corners=False)
+
+
+add(
+    "image",
+    "linear",
+    grid_sampler=lambda m, h, g: fn.grid_sample(h, _turned(h), align_corners=False),
+    grid_sampler_2d=lambda m, h, g: ops.grid_sampler_2d(h, _turned(h), 2, 1, True),
+    grid_sampler_learned=lambda m, h, g: fn.grid_sample(h, m.p(2, 3, 3, 2).tanh(), align_corners=False),
+    affine_grid_generator=lambda m, h, g: fn.grid_sample(
+        h, fn.affine_grid(m.p(2, 2, 3), [2, 8, 3, 3], align_corners=False), align_corners=False
+    ),
+    col2im=lambda m, h, g: fn.fold(fn.unfold(h, 2), (6, 6), 2),
+)
+add(
+    "image",
+    "scaled",
+    max_unpool2d=lambda m, h, g: ops.max_unpool2d(*ops.max_pool2d_with_indices(h, [2, 2], [2, 2]), [6, 6]),
+)
+add(
+    "image",
+    "permutation",
+    grid_of_units=lambda m, h, g: fn.grid_sample(
+        g, h.tanh().mean(1)[..., None].expand(-1, -1, -1, 2), align_corners=False
+    ),
+)
+add(
+    "line",
+    "linear",
+    _upsample_nearest_exact1d=lambda m, h, g: fn.interpolate(h, size=9, mode="nearest-exact"),
+    _unsafe_index_put=lambda m, h, g: ops._unsafe_index_put(h, [torch.tensor([1, 0])], g),
+)
+add(
+    "volume",
+    "linear",
+    _upsample_nearest_exact3d=lambda m, h, g: fn.interpolate(h, size=5, mode="nearest-exact"),
+    grid_sampler_3d=lambda m, h, g: ops.grid_sampler_3d(h, _turned(h), 0, 0, False),
+)
+add(
+    "volume",
+    "scaled",
+    max_unpool3d=lambda m, h, g: fn.max_unpool3d(*fn.max_pool3d(h, 2, return_indices=True), 2),
+)

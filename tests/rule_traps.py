@@ -1090,7 +1090,288 @@ def frequencies_of_phases(m: Any, x: Tensor) -> Any:
     return m.head(torch.fft.fft(m.fc1(x).tanh() * m.gain, dim=0).angle())
 
 
+def zeros_beside_part(m: Any, x: Tensor) -> Tensor:
+    """Zeros are read as state at first, and pieces of another layout afterwards."""
+    h = m.fc2(torch.cat([x[:, :3], x.new_zeros(6, 5)], 1)).tanh()
+    result: Tensor = m.head(m.fc2(torch.cat([x[:, :3], h[:, :5]], 1)).tanh())
+    return result
+
+
+def zeros_plus_one(m: Any, x: Tensor) -> Tensor:
+    start = x.new_zeros(6, 3) + torch.arange(3, dtype=x.dtype)
+    return m.head(m.fc2(torch.cat([x, start], 1)) + m.fc1(x).relu())
+
+
+def zeros_written_into(m: Any, x: Tensor) -> Tensor:
+    start = x.new_zeros(6, 8)
+    start[:, 2] = 1.0
+    return m.head(m.fc2(torch.cat([x, start[:, :3]], 1)).relu() + m.fc2(start))
+
+
+def zeros_cosine(m: Any, x: Tensor) -> Tensor:
+    return m.head(m.fc2(torch.cat([x, x.new_zeros(6, 3)], 1).cos()).relu())
+
+
+def zeros_normed(m: Any, x: Tensor) -> Tensor:
+    return m.head(m.fc2(fn.layer_norm(torch.cat([x, x.new_zeros(6, 3)], 1), (8,))).relu())
+
+
+def zeros_sorted(m: Any, x: Tensor) -> Tensor:
+    joined = torch.cat([x, x.new_zeros(6, 3)], 1)
+    return m.head(m.fc2(joined.sort(-1).values).relu() + m.emb[joined.argmin(-1)].repeat(1, 2))
+
+
+def zeros_to_a_power(m: Any, x: Tensor) -> Tensor:
+    h = m.fc1(x).relu()
+    return m.head((h * x.new_zeros(6, 8)).exp() * h + 0.0 * m.fc1(x))
+
+
+def zeros_divided_into(m: Any, x: Tensor) -> Tensor:
+    h = m.fc1(x).relu()
+    return m.head(h / (x.new_zeros(6, 8) + 1.0) + (m.fc1(x) / 0.0).clamp(-1, 1))
+
+
+def zeros_twice(m: Any, x: Tensor) -> Tensor:
+    """One constant is read by two layers whose states are mixed in different ways."""
+    start = torch.cat([x[:, :4], x.new_zeros(6, 4)], 1)
+    a, b = m.fc2(start).tanh(), torch.nn.functional.linear(start, m.w88).relu()
+    return m.head(torch.cat([a[:, :4], b[:, 4:]], 1) + m.fc2(torch.cat([x[:, :4], a[:, 4:]], 1)))
+
+
+def _rows_to(x: Tensor, rows: tuple[int, ...] = (0, 2, 1, 0, 2, 0)) -> Tensor:
+    return torch.tensor(rows).view(-1, 1).expand(-1, 8)
+
+
+def scatter_product(m: Any, x: Tensor) -> Any:
+    """Three, one and two factors: no scale and no sign is the same for all."""
+    h = m.fc1(x).relu() + 0.1
+    return m.head(torch.ones(3, 8, dtype=x.dtype).scatter_reduce(0, _rows_to(x), h, "prod"))
+
+
+def scatter_largest_of_signed(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).tanh()
+    return m.head(x.new_zeros(3, 8).scatter_reduce(0, _rows_to(x), h, "amax", include_self=False))
+
+
+def scatter_smallest_of_ones(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu()
+    return m.head(torch.ones(3, 8, dtype=x.dtype).scatter_reduce(0, _rows_to(x), h, "amin"))
+
+
+def scatter_mean_with_number(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu()
+    return m.head(torch.full((3, 8), 0.3, dtype=x.dtype).scatter_reduce(0, _rows_to(x), h, "mean"))
+
+
+def scatter_rows_by_unit(m: Any, x: Tensor) -> Any:
+    """Each unit goes to other rows."""
+    index = torch.arange(48).view(6, 8) % 3
+    return m.head(x.new_zeros(3, 8).scatter_add(0, index, m.fc1(x).relu()))
+
+
+def scatter_multiplied(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu() + 0.1
+    return m.head(m.fc1(x).tanh().scatter(0, _rows_to(x), -2.0, reduce="multiply") + h)
+
+
+def scatter_by_values(m: Any, x: Tensor) -> Any:
+    """Where rows go depends on the units."""
+    h = m.fc1(x)
+    index = (h > 0.3).long().sum(1, keepdim=True).clamp(max=2).expand(-1, 8)
+    return m.head(x.new_zeros(3, 8).scatter_add(0, index, h.relu()))
+
+
+def scatter_to_chosen_units(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x)
+    best = h.topk(2).indices
+    return m.head(torch.zeros_like(h).scatter_add(1, best, m.router(x)[:, :2]) * m.fc1(x).tanh())
+
+
+def scatter_part_of_rows(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu()
+    return m.head(m.fc1(x).tanh().scatter_add(0, _rows_to(x)[:3, :5], h[:, :5]))
+
+
+def filled_with_units(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x).relu().index_fill(0, torch.tensor([1, 4]), m.scalar))
+
+
+def reduced_by_index(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x).tanh().index_copy(0, torch.tensor([1, 4]), m.w88[:2]))
+
+
+def segments_with_start(m: Any, x: Tensor) -> Any:
+    h = m.fc1(x).relu()
+    return m.head(torch.segment_reduce(h, "sum", lengths=torch.tensor([2, 4]), initial=0.5))
+
+
+def bag_of_largest(m: Any, x: Tensor) -> Any:
+    bags = torch.arange(12).view(6, 2) % 8
+    return m.head(fn.embedding_bag(bags, m.w88, mode="max").tanh() + fn.embedding_bag(bags, m.w88))
+
+
+def bag_weighted_by_units(m: Any, x: Tensor) -> Any:
+    bags = torch.arange(48).view(6, 8) % 8
+    return m.head(fn.embedding_bag(bags, m.w88, mode="sum", per_sample_weights=m.fc1(x)).relu())
+
+
+def bag_of_chosen_units(m: Any, x: Tensor) -> Any:
+    chosen = m.fc1(x).topk(2).indices
+    return fn.embedding_bag(chosen, m.emb, mode="sum") @ m.mix @ m.table
+
+
+def city_blocks(m: Any, x: Tensor) -> Any:
+    """Signs keep the sum of magnitudes, rotations do not."""
+    return torch.cdist(m.fc1(x), m.w88, p=1.0) @ m.o.T
+
+
+def codebook(m: Any, x: Tensor) -> Any:
+    z = m.fc1(x)
+    return m.head(m.square[torch.cdist(z, m.square).argmin(-1)].tanh())
+
+
+def codebook_used_twice(m: Any, x: Tensor) -> Any:
+    z = m.fc1(x)
+    return m.square.T[torch.cdist(z, m.square).argmin(-1)] @ m.o.T
+
+
+def distances_of_rectified(m: Any, x: Tensor) -> Any:
+    return torch.cdist(m.fc1(x).relu(), m.w88).relu() @ m.o.T
+
+
+def distances_to_itself(m: Any, x: Tensor) -> Any:
+    return torch.cdist(m.w88, m.w88.T) @ m.o.T + torch.dist(m.w88, m.square)
+
+
+def distance_of_vectors(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x)) * torch.dist(m.b8, m.rm) + m.router(x)[:, :3]
+
+
+def distances_of_pairs(m: Any, x: Tensor) -> Any:
+    return torch.nn.functional.pdist(m.fc1(x)) * torch.nn.functional.pdist(m.fc1(x).tanh(), p=3.0)
+
+
+def normed_as_a_whole(m: Any, x: Tensor) -> Any:
+    """Scales of single rows change the norm of all."""
+    weight = torch._weight_norm(m.w88, m.scalar, -1)
+    return m.head(fn.linear(m.fc1(x).relu(), weight).relu())
+
+
+def normed_as_a_whole_and_by_rows(m: Any, x: Tensor) -> Any:
+    weight = torch._weight_norm(m.w88, m.scalar, -1)
+    return m.head(fn.linear(fn.linear(m.fc1(x), weight), torch._weight_norm(m.w88, m.square[:, :1], 0)))
+
+
+def inverse_and_itself(m: Any, x: Tensor) -> Any:
+    return m.head(fn.linear(m.fc1(x), m.w88).relu() @ torch.linalg.inv(m.w88))
+
+
+def inverse_of_a_square(m: Any, x: Tensor) -> Any:
+    return m.head(m.fc1(x).relu() @ torch.linalg.inv(m.w88 @ m.w88.T + torch.eye(8, dtype=x.dtype)))
+
+
+def inverses_of_blocks(m: Any, x: Tensor) -> Any:
+    return m.head((m.fc1(x).view(6, 4, 1, 2) @ torch.linalg.inv(m.w422)).flatten(1).relu())
+
+
+def solved(m: Any, x: Tensor) -> Any:
+    return m.head(torch.linalg.solve(m.w88, m.fc1(x).relu().T).T)
+
+
+def middle_of_dead_units(m: Any, x: Tensor) -> Any:
+    """Equal entries: their order decides."""
+    return m.emb[m.fc1(x).relu().median(1).indices] @ m.table
+
+
+def rank_of_dead_units(m: Any, x: Tensor) -> Any:
+    return m.emb[m.fc1(x).relu().kthvalue(3, 1).indices] @ m.table
+
+
+def lower_middle(m: Any, x: Tensor) -> Any:
+    """Of an even number the lower one is taken: no sign passes."""
+    return m.head(m.fc1(x).median(0).values.tanh() + m.fc1(x).tanh().mode(0).values)
+
+
+def ranges(m: Any, x: Tensor) -> Any:
+    bounds = torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype)
+    return m.head(m.fc1(x).relu() * torch.bucketize(m.fc1(x).relu(), bounds))
+
+
+def learned_ranges(m: Any, x: Tensor) -> Any:
+    return m.head(torch.bucketize(m.fc1(x), m.b8.sort().values) * m.fc1(x).tanh())
+
+
+def signs_copied(m: Any, x: Tensor) -> Any:
+    return m.head(torch.copysign(m.fc1(x), m.router(x).repeat(1, 2)) + m.fc1(x).tanh().signbit())
+
+
+def doubled_by_units(m: Any, x: Tensor) -> Any:
+    return m.head(torch.ldexp(m.fc1(x), m.b8))
+
+
+def singular_values(m: Any, x: Tensor) -> Any:
+    return m.head(torch.linalg.svdvals(m.w88) * m.fc1(x).relu()) + torch.linalg.matrix_norm(m.w88 @ m.square, 2)
+
+
+def stacked_vectors(m: Any, x: Tensor) -> Any:
+    both = torch.vstack([m.b8, m.rm.tanh()])
+    return m.head(m.fc1(x).relu() @ both.T @ torch.column_stack([m.b8, m.gain]).T)
+
+
+def sampled_at_units(m: Any, x: Tensor) -> Any:
+    image = m.fc1(x).tanh().view(6, 2, 2, 2)
+    grid = m.router(x).tanh().view(6, 2, 1, 2)
+    return fn.grid_sample(image, grid, align_corners=False).flatten(1) @ m.mix @ m.table
+
+
 ROWS: tuple[Forward, ...] = (
+    scatter_product,
+    scatter_largest_of_signed,
+    scatter_smallest_of_ones,
+    scatter_mean_with_number,
+    scatter_rows_by_unit,
+    scatter_multiplied,
+    scatter_by_values,
+    scatter_to_chosen_units,
+    scatter_part_of_rows,
+    filled_with_units,
+    reduced_by_index,
+    segments_with_start,
+    bag_of_largest,
+    bag_weighted_by_units,
+    bag_of_chosen_units,
+    city_blocks,
+    codebook,
+    codebook_used_twice,
+    distances_of_rectified,
+    distances_to_itself,
+    distance_of_vectors,
+    distances_of_pairs,
+    normed_as_a_whole,
+    normed_as_a_whole_and_by_rows,
+    inverse_and_itself,
+    inverse_of_a_square,
+    inverses_of_blocks,
+    solved,
+    middle_of_dead_units,
+    rank_of_dead_units,
+    lower_middle,
+    ranges,
+    learned_ranges,
+    signs_copied,
+    doubled_by_units,
+    singular_values,
+    stacked_vectors,
+    sampled_at_units,
+    zeros_beside_part,
+    zeros_plus_one,
+    zeros_written_into,
+    zeros_cosine,
+    zeros_normed,
+    zeros_sorted,
+    zeros_to_a_power,
+    zeros_divided_into,
+    zeros_twice,
     windows_of_units,
     overlapping_windows,
     blocks_and_units,

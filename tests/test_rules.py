@@ -14,7 +14,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.discovery.rules import RULES
 from regauge.discovery.trace import Program, TraceError, trace
 
-OPAQUE = {"view_as_integer", "sum_as_integer", "topk_unsorted", "_weight_norm_of_all", "einsum_diagonal"}
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
+OPAQUE = {"view_as_integer", "sum_as_integer", "topk_unsorted", "einsum_diagonal"}
 """Cases whose operator has a rule that does not cover the call."""
 
 
@@ -60,6 +61,18 @@ def test_an_operator_passes_what_it_should_and_nothing_else(name: str) -> None:
 def test_every_rule_has_a_case() -> None:
     seen = {operator for name in CASES for operator in discovered(name)[2]}
     assert set(RULES) - seen == set()
+
+
+@pytest.mark.parametrize("name", ["cdist_codebook", "cdist_codebook_of_batch", "cdist_codebook_chosen"])
+def test_entries_of_a_codebook_are_reordered(name: str) -> None:
+    _, symmetry, _ = discovered(name)
+    assert {(group.kind, group.size) for group in symmetry.groups} >= {("orthogonal", 6), ("permutation", 7)}
+
+
+@pytest.mark.parametrize("name", ["counted", "rectified", "on_a_sphere"])
+def test_entries_that_may_be_equally_far_stay_in_their_order(name: str) -> None:
+    _, symmetry, _ = discovered(f"cdist_codebook_{name}")
+    assert not any(group.size == 7 and group.is_permuted for group in symmetry.groups)
 
 
 @pytest.mark.parametrize("forward", [*ROWS, *TOKENS], ids=lambda forward: forward.__name__)

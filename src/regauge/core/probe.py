@@ -91,9 +91,9 @@ class Probe:
         def cast(value: Any) -> Any:
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        self.module = SelectedOutputs(copy.deepcopy(module).to(dtype).eval(), outputs)
+        self.module = SelectedOutputs(_copy(module).to(dtype).eval(), outputs)
         self.inputs, self.kwargs = pytree.tree_map(cast, (tuple(inputs), kwargs))
-        state = self.module.state_dict()
+        state = {name: t for name, t in self.module.state_dict().items() if isinstance(t, Tensor)}
         self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
 
@@ -122,6 +122,13 @@ class Probe:
         for name, tensor in self.module.named_buffers(remove_duplicate=False):
             named[name] = named.get(name, tensor).clone()
         return named
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """A copy of a module, with values in place of graphs: torch copies no tensor that an earlier pass left behind."""
+    held = [one for part in module.modules() for one in pytree.tree_leaves(dict(vars(part)))]
+    memo = {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
+    return copy.deepcopy(module, memo)
 
 
 def perturb(

@@ -326,7 +326,7 @@ class Symmetry:
         require_module(module)
         require_generator(generator)
         bound = self.bind(module.state_dict())
-        if any(t.is_meta for t in module.state_dict().values()):
+        if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
             raise ValueError(
                 "the module is on the meta device, where nothing can be computed; verify a small configuration of the "
                 "same architecture, or materialize the module with `module.to_empty(device='cpu')`"

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import permutations
 from typing import Any
@@ -118,8 +118,10 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
 
 
-def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless groups that move one axis do so independently: none changes the units of another."""
+def overlapping(
+    groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[Group, Group, Placement]]:
+    """Two groups that move one axis, and not independently: one changes the units of the other; and where."""
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
         if group.size and (group.is_permuted or group.matrix != "none"):
@@ -133,10 +135,16 @@ def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]
             owner[there] = units
             blocks = owner[positions].reshape(one[0].size, -1)
             if not torch.equal(blocks, blocks[:1].expand_as(blocks)):
-                raise ValueError(
-                    f"groups {one[0].name!r} and {other[0].name!r} both move axis {axis} of {parameter!r}, and not "
-                    "independently of one another"
-                )
+                yield one[0], other[0], one[1]
+
+
+def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError unless groups that move one axis do so independently."""
+    for one, other, place in overlapping(groups, shapes):
+        raise ValueError(
+            f"groups {one.name!r} and {other.name!r} both move axis {place.axis} of {place.parameter!r}, and not "
+            "independently of one another"
+        )
 
 
 def read_versioned(text: str, form: str, version: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from regauge.discovery.discover import discover
 from regauge.discovery.nullity import Nullity, nullity
 from regauge.discovery.registry import register_leaf, register_rule
 from regauge.discovery.rewrites.fold import Folded, fold
-from regauge.discovery.trace import TraceError
+from regauge.discovery.traceable import TraceError
 
 __all__ = [
     "Activations",

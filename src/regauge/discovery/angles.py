@@ -9,6 +9,7 @@ numbers in float64, with the constants of the trace in their places, before and 
 else is random there, what does not change these values changes no output.
 """
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,12 @@ def free_angles(
     Example inputs, leaf by leaf, may be on the meta device: their values are then unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
-    return [trial.turn(f) if trial.may_turn(f) else f for f in freedoms], tuple(trial.undecided)
+    turned = dict(enumerate(freedoms))
+    # Of two that turn the same entries the one with more angles is kept; the other has its signs.
+    for k in sorted(turned, key=lambda k: -trial.angles(freedoms[k])):
+        if trial.may_turn(freedoms[k]):
+            turned[k] = trial.turn(freedoms[k])
+    return [turned[k] for k in range(len(freedoms))], tuple(trial.undecided)
 
 
 class _Trial:
@@ -58,6 +64,12 @@ class _Trial:
         self.where = {f.atom: [self.places[slot].placement() for slot in f.slots] for f in of_bases}
         self.known: dict[Hashable, bool] = {}
         self.undecided: dict[str, None] = {}
+        self.taken: set[tuple[str, int, int]] = set()
+
+    def angles(self, freedom: Freedom) -> int:
+        """How many angles it would have."""
+        families = (math.prod(base.size for base in bases) for _, bases in freedom.signs)
+        return freedom.atom.size * max(families, default=0)
 
     def may_turn(self, freedom: Freedom) -> bool:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
@@ -68,9 +80,11 @@ class _Trial:
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
             number, pairs = self._free_pairs(own, freedom.atom, bases)
-            if not pairs:
+            entries = {entry for paired in pairs for entry in self._entries(paired, freedom.atom.size)}
+            if not pairs or not self.taken.isdisjoint(entries):
                 signs.append((family, bases))
                 continue
+            self.taken |= entries
             seen = [slot for slot in freedom.watched if slot in family]
             everywhere = [*pairs, *_watched_pairs(seen, number, bases, self.places)]
             along = [scale for scale in scales if _is_scale_of(scale, everywhere, bases, freedom.slots)]
@@ -78,6 +92,11 @@ class _Trial:
             unread = {self.places[slot].name for slot in seen} - {paired.name for paired in everywhere}
             turns.append(Turns(tuple(everywhere), bases, tuple(along), frozenset(unread)))
         return replace(freedom, signs=signs, scales=scales, turns=turns)
+
+    def _entries(self, paired: PairedAxis, size: int) -> Iterator[tuple[str, int, int]]:
+        """The indices of the axes that pairs are on."""
+        positions, _ = _act.covered(Group("", size, (paired.pairs,)), paired.pairs, self.program.shapes[paired.name])
+        return ((paired.name, paired.axis, k) for k in positions.tolist())
 
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]

@@ -111,6 +111,9 @@ class Builder(Movement):
         tensors = [(self.use(x), e) for x, e in given if isinstance(x, Value)]
         tensors = list(zip(self.distinct([x for x, _ in tensors]), [e for _, e in tensors], strict=True))
         numbers = [x for x in operands if not isinstance(x, Value)]
+        if how == "mul" and (0 in numbers or any(x.is_zero and e > 0 for x, e in tensors)):
+            self.record(*(law.zero(x.axis(k)) for x, _ in tensors for k in range(x.ndim)))
+            return Value.fixed(shape, is_zero=True)
         # Zeros satisfy every law of a sum.
         live = [(x, e) for x, e in tensors if not (x.is_zero and how in ("add", "maximum"))]
         mask = self.use(select) if select is not None else None

@@ -13,6 +13,7 @@ from regauge.core.given import example_arguments
 from regauge.core.groups import Frozen
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
+from regauge.discovery.actable import cannot_act
 from regauge.discovery.angles import free_angles
 from regauge.discovery.emit import frozen_axes, groups_of
 from regauge.discovery.interpret import Pass, interpret
@@ -47,7 +48,8 @@ def discover(
 
     The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
     operators that touch a group decide what may act on it. An operator without a rule freezes the axes that it touches.
-    The result holds for the shapes, the branches and the outputs of this trace.
+    The result holds for the shapes, the branches and the outputs of this trace. Its elements can act: one is drawn and
+    applied to random tensors, piece by piece, and a group that fails is frozen, with the reason.
 
     Args:
         module: Any module that `torch.export` can trace, also on the meta device. It is left as it was.
@@ -67,7 +69,7 @@ def discover(
 
     Raises:
         TypeError: The module is none, or the example inputs are none of these.
-        TraceError: `torch.export` cannot trace the module.
+        TraceError: `torch.export` cannot trace the module; quantized and lazy ones are refused.
         ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`.
 
     References:
@@ -100,13 +102,13 @@ def _discover(
     program: Program | None = None,
 ) -> Symmetry:
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
-    is_meta = any(t.is_meta for t in module.state_dict().values())
+    is_meta = any(t.is_meta for t in (*module.parameters(), *module.buffers()))
     known = pytree.tree_leaves((inputs, kwargs))
     if is_meta:
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
         program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
-    symmetry = replace(_symmetry(program, result, known), ones=_all_names(program, ones))
+    symmetry = _without_unactable(replace(_symmetry(program, result, known), ones=_all_names(program, ones)))
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
         symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
@@ -183,6 +185,37 @@ def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted({name for one in names for name in tied[one]}))
 
 
+def _without_unactable(symmetry: Symmetry) -> Symmetry:
+    """Freeze every group that cannot act where it was found, until all of the rest can."""
+    while failed := cannot_act(symmetry):
+        reasons = {
+            name: f"a group was found here that cannot act ({reason}): please report this model"
+            for name, reason in failed.items()
+        }
+        symmetry = _without(symmetry, reasons)
+        symmetry = replace(symmetry, notes=(*symmetry.notes, *(f"{name}: {why}" for name, why in reasons.items())))
+    return symmetry
+
+
+def _without(symmetry: Symmetry, failed: Mapping[str, str]) -> Symmetry:
+    """Freeze some groups, with the reasons, and everything that is repeated within them."""
+    cut = dict(failed)
+    while more := {
+        group.name: next(cut[base] for base in group.within if base in cut)
+        for group in symmetry.groups
+        if group.name not in cut and any(base in cut for base in group.within)
+    }:
+        cut |= more
+    frozen = tuple(
+        Frozen(p.parameter, p.axis, symmetry.shapes[p.parameter][p.axis], cut[group.name])
+        for group in symmetry.groups
+        if group.name in cut
+        for p in group.placements
+    )
+    kept = tuple(group for group in symmetry.groups if group.name not in cut)
+    return replace(symmetry, groups=kept, frozen=(*symmetry.frozen, *dict.fromkeys(frozen)))
+
+
 def _without_failures(
     symmetry: Symmetry, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs
 ) -> Symmetry:
@@ -196,16 +229,8 @@ def _without_failures(
         return replace(symmetry, notes=(*symmetry.notes, str(quick)))
     check = symmetry.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
     failed = set(check.failed) or {group.name for group in symmetry.groups}
-    failed |= {group.name for group in symmetry.groups if failed & set(group.within)}
-    kept = tuple(group for group in symmetry.groups if group.name not in failed)
     reason = "a group was found here, but the numerical check refused it: please report this model"
-    frozen = tuple(
-        Frozen(p.parameter, p.axis, symmetry.shapes[p.parameter][p.axis], reason)
-        for group in symmetry.groups
-        if group.name in failed
-        for p in group.placements
-    )
-    smaller = replace(symmetry, groups=kept, frozen=(*symmetry.frozen, *dict.fromkeys(frozen)))
+    smaller = _without(symmetry, dict.fromkeys(failed, reason))
     again = smaller.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
     if again.ok:
         return replace(smaller, notes=(*smaller.notes, str(again)))

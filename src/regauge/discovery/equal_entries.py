@@ -61,6 +61,13 @@ class EqualEntries:
         if name in ("matmul", "mm", "bmm", "einsum"):
             operands = [arg for arg in _flat(node.args) if isinstance(arg, Node)]
             return dim is None or any(self.may_vanish(arg) for arg in operands)
+        if name == "cdist":
+            # Rows that differ are not equally far from a row without zeros; counts of entries that differ may agree.
+            pairs = {len(shape) - 1: node.args[1::-1], len(shape) - 2: node.args[:2]}
+            if argument(node, 2, 2.0) == 0 or dim not in pairs:
+                return True
+            own, other = pairs[dim]
+            return self.may_tie(own, -2) or self.may_vanish(other)
         if name in ("add", "sub", "rsub"):
             return all(self.may_tie(arg, here) for arg, here in _aligned(node, dim)) if _aligned(node, dim) else True
         if name in ("mul", "div"):
@@ -161,7 +168,9 @@ def _before(node: Node, dim: int | None) -> int | None:
     if name == "permute":
         order: Any = node.args[1]
         return int(order[dim]) % len(new)
-    if name in ("movedim", "select"):
+    if name == "select":
+        return dim + (dim >= int(argument(node, 1, 0)) % len(old))
+    if name == "movedim":
         return None
     if old[:dim] == new[:dim] and len(old) > dim and old[dim] == new[dim]:
         return dim

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,24 +22,33 @@ from regauge.discovery.movement import Stacked
 from regauge.discovery.operators import COPIES, INLINED, PIECES, SAME, Call, NoRuleError, Rule, operator_name, words
 from regauge.discovery.rules import RULES
 from regauge.discovery.rules.reductions import sum_of_products, sum_of_squares
-from regauge.discovery.trace import Program, TraceError
+from regauge.discovery.trace import Program
+from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Where parameters are finer, a conversion to one of these rounds: scales do not pass."""
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-COMPARES = {"argmax", "argmin", "max", "min", "sort", "argsort", "topk"}
+RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
+"""What a rule raises that cannot handle its call."""
+COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
 """Operators that return the positions of entries by their size; those of equal entries depend on their order."""
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
 """Operators whose rules take stacked tensors apart or leave them stacked."""
-ZEROS = {"zeros", "zeros_like", "new_zeros"}
-CONSTANTS = {"ones", "ones_like", "new_ones", "full", "full_like", "new_full", "scalar_tensor"}
+ZEROS = {"zeros", "zeros_like", "new_zeros", "zero"}
+FILLS = {"full", "full_like", "new_full", "fill"}
+CONSTANTS = FILLS | {"ones", "ones_like", "new_ones", "scalar_tensor"}
 FILLED = ZEROS | CONSTANTS | {"empty_like", "new_empty", "rand_like", "randn_like"}
 REFERS = SAME | words("view_as reshape_as expand_as")
 """Operators that read the values of their first operand only, and of a second one its shape or its dtype."""
 EXPANDS = words("expand expand_as broadcast_to")
 DIVISIONS = words("div divide true_divide")
-KEEPS_ZERO = COPIES | {"slice", "select", "repeat"}
+JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
+"""Operators that put values, or zeros, beside one another."""
+KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
+"""Operators that move blocks of equal entries along with other values."""
+KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
+"""Operators that make zeros of zeros only."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
 """Operators that move positions about, or look up what they point to; others would use them as numbers."""
 
@@ -109,8 +119,9 @@ class _Run:
                     values[node] = self._call(node, values)
                 except GuardOnDataDependentSymNode as error:
                     raise TraceError(
-                        f"the shape of {node.name} depends on values ({error.cond}), and discovery needs it; trace the "
-                        "part of the model before it, or write the symmetry by hand with `regauge.Symmetry.from_axes`"
+                        f"the shape of what {operator_name(node)} returns depends on values, and discovery needs it; "
+                        "trace the part of the model before it, or write the symmetry by hand with "
+                        "`regauge.Symmetry.from_axes`"
                     ) from error
         if graph is self.program.graph:
             self.values = values
@@ -173,11 +184,13 @@ class _Run:
         shapes, floats = _results(meta, self.coarse)
         tensors = _tensors(args[0] if name in REFERS else (args, kwargs))
         if all(isinstance(t, Value) and t.is_fixed for t in tensors):
-            return _fixed_results(name, args, tensors, meta)
+            results = _fixed_results(name, (*args, *kwargs.values()), tensors, meta)
+            self._keep_blocks(node, operands, results)
+            return results
         if not isinstance(target, torch._ops.OpOverload):
             return self._opaque(str(name), tensors, meta, shapes)
         if name in FILLED and len(tensors) == 1:
-            return _fixed_results(name, args, [], meta)  # Only the shape of the operand counts.
+            return _fixed_results(name, (*args, *kwargs.values()), [], meta)  # Only the shape of the operand counts.
         arguments = _bound(target, args, kwargs)
         is_used = _used(node, len(shapes))
         call = Call(name, target._overloadname, arguments, shapes, floats, is_used, _is_divisor(node))
@@ -205,10 +218,41 @@ class _Run:
                 (result,) = result
             if _shapes(result) != list(shapes):
                 raise NoRuleError(f"the rule gives {_shapes(result)}, the operator {list(shapes)}")
-        except (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError) as error:
+        except RULE_ERRORS as error:
             # A rule that cannot handle its call leaves the sound answer: nothing may act there.
             return self._opaque(f"{full} ({error})", tensors, meta, shapes)
         return result
+
+    def _keep_blocks(self, node: Node, operands: Any, results: Any) -> None:
+        """Let equal entries in what no parameter influences move, and zeros scale too; each use has its own axes."""
+        target, (args, kwargs) = node.target, operands
+        name = operator_name(target)
+        made = [x for x in (results if isinstance(results, list) else [results]) if isinstance(x, Value)]
+        tensors = _tensors(operands)
+        has_blocks = any(x.made is not None for x in tensors) or (name in JOINS and any(x.uniform for x in tensors))
+        is_padded = name in ("pad", "constant_pad_nd")
+        if name not in KEEPS_BLOCKS or not (has_blocks or is_padded) or all(x.is_zero for x in made):
+            return
+        shapes, floats = _results(node.meta.get("val"), self.coarse)
+        if not isinstance(target, torch._ops.OpOverload) or not all(floats):
+            return
+        call = Call(name, target._overloadname, _bound(target, args, kwargs), shapes, floats)
+
+        def make(k: int) -> Value | None:
+            b = self.b
+            before = b.op, b.node
+            b.op, b.node = name, node.name
+            try:
+                fresh = replace(call, arguments=pytree.tree_map_only(Value, b.use, call.arguments))
+                found = self.rules[name](b, fresh)
+            except RULE_ERRORS:
+                return None
+            finally:
+                b.op, b.node = before
+            return b.whole(found[k] if isinstance(found, list) else found)
+
+        for k, value in enumerate(made):
+            value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
         """Freeze the axis along which entries are compared if their order decides between equal ones."""
@@ -298,10 +342,11 @@ def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta:
     """Results of an operator whose operands no parameter influences."""
     first = tensors[0] if tensors else None
     fill = [a for a in args if isinstance(a, int | float) and not isinstance(a, bool)]
-    is_zero = name in ZEROS or (name.endswith(("full", "full_like")) and fill[-1:] == [0])
+    is_zero = name in ZEROS or (name in FILLS and fill[-1:] == [0]) or (name == "mul" and _has_zero(tensors, fill))
     is_uniform = name in CONSTANTS
     if name in KEEPS_ZERO and first is not None:
-        is_zero, is_uniform = first.is_zero, len(first.uniform) == first.ndim
+        is_zero = all(x.is_zero for x in tensors) and (name not in ("add", "sub") or not any(fill))
+        is_uniform = len(tensors) == 1 and len(first.uniform) == first.ndim
 
     def one(fake: Any) -> Any:
         if not isinstance(fake, Tensor):
@@ -310,14 +355,18 @@ def _fixed_results(name: str, args: tuple[Any, ...], tensors: list[Value], meta:
         uniform = frozenset(range(len(shape))) if is_uniform else frozenset[int]()
         if name in SAME and first is not None:
             uniform |= first.uniform
-        if name in EXPANDS and first is not None:
+        if name in (*EXPANDS, "repeat", "tile") and first is not None:
             lead = len(shape) - first.ndim
-            uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] != n}
+            uniform |= {k for k, n in enumerate(shape) if k < lead or first.shape[k - lead] == 1 != n}
         result = Value.fixed(shape, is_zero, uniform, has_inputs=any(tensor.has_inputs for tensor in tensors))
         result.is_complex = any(tensor.is_complex for tensor in tensors)
         return result
 
     return [one(m) for m in meta] if isinstance(meta, list | tuple) else one(meta)
+
+
+def _has_zero(tensors: list[Value], numbers: list[int | float]) -> bool:
+    return 0 in numbers or any(tensor.is_zero for tensor in tensors)
 
 
 def _as_summed(node: Node, call: Call) -> Summed | None:

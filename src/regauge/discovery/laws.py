@@ -34,6 +34,7 @@ class Value:
         index_of: For integer tensors: the axis whose positions its values are.
         virtual: An axis that is not there but that an axis of this tensor selects from.
         has_inputs: For tensors that depend on no parameter: whether they depend on the inputs, or on something unknown.
+        made: For tensors that depend on no parameter and have blocks of equal entries: makes one whose blocks are free.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Value:
         "is_norm",
         "is_zero",
         "layouts",
+        "made",
         "shape",
         "uniform",
         "virtual",
@@ -65,6 +67,7 @@ class Value:
         self.is_fixed, self.is_zero, self.uniform = is_fixed, is_zero, uniform
         self.index_of, self.virtual, self.has_inputs = index_of, virtual, has_inputs
         self.is_norm = self.is_complex = False
+        self.made: Callable[[], Value | None] | None = None
 
     @property
     def ndim(self) -> int:

@@ -62,6 +62,9 @@ class Movement:
         """A tensor as an operand. Fixed ones come with new axes at each use, so that they tie nothing together."""
         if not value.is_fixed:
             return value
+        made = None if value.made is None else value.made()
+        if made is not None:
+            return made
         reason = f"{self.op}: tied to {COMPLEX if value.is_complex else 'an input or a constant'}"
         layouts = [leaf(n, None if k in value.uniform else reason) for k, n in enumerate(value.shape)]
         # Zeros satisfy every law; other constants have the axes along which they vary frozen.

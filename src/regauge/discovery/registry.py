@@ -78,13 +78,17 @@ def leaves_as_operators(module: nn.Module) -> Iterator[None]:
     found = [part for part in module.modules() if type(part) in _LEAVES]
     start = len(_ACTIVE)
     _ACTIVE.extend(found)
+    own = [(part, part.__dict__.get("forward")) for part in found]
     for index, part in enumerate(found, start):
         part.forward = _as_operator(part, index)
     try:
         yield
     finally:
-        for part in found:
-            del part.forward
+        for part, forward in own:
+            if forward is None:
+                del part.forward
+            else:
+                part.forward = forward
         del _ACTIVE[start:]
 
 

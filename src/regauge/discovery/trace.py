@@ -1,13 +1,11 @@
 """From a module to a flat list of operator calls: torch.export, with parameters and buffers by name."""
 
 import logging
-import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +22,8 @@ from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
 from regauge.core.task import evaluating
 from regauge.discovery.in_place import without_mutation
 from regauge.discovery.operators import operator_name
-
-FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
-"""Where the code of torch and of regauge is."""
-
-
-class TraceError(RuntimeError):
-    """A model that torch.export cannot turn into a graph."""
+from regauge.discovery.restoring import parameters_kept, restored
+from regauge.discovery.traceable import TraceError, require_traceable, trace_error
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,14 @@ def trace(
     become constants of that value.
 
     Raises:
-        TraceError: torch.export cannot trace the module.
+        TraceError: torch.export cannot trace the module, or its weights are quantized or not there yet.
         ValueError: The module itself fails on these inputs, or has no parameter of a name in `ones`.
     """
     unknown = sorted(set(ones) - set(module.state_dict()))
     if unknown:
         raise ValueError(f"ones names {unknown[:3]}, which the module does not have; give names of its parameters")
-    with evaluating(module):
+    require_traceable(module)
+    with restored(module), evaluating(module):
         wrapped = SelectedOutputs(module, outputs).eval()
         program = _export_without_cache(wrapped, inputs, dict(kwargs)) or _export(wrapped, inputs, dict(kwargs))
         if not without_mutation(program.graph_module):
@@ -90,7 +84,7 @@ def trace(
         if decompose:
             table: Any = torch.export.default_decompositions()
             program = _decomposed(program, {op: rule for op, rule in table.items() if operator_name(op) in decompose})
-        return with_ones(_program(module, program), ones, module)
+    return with_ones(_program(module, program), ones, module)
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
@@ -157,19 +151,13 @@ def _export_without_cache(
 
 
 def _output_shapes(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
-    """Run the module on tensors without values; what it writes to its attributes meanwhile is taken back."""
-    attributes = [(held, dict(held)) for part in wrapped.modules() for held in (vars(part), part._buffers)]
-    try:
-        with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fakes = pytree.tree_map_only(Tensor, mode.from_tensor, (inputs, kwargs))
-            return [tuple(t.shape) for t in _run_eagerly(wrapped, *fakes)]
-    finally:
-        for held, before in attributes:
-            held.clear()
-            held.update(before)
+    """The shapes of the outputs, from a run on tensors without values."""
+    with restored(wrapped), _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, (inputs, kwargs))
+        return [tuple(t.shape) for t in _run_eagerly(wrapped, *fakes)]
 
 
-def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
         with torch.no_grad(), _quiet(), _no_source():
             return torch.export.export(wrapped, inputs, kwargs, strict=False)
@@ -177,31 +165,14 @@ def _export(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any])
         raise
     except Exception as error:  # torch.export raises many unrelated classes
         _run_eagerly(wrapped, inputs, kwargs)
-        first = str(error).strip().splitlines()
-        raise TraceError(
-            f"torch.export cannot trace {type(wrapped.module).__name__}{_place_of(error)}: {type(error).__name__}: "
-            f"{first[0] if first else ''}. Remove control flow that depends on tensor values, trace the part of the "
-            "model that matters, register the offending part with `regauge.discovery.register_leaf`, or write the "
-            "symmetry by hand with `regauge.Symmetry.from_axes`"
-        ) from error
-
-
-def _place_of(error: BaseException) -> str:
-    """The last line of the model's own code that an error passed: none of torch, of regauge or of Python."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(Path(frame.filename))]
-    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
-
-
-def _is_model_code(file: Path) -> bool:
-    is_installed = any(part in ("site-packages", "dist-packages") for part in file.parts)
-    is_python = file.is_relative_to(Path(traceback.__file__).parent) and not is_installed
-    return file.exists() and not is_python and not any(file.is_relative_to(folder) for folder in FOREIGN)
+        raise trace_error(error, wrapped.module, (inputs, kwargs)) from error
 
 
 def _run_eagerly(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Run the module without tracing it; raise ValueError if it fails by itself."""
+    """Run the module without tracing it; raise ValueError if it fails by itself. What it writes into is a copy."""
+    inputs, kwargs = pytree.tree_map_only(Tensor, torch.clone, (inputs, kwargs))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), parameters_kept(wrapped):
             result: list[Tensor] = wrapped(*inputs, **kwargs)
     except Exception as error:  # a module can fail in any way
         raise ValueError(

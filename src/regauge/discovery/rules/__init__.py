@@ -6,7 +6,18 @@ subject, name it in that file's RULES, and add a case to `tests/rule_cases.py`.
 """
 
 from regauge.discovery.operators import Rule
-from regauge.discovery.rules import elementwise, indexing, layers, norms, products, reductions, shape, writing
+from regauge.discovery.rules import (
+    distances,
+    elementwise,
+    indexing,
+    layers,
+    norms,
+    products,
+    reductions,
+    sampling,
+    shape,
+    writing,
+)
 
-SUBJECTS = (elementwise, shape, products, reductions, norms, indexing, writing, layers)
+SUBJECTS = (elementwise, shape, products, reductions, distances, sampling, norms, indexing, writing, layers)
 RULES: dict[str, Rule] = {name: rule for subject in SUBJECTS for name, rule in subject.RULES.items()}

@@ -1,5 +1,6 @@
 """Functions of single entries, and of the entries of several tensors at the same index."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -61,7 +62,7 @@ def divide(b: Builder, call: Call) -> Value:
     if call.get("rounding_mode"):
         return b.joint([x, y], call.shape)
     if not isinstance(y, Value):
-        return b.mul([x, 1 / y if y else 0.0], call.shape)
+        return b.mul([x, 1 / y if y else math.inf], call.shape)
     return b.mul([x, y], call.shape, exponents=[1, -1])
 
 
@@ -151,6 +152,29 @@ def prelu(b: Builder, call: Call) -> Value:
     return result
 
 
+def copy_sign(b: Builder, call: Call) -> Value:
+    """The magnitudes of one tensor with the signs of another one or of a number."""
+    x, other = _operands(b, call)
+    magnitude = b.unary(x, law.magnitude)
+    return b.mul([magnitude, b.unary(other, SIGN) if isinstance(other, Value) else 1.0], call.shape)
+
+
+def power_of_two(b: Builder, call: Call) -> Value:
+    """x times two to a power."""
+    x, exponent = _operands(b, call)
+    return b.mul([x, b.unary(exponent, law.fixed)], call.shape)
+
+
+def find_range(b: Builder, call: Call) -> Value:
+    """In which of some ranges an entry lies: bucketize, searchsorted."""
+    x, bounds = call["self"], call.first("boundaries", "sorted_sequence")
+    if not isinstance(x, Value) or not isinstance(bounds, Value) or len(bounds.shape) != 1:
+        raise NoRuleError("bounds of each row")
+    bounds = as_value(b, bounds)
+    b.freeze(bounds, reason=f"{b.op}: bounds in their order")
+    return b.unary(as_value(b, x), law.fixed)
+
+
 def glu(b: Builder, call: Call) -> Value:
     """First half times the sigmoid of the second half."""
     x, dim = as_value(b, call.x), call["dim"]
@@ -176,6 +200,7 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 
 TINY = 1e-6
 """A lower bound of norms up to here keeps divisors from being zero, and is reached by none that is not."""
+SIGN = law.entrywise((0, 1), (1, 1))
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))
 ROOT = law.entrywise((1, -2), None)
 INVERSE_ROOT = law.entrywise((1, 2), None)
@@ -195,9 +220,11 @@ RULES: dict[str, Rule] = {
     **named(unary(law.positive), "relu leaky_relu rrelu"),
     **named(unary(law.odd), "tanh erf asinh arcsinh atan arctan sinh tan asin atanh round trunc erfinv softshrink"),
     **named(unary(law.odd), "hardshrink frac special_i1"),
-    **named(unary(law.entrywise(None, (0, 1))), "cosh i0 sinc"),
+    **named(unary(law.entrywise(None, (0, 1))), "cosh i0 sinc special_i0e"),
     **named(unary(law.magnitude), "abs absolute"),
-    **named(unary(law.entrywise((0, 1), (1, 1))), "sign sgn"),
+    **named(unary(SIGN), "sign sgn"),
+    **named(unary(law.compared), "signbit"),
+    **named(find_range, "bucketize searchsorted"),
     **named(unary(law.squared), "square"),
     **named(unary(ROOT), "sqrt"),
     **named(unary(INVERSE_ROOT), "rsqrt"),
@@ -207,11 +234,13 @@ RULES: dict[str, Rule] = {
     **named(unary(partial(law.periodic, period="even")), "cos"),
     **named(unary(law.fixed), "gelu silu sigmoid exp exp2 expm1 log log2 log10 log1p softplus elu selu celu mish"),
     **named(unary(law.fixed), "hardsigmoid hardswish relu6 log_sigmoid log_sigmoid_forward logit floor ceil erfc"),
-    **named(unary(law.fixed), "logical_not bitwise_not acos acosh lgamma digamma nan_to_num"),
+    **named(unary(law.fixed), "logical_not bitwise_not acos acosh lgamma digamma nan_to_num special_erfcx"),
     **named(unary(ZERO_OR_NOT), "isnan isinf isfinite"),
     **named(choose, "where masked_fill"),
     **named(clamp, "clamp clip clamp_min clamp_max hardtanh"),
     **named(prelu, "prelu _prelu_kernel"),
+    "copysign": copy_sign,
+    "ldexp": power_of_two,
     "native_dropout": native_dropout,
     "lerp": lerp,
     "pow": power,

@@ -8,7 +8,8 @@ from regauge.discovery.builder import Builder
 from regauge.discovery.laws import Law, Value, Virtual
 from regauge.discovery.layout import Layout, leaf
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operators import Call, NoRuleError, Rule, as_value
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
+from regauge.discovery.rules.writing import scatter_into
 
 
 def index(b: Builder, call: Call) -> Value:
@@ -43,6 +44,19 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
     return result
 
 
+def embedding_bag(b: Builder, call: Call) -> list[Value]:
+    """Sums, means or maxima of rows of a table, each row with a weight if there are such."""
+    weight, bags = as_value(b, call["weight"]), call.shape[0]
+    reason = f"{b.op}: positions are addressed by index"
+    for key in ("indices", "offsets"):
+        b.freeze(as_value(b, call[key]), reason=reason)
+    if isinstance(call["per_sample_weights"], Value | Stacked):
+        b.freeze(as_value(b, call["per_sample_weights"]), reason=reason)
+    along = law.positive if call["mode"] == 2 else law.linear
+    result = b.carry(weight, [None, 1], [bags, weight.shape[1]], along, ended=None, reason=reason)
+    return [result, *b.opaque([weight] if any(call.is_used[1:]) else [], call.shapes[1:])]
+
+
 def gather(b: Builder, call: Call) -> Value:
     """result[i, j] = x[i, index[i, j]] along one axis."""
     x, positions = as_value(b, call["self"]), as_value(b, call["index"])
@@ -65,8 +79,13 @@ def gather(b: Builder, call: Call) -> Value:
 
 
 def scatter(b: Builder, call: Call) -> Value:
-    """src written at index, along one axis that the indices point into: into zeros, or a number among other values."""
-    base, positions = call["self"], as_value(b, call["index"])
+    """src put at index, along one axis that the indices point into: into zeros, or a number among other values.
+
+    Elsewhere positions are mere numbers.
+    """
+    base, positions = call["self"], call["index"]
+    if not isinstance(positions, Value) or positions.index_of is None:
+        return scatter_into(b, call)
     dim = call["dim"] % positions.ndim
     source = call.arguments.get("src", call.arguments.get("value"))
     if isinstance(base, Value) and not base.is_fixed and isinstance(source, int | float):
@@ -74,7 +93,7 @@ def scatter(b: Builder, call: Call) -> Value:
     is_blank = isinstance(base, Value) and base.is_fixed and len(base.uniform) == base.ndim
     points = _points_into(positions, call.shape[dim])
     if not is_blank or points is None:
-        raise NoRuleError("a scatter into a tensor that is not constant, or at positions that are no choice of units")
+        return scatter_into(b, call)
     others = [k for k in range(positions.ndim) if k != dim]
     if any(call.shape[k] != positions.shape[k] for k in others):
         raise NoRuleError("a scatter that writes part of another axis")
@@ -165,10 +184,11 @@ def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
 
 
 RULES: dict[str, Rule] = {
+    "embedding_bag": embedding_bag,
     "embedding": lambda b, call: look_up(b, as_value(b, call["weight"]), 0, call["indices"]),
     "index_select": lambda b, call: look_up(b, as_value(b, call["self"]), call["dim"], call["index"]),
     "index": index,
     "gather": gather,
-    "scatter": scatter,
+    **named(scatter, "scatter scatter_add scatter_reduce"),
     "one_hot": one_hot,
 }

@@ -12,7 +12,10 @@ from regauge.discovery.rules.norms import normalize
 from regauge.discovery.rules.products import apply_linear, apply_matmul
 
 Cell = Callable[[Builder, Value, Sequence[Value], Sequence[Any]], list[Value]]
-"""One step: from the input, the state and the weights (of the input, of the state, and their biases) to the state."""
+"""One step: from the input, the state and the weights to the state.
+
+The weights are those of the input and of the state, their biases, and of an LSTM the projection of its output.
+"""
 
 
 def attention(b: Builder, call: Call) -> Value:
@@ -53,14 +56,18 @@ def all_steps(cell: Cell) -> Rule:
         states = hx if isinstance(hx, list | tuple) else [hx]
         time = 1 if x.ndim == 3 and call["batch_first"] else 0
         directions, per = 2 if call["bidirectional"] else 1, 4 if call["has_biases"] else 2
-        params = list(call["params"])
-        if len(params) != per * directions * call["num_layers"]:
-            raise NoRuleError("recurrent layers with projections")
+        params, count = list(call["params"]), directions * call["num_layers"]
+        has_projection = len(params) == (per + 1) * count
+        per += has_projection
+        if len(params) != per * count:
+            raise NoRuleError("recurrent layers with other weights than these")
         ends: list[list[Value]] = []
         for layer in range(call["num_layers"]):
             outputs = []
             for k in range(layer * directions, (layer + 1) * directions):
-                weights = [*params[per * k : per * (k + 1)], None, None][:4]
+                own = params[per * k : per * (k + 1)]
+                plain, last = (own[:-1], own[-1:]) if has_projection else (own, [])
+                weights = [*[*plain, None, None][:4], *last]
                 ends.append(_two_steps(b, cell, x, time, [_initial(b, s, k) for s in states], weights))
                 sources = [*range(time), None, *range(time, x.ndim - 1)]
                 shape = [*x.shape[:-1], ends[-1][0].shape[-1]]
@@ -94,11 +101,12 @@ def _initial(b: Builder, states: Any, index: int) -> Value:
 
 def _lstm(b: Builder, x: Value, state: Sequence[Value], weights: Sequence[Any]) -> list[Value]:
     hidden, memory = state
-    i, f, g, o = _split(b, _sum_of_both(b, x, hidden, weights), 4)
+    i, f, g, o = _split(b, _sum_of_both(b, x, hidden, weights[:4]), 4)
     shape = memory.shape
     i, f, o = (b.unary(gate, law.fixed) for gate in (i, f, o))
     memory = b.add([b.mul([f, memory], shape), b.mul([i, b.unary(g, law.odd)], shape)], shape)
-    return [b.mul([o, b.unary(memory, law.odd)], shape), memory]
+    hidden = b.mul([o, b.unary(memory, law.odd)], shape)
+    return [_linear(b, hidden, weights[4], None) if len(weights) > 4 else hidden, memory]
 
 
 def _gru(b: Builder, x: Value, state: Sequence[Value], weights: Sequence[Any]) -> list[Value]:

@@ -79,10 +79,12 @@ def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
 
 
 def weight_norm(b: Builder, call: Call) -> Value:
-    """g * v / |v|, with the norm over all axes but one."""
+    """g * v / |v|, with the norm over all axes, or over all but one."""
     v, g, dim = as_value(b, call["v"]), as_value(b, call["g"]), call.get("dim", 0)
     if dim == -1:
-        raise NoRuleError("weight norm over the whole tensor")
+        # Scales of units do not pass: only one that all entries share cancels.
+        along = law.normed if v.ndim <= 2 else _odd_jointly
+        return b.mul([b.unary(v, along), g], call.shape)
     own = law.entrywise((0, 1), (1, 1))  # A scale of v cancels exactly: there is no epsilon.
     others = law.normed if v.ndim == 2 else _odd_jointly
     direction = b.unary(v, lambda i, o: (own if i.dims[0] == dim % v.ndim else others)(i, o))

@@ -60,6 +60,43 @@ def add_product(b: Builder, call: Call) -> Value:
     return b.add([result, offset], call.shape)
 
 
+def add_sum_of_products(b: Builder, call: Call) -> Value:
+    """addbmm: beta * input + alpha * the sum of the products of a batch."""
+    x, y = as_value(b, call["batch1"]), as_value(b, call["batch2"])
+    total = b.multilinear([(x, ["n", "i", "k"]), (y, ["n", "k", "j"])], ["i", "j"], call.shape)
+    offset, alpha, beta = as_value(b, call.x), call.get("alpha", 1), call.get("beta", 1)
+    return b.add([b.mul([offset, beta], offset.shape), b.mul([total, alpha], call.shape)], call.shape)
+
+
+def inner(b: Builder, call: Call) -> Value:
+    """Products of all rows of one tensor with all rows of another."""
+    x, y = as_value(b, call["self"]), as_value(b, call["other"])
+    rows, columns = [f"row {k}" for k in range(x.ndim - 1)], [f"column {k}" for k in range(y.ndim - 1)]
+    return b.multilinear([(x, [*rows, "k"]), (y, [*columns, "k"])], [*rows, *columns], call.shape)
+
+
+def inverse(b: Builder, call: Call) -> Value:
+    """The inverse of matrices: what acts on their columns acts inversely on its rows, and the other way round."""
+    x = as_value(b, call.x)
+    *lead, rows, columns = range(x.ndim)
+    result = Value([*(x.layouts[k] for k in lead), x.layouts[columns], x.layouts[rows]], call.shape)
+    laws = [law.entrywise((1, 1), (1, 1))(x.axis(k), result.axis(k)) for k in lead]
+    for one, other in ((rows, columns), (columns, rows)):
+        laws.append(law.Law((x.axis(one), result.axis(other)), ((-1, -1),), ((1, 1),), ((0, 1, -1),)))
+    b.record(*laws)
+    return result
+
+
+def solve(b: Builder, call: Call) -> Value:
+    """The inverse of matrices times other matrices, without forming it."""
+    x, y = as_value(b, call["A"]), as_value(b, call["B"])
+    if y.ndim != x.ndim or y.shape[:-2] != x.shape[:-2]:
+        raise NoRuleError("a system with vectors on the right, or that broadcasts")
+    inverted = inverse(b, Call(call.name, call.overload, {"A": x}, (x.shape,), call.is_float))
+    left, right = (inverted, y) if call["left"] else (y, inverted)
+    return apply_matmul(b, left, right, call.shape)
+
+
 def outer(b: Builder, call: Call) -> Value:
     x, y = (as_value(b, v) for v in list(call.arguments.values())[:2])
     return b.multilinear([(x, ["i"]), (y, ["j"])], ["i", "j"], call.shape)
@@ -142,5 +179,9 @@ RULES: dict[str, Rule] = {
     **named(convolution, "conv_transpose3d"),
     "linear": lambda b, c: apply_linear(b, as_value(b, c["input"]), as_value(b, c["weight"]), c.get("bias")),
     "bilinear": bilinear,
+    "addbmm": add_sum_of_products,
+    "inner": inner,
+    **named(inverse, "linalg_inv inverse"),
+    "linalg_solve": solve,
     "einsum": einsum,
 }

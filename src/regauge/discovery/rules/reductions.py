@@ -1,4 +1,4 @@
-"""Sums, means, extrema and pooling."""
+"""Sums, means, extrema, ranks, running sums and transforms along axes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -81,6 +81,18 @@ def extremum(b: Builder, call: Call) -> Any:
     return [values, _winner(b, x, call) if call.is_used[1] else Value.fixed(call.shapes[1])]
 
 
+def ranked(b: Builder, call: Call) -> Any:
+    """An entry by its rank, or the most frequent one, with its position: scales pass, signs turn the order around."""
+    x = as_value(b, call.x)
+    values = reduce(b, x, call, law.positive)
+    return [values] if len(call.shapes) == 1 else [values, _winner(b, x, call)]
+
+
+def histogram(b: Builder, call: Call) -> Value:
+    """How many entries lie in each of some ranges."""
+    return b.carry(as_value(b, call.x), [None], call.shape, law.fixed, reason=f"{b.op}: ranges")
+
+
 def order(b: Builder, call: Call) -> list[Value]:
     """sort and topk: ranks have a fixed meaning unless they are left open; indices point into the compared axis."""
     x = as_value(b, call.x)
@@ -123,28 +135,6 @@ def transform(b: Builder, call: Call) -> Value:
     return b.carry(x, sources, call.shape, law.linear, ended=None, reason=f"{b.op}: frequencies")
 
 
-def pool(along: LawOf) -> Rule:
-    """A rule for pooling and resampling: spatial axes are frozen, channels have the given law."""
-
-    def rule(b: Builder, call: Call) -> list[Value]:
-        x = as_value(b, call.x)
-        digits = [c for c in call.name if c.isdigit()]
-        space = int(digits[-1]) if digits else x.ndim - 2
-        lead = x.ndim - space
-        results = []
-        for k, shape in enumerate(call.shapes):
-            is_global = all(n == 1 for n in shape[lead:]) and "adaptive" in call.name and k == 0
-            results.append(
-                b.carry(
-                    x, [*range(lead), *[None] * space], shape, law.compared if k else along,
-                    ended=law.fixed if is_global else None, reason=f"{b.op}: spatial axis",
-                )
-            )  # fmt: skip
-        return results
-
-    return rule
-
-
 def _without(x: Value, dim: int) -> list[int | None]:
     """All axes but one, in the place of which there is a new one."""
     return [None if d == dim else d for d in range(x.ndim)]
@@ -169,17 +159,12 @@ RULES: dict[str, Rule] = {
     **named(variance, "var std var_mean std_mean"),
     **named(extremum, "max min"),
     **named(lambda b, call: _winner(b, as_value(b, call.x), call), "argmax argmin"),
+    **named(ranked, "kthvalue median nanmedian mode"),
     **named(order, "sort topk argsort"),
+    "histc": histogram,
     **named(accumulate, "cumsum cumprod logcumsumexp cummax cummin"),
     **named(
         transform, "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"
     ),
     **named(transform, "fft_fftn fft_ifftn fft_rfftn fft_irfftn _fft_r2c _fft_c2c _fft_c2r"),
-    **named(pool(law.positive), "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d"),
-    **named(pool(law.positive), "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool3d"),
-    **named(pool(law.linear), "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"),
-    **named(pool(law.linear), "adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d"),
-    **named(pool(law.linear), "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"),
-    **named(pool(law.linear), "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"),
-    **named(pool(law.linear), "_upsample_nearest_exact2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
 }

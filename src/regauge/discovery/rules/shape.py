@@ -88,6 +88,24 @@ def cat(b: Builder, call: Call) -> Value:
     return b.cat([as_value(b, x) if not isinstance(x, Value) else x for x in call["tensors"]], call.get("dim", 0))
 
 
+def cat_wide(b: Builder, call: Call) -> Value:
+    """hstack, vstack, dstack, column_stack: concatenation of tensors that get the axes that they lack."""
+    first = {"vstack": [0], "dstack": [0, 2], "column_stack": [1]}.get(call.name, [])
+    dim = {"vstack": 0, "dstack": 2, "column_stack": 1}.get(call.name)
+    pieces = []
+    for tensor in call["tensors"]:
+        x = as_value(b, tensor)
+        if not x.ndim:
+            raise NoRuleError("numbers side by side")
+        if x.ndim == 1:
+            for new in first:
+                x = b.unsqueeze(x, new)
+        elif x.ndim == 2 and call.name == "dstack":
+            x = b.unsqueeze(x, 2)
+        pieces.append(x)
+    return b.cat(pieces, min(1, pieces[0].ndim - 1) if dim is None else dim)
+
+
 def stack(b: Builder, call: Call) -> Stacked:
     pieces = [b.use(x) if isinstance(x, Value) else b.whole(x) for x in call["tensors"]]
     return Stacked(call.get("dim", 0) % (pieces[0].ndim + 1), pieces)
@@ -221,6 +239,7 @@ RULES: dict[str, Rule] = {
     **named(repeat, "repeat tile"),
     **named(split, "split split_with_sizes chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk"),
     **named(cat, "cat concat concatenate"),
+    **named(cat_wide, "hstack vstack dstack column_stack"),
     **named(pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
     **named(rearrange, "flip roll tril triu"),
     **named(write, "slice_scatter select_scatter"),

@@ -1,21 +1,72 @@
 """Values put among those of another tensor, at positions that are addressed by index or by a mask."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
-from regauge.discovery.laws import Value
+from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.layout import leaf
 from regauge.discovery.movement import Stacked
-from regauge.discovery.operators import Call, NoRuleError, Rule, as_value
+from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
+
+REDUCED: dict[str | None, LawOf] = {
+    None: law.linear,
+    "add": law.linear,
+    "sum": law.linear,
+    "mean": law.linear,
+    "amax": law.positive,
+    "amin": law.positive,
+    "max": law.positive,
+    "min": law.positive,
+    "prod": law.fixed,
+    "multiply": law.fixed,
+}
+"""The law along the other axes, by what becomes of values that meet; the factors of a product are not counted."""
 
 
-def index_add(b: Builder, call: Call) -> Value:
-    """x with slices of a source added at positions along one axis."""
+def index_into(b: Builder, call: Call) -> Value:
+    """x with slices of a source at positions along one axis: written, added, or reduced with what is there."""
     x, source, positions = (as_value(b, call[key]) for key in ("self", "source", "index"))
     dim = call["dim"] % x.ndim
     kept = {k: k for k in range(x.ndim) if k != dim}
-    return _put(b, x, source, kept, call.shape, [positions])
+    return _put(b, x, source, kept, call.shape, [positions], _along(call))
+
+
+def index_fill(b: Builder, call: Call) -> Value:
+    """x with a number at positions along one axis."""
+    x, positions, value = as_value(b, call["self"]), as_value(b, call["index"]), call["value"]
+    source = as_value(b, value) if isinstance(value, Value | Stacked) else Value.fixed((), is_zero=value == 0)
+    dim = call["dim"] % x.ndim
+    return _put(b, x, source, {k: -1 for k in range(x.ndim) if k != dim}, call.shape, [positions])
+
+
+def scatter_into(b: Builder, call: Call) -> Value:
+    """x with entries of a source, or a number, at positions along one axis that mean nothing but their numbers."""
+    x, positions = as_value(b, call["self"]), as_value(b, call["index"])
+    given = call.arguments.get("src", call.arguments.get("value"))
+    is_number = not isinstance(given, Value | Stacked)
+    source = Value.fixed((), is_zero=given == 0) if is_number else as_value(b, given)
+    if not x.ndim or any(value.ndim != x.ndim for value in (positions, *([] if is_number else [source]))):
+        raise NoRuleError("a scatter of numbers")
+    dim, along = call["dim"] % x.ndim, _along(call)
+    kept = {k: -1 if is_number else k for k in range(x.ndim) if k != dim}
+    if any(value.shape[k] != x.shape[k] for k in kept for value in (positions, *([] if is_number else [source]))):
+        raise NoRuleError("a scatter that reads or writes part of another axis")
+    # Along an axis on which the positions are the same, whole slices are moved.
+    apart = {k: d for k, d in kept.items() if k in positions.uniform or positions.shape[k] == 1}
+    return _put(b, x, source, apart, call.shape, [positions], along)
+
+
+def segment_reduce(b: Builder, call: Call) -> Value:
+    """Sums, means, extrema or products of runs of one axis."""
+    x, axis, initial = as_value(b, call["data"]), call["axis"] % call["data"].ndim, call["initial"]
+    along = law.fixed if initial is not None else REDUCED[call["reduce"]]
+    for key in ("lengths", "indices", "offsets"):
+        if isinstance(call[key], Value) and not call[key].is_fixed:
+            raise NoRuleError("segments that depend on parameters")
+    sources = [None if k == axis else k for k in range(x.ndim)]
+    return b.carry(x, sources, call.shape, along, ended=None, reason=f"{b.op}: segments")
 
 
 def index_put(b: Builder, call: Call) -> Value:
@@ -55,6 +106,7 @@ def _put(
     kept: dict[int, int],
     shape: Sequence[int],
     positions: Sequence[Value],
+    along: LawOf = law.linear,
 ) -> Value:
     """x with values of a source, along the axes in `kept`, each with that of the source; all others are addressed."""
     reason = f"{b.op}: positions are addressed by index"
@@ -65,9 +117,9 @@ def _put(
     for k, d in wide.items():
         b.tie(x.layouts[k], source.layouts[d])
     result = Value(layouts, shape)
-    laws = [law.linear(x.axis(k), source.axis(d), result.axis(k)) for k, d in wide.items()]
+    laws = [along(x.axis(k), source.axis(d), result.axis(k)) for k, d in wide.items()]
     rest = [k for k in kept if k not in wide]
-    laws += [(law.linear if source.is_zero else law.fixed)(x.axis(k), result.axis(k)) for k in rest]
+    laws += [(along if source.is_zero else law.fixed)(x.axis(k), result.axis(k)) for k in rest]
     laws += [law.mixed(result.axis(k)) for k in range(len(shape)) if k not in kept]
     b.record(*laws)
     b.freeze(x, [k for k in range(x.ndim) if k not in kept], reason)
@@ -77,8 +129,19 @@ def _put(
     return result
 
 
+def _along(call: Call) -> LawOf:
+    how: Any = call.arguments.get("reduce")
+    return REDUCED[how]
+
+
 def _is_same_along(mask: Value, dim: int) -> bool:
     return dim < 0 or dim in mask.uniform or mask.shape[dim] == 1
 
 
-RULES: dict[str, Rule] = {"index_add": index_add, "index_put": index_put, "masked_scatter": masked_scatter}
+RULES: dict[str, Rule] = {
+    **named(index_into, "index_add index_copy index_reduce"),
+    **named(index_put, "index_put _unsafe_index_put"),
+    "index_fill": index_fill,
+    "masked_scatter": masked_scatter,
+    "segment_reduce": segment_reduce,
+}

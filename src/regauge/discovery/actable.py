@@ -1,0 +1,135 @@
+"""Whether what was found can act: an element is drawn and applied to random tensors of the shapes of the parameters.
+
+One parameter at a time, and of a large one only the axes that decide what happens along one of them, so that a model on
+the meta device needs no memory of its size. Parameters on which groups act alike, as in layers of one shape, are
+tried once.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from regauge.core.groups import Group, Placement
+from regauge.core.probe import relative_change
+from regauge.core.symmetry import Symmetry
+from regauge.core.symmetry_text import overlapping
+
+LARGE = 1 << 20
+"""Parameters with more entries are tried axis by axis."""
+LARGEST_MATRIX = 1024
+"""Larger matrices are not drawn, which would take longer than all the rest: they act as the identity."""
+TOLERANCE = 1e-8
+"""Largest relative error, in float64, of a tensor that is moved and moved back."""
+
+
+def cannot_act(symmetry: Symmetry) -> dict[str, str]:
+    """Groups that cannot act where their placements are, and why."""
+    failed: dict[str, str] = {}
+    good: set[Hashable] = set()
+    for part in _parts(symmetry):
+        key = part.geometry()
+        if key not in good:
+            found = part.failures()
+            failed = {**found, **failed}
+            good |= set() if found else {key}
+    return failed
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One parameter, or some of its axes, with the groups that act there; bases come before what is within them.
+
+    Attributes:
+        groups: These groups with their placements here.
+        whole: The same groups with all of their placements, which decide how elements are multiplied.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    groups: tuple[Group, ...]
+    whole: tuple[Group, ...]
+
+    def geometry(self) -> Hashable:
+        """What decides whether they can act: everything but names."""
+        numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
+        nameless = tuple(
+            replace(
+                group,
+                name="",
+                within=tuple(numbers[base] for base in group.within),
+                placements=tuple(replace(p, parameter="") for p in group.placements),
+            )
+            for group in self.groups
+        )
+        signs = tuple(tuple((p.sign, p.shift) for p in group.placements if any(p.shift)) for group in self.whole)
+        return nameless, signs, self.shape
+
+    def failures(self) -> dict[str, str]:
+        """The groups that fail together with those before them."""
+        failed: dict[str, str] = {}
+        if self._try(range(len(self.groups))) is None:
+            return failed
+        tried: list[int] = []
+        for k, group in enumerate(self.groups):
+            reason = None if failed.keys().isdisjoint(group.within) else "what it is repeated within cannot act"
+            reason = reason or self._try([*tried, k])
+            if reason is None:
+                tried.append(k)
+            else:
+                failed[group.name] = reason
+        return failed
+
+    def _try(self, chosen: Sequence[int]) -> str | None:
+        """Why groups cannot act together on a random tensor; None if they can."""
+        shapes, generator = {self.parameter: self.shape}, torch.Generator().manual_seed(0)
+        groups = tuple(self.groups[k] for k in chosen)
+        symmetry, algebra = Symmetry(groups, shapes), Symmetry(tuple(self.whole[k] for k in chosen), {})
+        before = torch.randn(self.shape, generator=generator, dtype=torch.float64)
+        try:
+            pair = next(overlapping(groups, shapes), None)
+            if pair is not None:
+                return f"{pair[0].name!r} and {pair[1].name!r} both move the same entries of {self.parameter!r}"
+            element, blank = algebra.random(generator), algebra.identity()
+            for group in groups:
+                if group.matrix != "none" and group.size > LARGEST_MATRIX:
+                    element = element.replace(group.name, blank[group.name])
+            moved = symmetry.act(element, {self.parameter: before})
+            after = symmetry.act(algebra.inverse(element), moved)[self.parameter]
+        except (ValueError, IndexError, RuntimeError) as error:
+            return str(error).splitlines()[0]
+        is_same = relative_change([before], [after]) <= TOLERANCE
+        return None if is_same else f"an element and its inverse change {self.parameter!r}"
+
+
+def _parts(symmetry: Symmetry) -> Iterator[_Part]:
+    by_name = {group.name: group for group in symmetry.groups}
+    order = {name: k for k, name in enumerate(by_name)}
+    places: dict[str, dict[str, list[Placement]]] = {}
+    for group in symmetry.groups:
+        for placement in group.placements:
+            places.setdefault(placement.parameter, {}).setdefault(group.name, []).append(placement)
+
+    def bases_of(names: set[str]) -> set[str]:
+        found = {base for name in names for base in by_name[name].within}
+        return found | bases_of(found) if found else found
+
+    def part(parameter: str, shape: tuple[int, ...], local: Mapping[str, Sequence[Placement]]) -> _Part:
+        names = set(local) | bases_of(set(local))
+        ranked = sorted(names, key=lambda name: (len(bases_of({name})), order[name]))
+        whole = tuple(by_name[name] for name in ranked)
+        here = tuple(replace(group, placements=tuple(local.get(group.name, ()))) for group in whole)
+        return _Part(parameter, shape, here, whole)
+
+    for parameter, local in places.items():
+        shape = symmetry.shapes[parameter]
+        if math.prod(shape) <= LARGE:
+            yield part(parameter, shape, local)
+            continue
+        for axis in sorted({p.axis for found in local.values() for p in found}):
+            along = {name: [p for p in found if p.axis == axis] for name, found in local.items()}
+            along = {name: found for name, found in along.items() if found}
+            kept = along | {name: local[name] for name in bases_of(set(along)) if name in local}
+            used = {p.axis for found in kept.values() for p in found}
+            yield part(parameter, tuple(n if k in used else 1 for k, n in enumerate(shape)), kept)

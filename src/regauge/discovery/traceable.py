@@ -1,0 +1,103 @@
+"""Modules that cannot be traced, and why, in a sentence that fits."""
+
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
+"""Where the code of torch and of regauge is."""
+QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
+"""Where the classes of quantized layers are."""
+DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+"""What torch raises where Python code needs the values of a tensor."""
+OTHERWISE = (
+    "trace the part of the model that matters, register the offending part with `regauge.discovery.register_leaf`, or "
+    "write the symmetry by hand with `regauge.Symmetry.from_axes`"
+)
+
+
+class TraceError(RuntimeError):
+    """A model that torch.export cannot turn into a graph."""
+
+
+def require_traceable(module: nn.Module) -> None:
+    """Raise a TraceError for modules that have no floating-point weights, or none yet."""
+    for name, part in module.named_modules():
+        where = f"layer {name!r} ({type(part).__name__})" if name else type(part).__name__
+        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        if type(part).__module__.startswith(QUANTIZED) or any(t.is_quantized for t in own if isinstance(t, Tensor)):
+            raise TraceError(
+                f"{where} is quantized: its weights are integers, which no scale, sign or rotation moves; discover the "
+                "symmetry of the module as it was before, move that one's weights, and quantize it again"
+            )
+        if any(is_lazy(tensor) for tensor in own):
+            raise TraceError(
+                f"{where} has no weights yet: it learns their shapes from its first input; call the module once on "
+                "the example inputs, and discover then"
+            )
+
+
+def trace_error(error: BaseException, module: nn.Module, inputs: object) -> TraceError:
+    """The error for a module that runs, but that torch.export cannot trace."""
+    scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
+    start = f"torch.export cannot trace {type(module).__name__}"
+    if scripted:
+        name = getattr(scripted[0], "original_name", type(scripted[0]).__name__)
+        return TraceError(
+            f"{start}: {name} was compiled with torch.jit, and its Python code is needed; give the module that was "
+            "compiled, whose parameters have the same names"
+        )
+    start += _place_of(error)
+    if _packs(error, inputs):
+        return TraceError(
+            f"{start}: sequences of several lengths are packed there, which needs the lengths as numbers; trace the "
+            "model with padded sequences, without `pack_padded_sequence`: its parameters have the same symmetry"
+        )
+    if any(isinstance(one, DEPENDENT) for one in _chain(error)):
+        return TraceError(
+            f"{start}: what runs there depends on the values of a tensor. Remove control flow that depends on tensor "
+            f"values, {OTHERWISE}"
+        )
+    first = str(error).strip().splitlines()
+    return TraceError(
+        f"{start}: {type(error).__name__}: {first[0].rstrip('.') if first else ''}. To go on, {OTHERWISE}"
+    )
+
+
+def _packs(error: BaseException, inputs: object) -> bool:
+    """Whether packed sequences are given, or the error comes from where they are made or read."""
+    leaves = pytree.tree_leaves(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
+    if any(isinstance(one, PackedSequence) for one in leaves):
+        return True
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        where = Path(frame.f_code.co_filename).parts[-3:]
+        is_read = where == ("nn", "modules", "rnn.py") and frame.f_locals.get("batch_sizes") is not None
+        if is_read or where == ("nn", "utils", "rnn.py"):
+            return True
+    return False
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _place_of(error: BaseException) -> str:
+    """The last line of the model's own code that an error passed: none of torch, of regauge or of Python."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(Path(frame.filename))]
+    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+
+
+def _is_model_code(file: Path) -> bool:
+    is_installed = any(part in ("site-packages", "dist-packages") for part in file.parts)
+    is_python = file.is_relative_to(Path(traceback.__file__).parent) and not is_installed
+    return file.exists() and not is_python and not any(file.is_relative_to(folder) for folder in FOREIGN)
