@@ -32,6 +32,10 @@ STATISTICS_HELP = (
     "the statistics of batch normalization are recomputed from them for every network, A and B too. DATA where left "
     "out, which is a part of what is then measured: give training data."
 )
+TEST_HELP = (
+    "DATA that judge what --data chose, such as matching and statistics. Where left out, half of the examples of DATA, "
+    "drawn at random, judge, and choose nothing."
+)
 DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 
 if TYPE_CHECKING:
@@ -85,6 +89,7 @@ Tokenizer = Annotated[str | None, arg(metavar="union|base|FOLDER")]
 Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
+Test = Annotated[str | None, arg(metavar="DATA", help=TEST_HELP)]
 Loss = Literal["cross-entropy", "mse"]
 Json = Annotated[bool, arg(help="Print the report as one JSON object, unrounded; docs/interoperation.md describes it.")]
 
