@@ -78,10 +78,10 @@ class Task:
         """
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         first, second = split_batches(self.batches, share, generator)
-        name, drawn = self.name or "the data", f"{100 * share:.3g}%"
+        told = f"the examples of {self.name or 'the data'}"
         return (
-            replace(self, batches=first, name=f"{drawn} of the examples of {name}, drawn at random"),
-            replace(self, batches=second, name=f"the examples of {name} but for {drawn}, drawn at random"),
+            replace(self, batches=first, name=f"{100 * share:.3g}% of {told}, drawn at random"),
+            replace(self, batches=second, name=f"the other {100 * (1 - share):.3g}% of {told}"),
         )
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:

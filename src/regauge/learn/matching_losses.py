@@ -206,7 +206,7 @@ class Losses:
 def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Results:
     """Pairs matched by their vectors alone."""
     problem = replace(problem, a=_detached(problem.a), b=_detached(problem.b))
-    frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance", problem.task)
+    frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
     return match_mixture(
         problem, frame, responses(placed, _detached(a), _detached(b)), TIES, completing(problem.symmetry)
     )
