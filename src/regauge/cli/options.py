@@ -30,11 +30,11 @@ RULE_HELP = (
 )
 STATISTICS_HELP = (
     "the statistics of batch normalization are recomputed from them for every network, A and B too. DATA where left "
-    "out, which is a part of what is then measured: give training data."
+    "out."
 )
 TEST_HELP = (
-    "DATA that judge what --data chose, such as matching and statistics. Where left out, half of the examples of DATA, "
-    "drawn at random, judge, and choose nothing."
+    "DATA that judge what --data chose, such as matching and statistics. Where left out and something is chosen by "
+    "--data, half of its examples, drawn at random, judge and choose nothing."
 )
 DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 
@@ -173,6 +173,7 @@ class Matching:
     over those of A; the same but for scales that move running statistics, to compute these anew (with data that is so
     by itself); or keep all, so that values are moved and never multiplied (but by signs and rotations)."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
+    test: Test = None
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     batch: Batch = 512
@@ -309,6 +310,7 @@ class Judging:
 
     model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
+    test: Test = None
     loss: Loss = "cross-entropy"
     """The loss that is measured; accuracy too for the cross entropy."""
     batch: Batch = 512
@@ -339,7 +341,7 @@ class Line(Between):
     bends: int = 1
     """Control points of a bezier curve or chain."""
     train: Annotated[str | None, arg(metavar="DATA", help="What a bezier curve or chain is trained on.")] = None
-    """DATA where left out; the barrier then says nothing about data that the path has not seen."""
+    """DATA where left out."""
     steps: int = 300
     """Steps of that training."""
     lr: float = 1e-2
@@ -348,6 +350,11 @@ class Line(Between):
     """Seed of its random numbers."""
     output: MaybePicture = None
     """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
+
+    @property
+    def trains_on_data(self) -> bool:
+        """Whether a path is trained on DATA."""
+        return self.train is None and self.path in ("bezier", "chain")
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ class Task:
         criterion: From the output and the targets to the mean loss of a batch, differentiable.
         outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: What is done to an average of networks before it is evaluated, such as `reset_batchnorm`; nothing
-            unless given.
+        prepare: What is done to an average of networks before it is evaluated, such as `reset_batchnorm`, and to the
+            networks that it is compared with: the ends of a line, what is merged. Nothing unless given.
         name: What the data are called in cards and reports.
 
     Raises:
