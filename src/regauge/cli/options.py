@@ -158,7 +158,7 @@ class Matching:
     model: Model = None
     symmetry: SymmetryFile = None
     method: MethodName = "auto"
-    """How to match; docs/alignment.md tells them apart. Unless given: mixed where there are data, else weights; `merge`
+    """How to match; docs/alignment.md tells them apart. Unless given: data where there are any, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """What `regauge learn matching` wrote, for the method learned."""
@@ -170,8 +170,8 @@ class Matching:
     """What activations are compared by; product, which is not centered, is what Git Re-Basin published."""
     scales: Literal["balance", "recompute", "keep"] = "balance"
     """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
-    over those of A; the same but for scales that move running statistics, to compute these anew (with data that is so
-    by itself); or keep all, so that values are moved and never multiplied (but by signs and rotations)."""
+    over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
+    all, so that values are moved and never multiplied (but by signs and rotations)."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     test: Test = None
     loss: Loss = "cross-entropy"
