@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -403,3 +404,52 @@ def test_an_aligned_network_has_the_ends_and_the_barrier_of_its_copy(
         report = json.loads(capsys.readouterr().out)
         ends.append((report["table"][-1]["loss"], report["stored"][-1]["loss"]))
     assert ends[0] == pytest.approx(ends[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("is_tested", [False, True])
+def test_a_merge_card_measures_on_data_that_chose_nothing(
+    folder: Path, is_tested: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command and the function alike; statistics come from the data that choose, and the card names both."""
+    more = ["--test", "nets.py:others"] if is_tested else []
+    main(["merge", *files("na", "nb"), *NORMED, "--input-shape", "2x4", "-o", "merged.safetensors", *more])
+    capsys.readouterr()
+    runner = module(is_normed=True)
+    batches = [(x, x[:, :3].argmax(1)) for x in inputs().split(40)]
+    data, others = rg.Task(runner, batches), rg.Task(runner, [(x + 1, y) for x, y in batches])
+    choosing, judging = (data, others) if is_tested else data.split()
+    task, test = (
+        replace(one, prepare=lambda p: rg.reset_batchnorm(p, runner, choosing.batches)) for one in (choosing, judging)
+    )
+    networks = [load(folder / name) for name in files("na", "nb")]
+    symmetry = rg.discover(runner, (inputs(),))
+    result = rg.merge(networks, symmetry, task=task, test=test)
+    merged = load(folder / "merged.safetensors")
+    assert all(torch.allclose(result.params[n], merged[n], atol=1e-6) for n in merged)
+    assert result.record.merged_metrics == judging.evaluate(result.params)
+    assert result.record.metrics[0] == test.evaluate_average(networks[0])
+    card = (folder / "merged.md").read_text()
+    assert f"{judging.evaluate(merged)['loss']:.6g}" in card
+    chosen, judged = ("nets.py:batches", "nets.py:others") if is_tested else ("drawn at random", "the other 50%")
+    facts = {row.split("|")[1].strip(): row.split("|")[2] for row in card.splitlines() if row.count("|") == 3}
+    assert chosen in facts["chosen by"]
+    assert judged in facts["judged by"]
+
+
+def test_a_test_without_data_is_refused(folder: Path, refused: Callable[..., str]) -> None:
+    given = ["--model", "nets.py:model", "--input-shape", "2x4", "--test", "nets.py:others", "-o", "m.safetensors"]
+    assert "--test judges what is chosen by --data" in refused("merge", *files("a", "b"), *given)
+    networks = [load(folder / name) for name in files("a", "b")]
+    task = rg.Task(module(), [(x, x[:, :3].argmax(1)) for x in inputs().split(40)])
+    with pytest.raises(ValueError, match="give task, too"):
+        rg.merge(networks, rg.discover(module(), (inputs(),)), test=task)
+
+
+def test_the_data_that_choose_and_judge_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "judged by the other 50% of the examples of nets.py:batches"
+    main(["align", *files("na", "nb"), *NORMED, "--input-shape", "2x4", "-o", "o.safetensors"])
+    assert told in capsys.readouterr().out
+    main(["line", *files("na", "nb"), *NORMED, "--points", "3"])
+    assert told in capsys.readouterr().out
+    main(["line", *files("a", "b"), *MODEL, "--points", "3"])  # Nothing is chosen.
+    assert "judged by" not in capsys.readouterr().out
