@@ -45,7 +45,7 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
     is_first = torch.zeros(total, dtype=torch.bool)
     is_first[order[: min(max(round(share * total), 1), total - 1)]] = True
     parts: tuple[Batches, Batches] = ([], [])
-    for batch, mask in zip(given, is_first.split(sizes), strict=True):
+    for batch, mask in zip(given, torch.split(is_first, sizes), strict=True):
         for part, rows in zip(parts, (mask, ~mask), strict=True):
             if bool(rows.all()):
                 part.append(batch)
