@@ -182,8 +182,8 @@ def merge(
         record = replace(
             record,
             data=(chosen_by.name or repr(chosen_by), judged_by.name or repr(judged_by)),
-            metrics=tuple(judged_by.evaluate_average(network) for network in before),
-            base_metrics=judged_by.evaluate_average(reference) if has_base else None,
+            metrics=tuple(judged_by.evaluate_average(dict(network)) for network in before),
+            base_metrics=judged_by.evaluate_average(dict(reference)) if has_base else None,
             merged_metrics=judged_by.evaluate(merged),
             unaligned_metrics=None if has_base else judged_by.evaluate_average(blend.unaligned().params),
         )
