@@ -1,6 +1,7 @@
 """Networks with batch normalization: what is aligned evaluates as before, with statistics as stored or anew."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,10 @@ from symmetries import generator
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.comparison.function import measure_function
 from regauge.core.params import Params
+from regauge.report.line_figures import path_figure
+from regauge.zoo.populations.pairs import Barriers
 
 ERROR = 1e-10
 """Largest relative change of outputs in float64."""
@@ -144,3 +148,19 @@ def test_a_network_that_was_trained_on_keeps_its_statistics(name: str, decay: fl
     }
     b = rg.reset_batchnorm(near, module, [images])
     assert max(changes(name, b, rg.align(a, b, symmetry).params)) <= ERROR
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_there_is_one_barrier(name: str) -> None:
+    """Of a line, in the matrix of a population and in a picture, with every network prepared alike."""
+    module, _, a, b, images = setting(name)
+    task = replace(task_of(name), prepare=lambda params: rg.reset_batchnorm(params, module, [images[:12]]))
+    curve = rg.line(a, b, task, points=5)
+    both = {n: torch.stack([a[n], b[n]]) for n in a}
+    matrix = Barriers(task, points=5)(both, both)
+    assert float(matrix[0, 1]) == pytest.approx(curve.barrier, rel=1e-9, abs=1e-12)
+    assert curve.barrier == max(0.0, *curve.excess)
+    figure = path_figure(curve.table, "loss", ("A", "B"))
+    assert f"barrier {curve.barrier:.3g}" in figure.axes[0].get_title(loc="left")
+    comparison = measure_function(a, b, b, task)
+    assert comparison["barrier as stored"] == pytest.approx(rg.line(a, b, task, points=11).barrier)
