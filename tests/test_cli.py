@@ -176,7 +176,7 @@ def test_align_with_a_symmetry_from_a_file(folder: Path) -> None:
 )
 def test_align_with_data(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
-    main(["align", *files, "--data", "mynets.py:batches", *options])
+    main(["align", *files, "--data", "mynets.py:batches", "--test", "mynets.py:batches", *options])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("loss halfway")]
     before, after = (float(cell) for cell in rows[0][2:])
     assert torch.allclose(

@@ -1,7 +1,9 @@
 """`regauge line --path`, `regauge plane` and `regauge repair`: what they write, and one sentence for every mistake."""
 
 import csv
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +101,7 @@ NORMED = ["--model", "nets.py:normed", "--data", "nets.py:batches"]
 @pytest.mark.parametrize("path", ["straight", "geodesic", "bezier", "chain"])
 def test_every_path_ends_at_the_networks(folder: Path, path: str, capsys: pytest.CaptureFixture[str]) -> None:
     trained = path in ("bezier", "chain")
-    more = ["--steps", "20"] if trained else []
+    more = ["--steps", "20", "--test", "nets.py:batches"] if trained else []
     main(["line", *files("a", "b"), *MODEL, "--path", path, "--points", "5", "-o", "line.svg", *more])
     found = rows(folder / "line.csv")
     assert [float(row["t"]) for row in found] == [0, 0.25, 0.5, 0.75, 1]
@@ -109,7 +111,7 @@ def test_every_path_ends_at_the_networks(folder: Path, path: str, capsys: pytest
             logits = torch.func.functional_call(module(), load(folder / f"{name}.safetensors"), (inputs(),))
         assert float(row["loss"]) == pytest.approx(float(nn.functional.cross_entropy(logits, targets)), rel=1e-5)
     out = capsys.readouterr().out
-    assert ("trained for 20 steps on the data that it is judged by" in out) == trained
+    assert ("trained for 20 steps on nets.py:batches" in out) == trained
     assert ("unit spheres in 4 dimensions: 0.weight" in out) == (path == "geodesic")
     assert (folder / "line.svg").read_text().startswith("<?xml")
 
@@ -201,10 +203,17 @@ def test_statistics_come_from_the_data_for_them_at_the_ends_too(
     common = [command, *files(*names), "--model", "nets.py:normed", "--data", "nets.py:batches", *size]
     main([*common, "-o", "same.png"])
     main([*common, "-o", "other.png", "--statistics", "nets.py:others"])
+    main([*common, "-o", "tested.png", "--test", "nets.py:others"])
     task = rg.Task(module(is_normed=True), [(x, x[:, :3].argmax(1)) for x in inputs().split(40)])
-    for name, shift in (("same.csv", 0), ("other.csv", 1)):
-        own = [(x + shift, y) for x, y in task.batches]
-        expected = task.evaluate(rg.reset_batchnorm(load("na.safetensors"), task.module, own))["loss"]
+    others = rg.Task(task.module, [(x + 1, y) for x, y in task.batches])
+    # By default half of the data gives statistics, and the other half judges.
+    for name, (own, judge) in {
+        "same.csv": task.split(),
+        "other.csv": (others, task),
+        "tested.csv": (task, others),
+    }.items():
+        prepared = rg.reset_batchnorm(load("na.safetensors"), task.module, own.batches)
+        expected = judge.evaluate(prepared)["loss"]
         assert float(rows(folder / name)[0]["loss"]) == pytest.approx(expected, rel=1e-5)
     told = capsys.readouterr()
     assert "in every network, the ends too, the statistics of batch normalization were recomputed" in told.out
@@ -246,6 +255,8 @@ def test_repair_gives_units_the_statistics_of_the_endpoints(folder: Path, capsys
             "--weights",
             "1",
             "3",
+            "--test",
+            "nets.py:others",
         ]
     )
     result = load(folder / "out.safetensors")
@@ -277,7 +288,7 @@ def test_repair_aligns_endpoints_that_were_aligned_for_merging(
 
 
 def test_repair_without_endpoints_recomputes_statistics(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["repair", "na.safetensors", *NORMED, "-o", "out.safetensors"])
+    main(["repair", "na.safetensors", *NORMED, "-o", "out.safetensors", "--test", "nets.py:others"])
     before, after = load(folder / "na.safetensors"), load(folder / "out.safetensors")
     values = inputs() @ before["0.weight"].T + before["0.bias"]
     torch.testing.assert_close(after["1.running_mean"], values.mean(0))
@@ -356,3 +367,89 @@ def test_an_interrupted_picture_leaves_the_old_one(folder: Path, monkeypatch: py
         main([*line, "--overwrite"])
     assert (folder / "line.svg").read_bytes() == old
     assert not list(folder.glob(".*"))
+
+
+# --- the same numbers in Python ---------------------------------------------------------------------------------
+
+
+def test_the_command_and_the_function_measure_the_same_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ends are treated as the middle is, and what they are as stored is told."""
+    main(["line", *files("na", "nb"), *NORMED, "--statistics", "nets.py:others", "--points", "5", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    runner = module(is_normed=True)
+    statistics = [x + 1 for x in inputs().split(40)]
+    task = rg.Task(
+        runner,
+        [(x, x[:, :3].argmax(1)) for x in inputs().split(40)],
+        prepare=lambda params: rg.reset_batchnorm(params, runner, statistics),
+    )
+    a, b = (load(folder / name) for name in files("na", "nb"))
+    curve = rg.line(a, b, task, points=5)
+    assert [row["loss"] for row in report["table"]] == pytest.approx([row["loss"] for row in curve.table], rel=1e-6)
+    assert report["barrier"] == pytest.approx(curve.barrier, rel=1e-5)
+    assert curve.table[0]["loss"] == pytest.approx(task.evaluate_average(a)["loss"])
+    assert [one["loss"] for one in report["stored"]] == pytest.approx([task.evaluate(one)["loss"] for one in (a, b)])
+    assert curve.barrier == max(curve.excess)
+    assert "as stored, not prepared" in str(curve)
+
+
+def test_an_aligned_network_has_the_ends_and_the_barrier_of_its_copy(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["align", *files("na", "nb"), "--model", "nets.py:normed", "--input-shape", "2x4", "-o", "al.safetensors"])
+    capsys.readouterr()
+    ends = []
+    for name in ("nb", "al"):
+        main(["line", *files("na", name), *NORMED, "--points", "3", "--json"])
+        report = json.loads(capsys.readouterr().out)
+        ends.append((report["table"][-1]["loss"], report["stored"][-1]["loss"]))
+    assert ends[0] == pytest.approx(ends[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("is_tested", [False, True])
+def test_a_merge_card_measures_on_data_that_chose_nothing(
+    folder: Path, is_tested: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command and the function alike; statistics come from the data that choose, and the card names both."""
+    more = ["--test", "nets.py:others"] if is_tested else []
+    main(["merge", *files("na", "nb"), *NORMED, "--input-shape", "2x4", "-o", "merged.safetensors", *more])
+    capsys.readouterr()
+    runner = module(is_normed=True)
+    batches = [(x, x[:, :3].argmax(1)) for x in inputs().split(40)]
+    data, others = rg.Task(runner, batches), rg.Task(runner, [(x + 1, y) for x, y in batches])
+    choosing, judging = (data, others) if is_tested else data.split()
+    task, test = (
+        replace(one, prepare=lambda p: rg.reset_batchnorm(p, runner, choosing.batches)) for one in (choosing, judging)
+    )
+    networks = [load(folder / name) for name in files("na", "nb")]
+    symmetry = rg.discover(runner, (inputs(),))
+    result = rg.merge(networks, symmetry, task=task, test=test)
+    merged = load(folder / "merged.safetensors")
+    assert all(torch.allclose(result.params[n], merged[n], atol=1e-6) for n in merged)
+    assert result.record.merged_metrics == judging.evaluate(result.params)
+    assert result.record.metrics[0] == test.evaluate_average(networks[0])
+    card = (folder / "merged.md").read_text()
+    assert f"{judging.evaluate(merged)['loss']:.6g}" in card
+    chosen, judged = ("nets.py:batches", "nets.py:others") if is_tested else ("drawn at random", "the other 50%")
+    facts = {row.split("|")[1].strip(): row.split("|")[2] for row in card.splitlines() if row.count("|") == 3}
+    assert chosen in facts["chosen by"]
+    assert judged in facts["judged by"]
+
+
+def test_a_test_without_data_is_refused(folder: Path, refused: Callable[..., str]) -> None:
+    given = ["--model", "nets.py:model", "--input-shape", "2x4", "--test", "nets.py:others", "-o", "m.safetensors"]
+    assert "--test judges what is chosen by --data" in refused("merge", *files("a", "b"), *given)
+    networks = [load(folder / name) for name in files("a", "b")]
+    task = rg.Task(module(), [(x, x[:, :3].argmax(1)) for x in inputs().split(40)])
+    with pytest.raises(ValueError, match="give task, too"):
+        rg.merge(networks, rg.discover(module(), (inputs(),)), test=task)
+
+
+def test_the_data_that_choose_and_judge_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "judged by the other 50% of the examples of nets.py:batches"
+    main(["align", *files("na", "nb"), *NORMED, "--input-shape", "2x4", "-o", "o.safetensors"])
+    assert told in capsys.readouterr().out
+    main(["line", *files("na", "nb"), *NORMED, "--points", "3"])
+    assert told in capsys.readouterr().out
+    main(["line", *files("a", "b"), *MODEL, "--points", "3"])  # Nothing is chosen.
+    assert "judged by" not in capsys.readouterr().out

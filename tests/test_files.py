@@ -172,7 +172,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_command_writes_the_network_that_merge_returns(folder: Path) -> None:
     model = ["--model", "normalized_nets.py:normalized", "--data", "normalized_nets.py:batches"]
-    main(["merge", "a.safetensors", "b.safetensors", "-o", "out.safetensors", *model, "--method", "mixed"])
+    test = ["--test", "normalized_nets.py:batches"]
+    main(["merge", "a.safetensors", "b.safetensors", "-o", "out.safetensors", *model, *test, "--method", "mixed"])
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
     generator = torch.Generator().manual_seed(0)
     batches = [
@@ -185,9 +186,10 @@ def test_the_command_writes_the_network_that_merge_returns(folder: Path) -> None
     task = rg.Task(module, batches, prepare=prepare)
     networks = [load("a.safetensors"), load("b.safetensors")]
     symmetry = rg.discover(module, (torch.ones(2, 4),))
-    found = rg.merge(networks, symmetry, method=rg.MixedMatching(), task=task)
+    found = rg.merge(networks, symmetry, method=rg.MixedMatching(), task=task, test=task)
     assert _equal(load("out.safetensors"), found.params)
-    plain = rg.merge(networks, symmetry, method=rg.MixedMatching(scales="recompute"), task=rg.Task(module, batches))
+    bare = rg.Task(module, batches)
+    plain = rg.merge(networks, symmetry, method=rg.MixedMatching(scales="recompute"), task=bare, test=bare)
     assert not torch.equal(plain.params["1.running_mean"], found.params["1.running_mean"])
     assert _equal(prepare(plain.params), found.params)
     assert found.record.merged_metrics == task.evaluate(found.params)

@@ -218,10 +218,10 @@ def test_training_lowers_the_barrier_of_held_out_pairs() -> None:
     found = trained()
     assert found.trained is not None
     scores, history = found.about["scores"], found.trained.history
-    course = [(row["step"], row["barrier"]) for row in found.about["course"]]
-    assert course == [(row["step"], row["validation_barrier"]) for row in history]
-    assert history[found.trained.best]["validation_barrier"] < 0.7 * history[0]["validation_barrier"]
-    assert scores["vectors alone"]["barrier"] < 0.5 * scores["no alignment"]["barrier"]
+    course = [(row["step"], row["midpoint excess"]) for row in found.about["course"]]
+    assert course == [(row["step"], row["validation_midpoint excess"]) for row in history]
+    assert history[found.trained.best]["validation_midpoint excess"] < 0.7 * history[0]["validation_midpoint excess"]
+    assert scores["vectors alone"]["midpoint excess"] < 0.5 * scores["no alignment"]["midpoint excess"]
     assert set(scores) == {"no alignment", "weight matching", "vectors alone", "vectors and sweeps"}
 
 
@@ -263,7 +263,10 @@ def test_several_widths_are_trained_on_together() -> None:
     (_, first, narrow, task), (_, second, wide, other) = students(), students(24)
     config = replace(CONFIG, epochs=1)
     found = learn.fit_matching([narrow, wide], [first, second], config, task=[task, other], generator=generator(0))
-    assert found.about["scores"]["vectors alone"]["barrier"] < found.about["scores"]["no alignment"]["barrier"]
+    assert (
+        found.about["scores"]["vectors alone"]["midpoint excess"]
+        < found.about["scores"]["no alignment"]["midpoint excess"]
+    )
 
 
 def test_a_training_that_is_interrupted_continues_to_the_same_bits(tmp_path: Path) -> None:
@@ -296,14 +299,14 @@ def test_each_loss_can_be_left_out_and_partners_share_a_value() -> None:
     for changes in ({"supervised": 0.0, "distance": 0.0}, {"line": 0.0, "distance": 0.0}, {"line_by": "outputs"}):
         config = replace(CONFIG, epochs=1, **changes)
         found = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
-        assert "barrier" in found.about["scores"]["vectors alone"]
+        assert "midpoint excess" in found.about["scores"]["vectors alone"]
     found = learn.fit_matching(
         networks,
         symmetry,
         replace(CONFIG, epochs=1, augment=("scale",), parts=("permutation",)),
         generator=generator(0),
     )
-    assert "barrier" not in found.about["scores"]["vectors alone"]
+    assert "midpoint excess" not in found.about["scores"]["vectors alone"]
 
 
 def test_what_cannot_be_matched_is_told() -> None:
@@ -366,7 +369,7 @@ def test_the_best_weights_are_kept() -> None:
     config = replace(CONFIG, epochs=3, lr=0.5)
     found = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
     assert found.trained is not None
-    barriers = [row["validation_barrier"] for row in found.trained.history]
+    barriers = [row["validation_midpoint excess"] for row in found.trained.history]
     assert found.trained.best == int(np.argmin(barriers))
 
 

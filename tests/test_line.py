@@ -43,19 +43,27 @@ def test_end_losses_are_interpolated() -> None:
     assert curve.excess == pytest.approx((0.0,) * 11, abs=1e-6)
 
 
-def test_the_ends_are_the_endpoints() -> None:
+def test_every_network_is_prepared_and_the_ends_are_measured_as_stored_too() -> None:
     seen: list[Params] = []
 
     def evaluate(p: Params) -> dict[str, float]:
         seen.append(p)
-        return {"loss": 0.0}
+        return {"loss": float(p["w"].abs().sum())}
 
     a = {"w": torch.randn(3, generator=torch.Generator().manual_seed(0)), "count": torch.tensor(3)}
     b = {"w": torch.randn(3, generator=torch.Generator().manual_seed(1)), "count": torch.tensor(8)}
-    rg.line(a, b, evaluate, points=4, prepare=lambda p: {**p, "w": p["w"] * 0})
-    assert all(torch.equal(seen[0][n], a[n]) and torch.equal(seen[-1][n], b[n]) for n in a)
-    assert all(not bool(p["w"].any()) for p in seen[1:-1])
-    assert [int(p["count"]) for p in seen] == [3, 3, 3, 8]
+    curve = rg.line(a, b, evaluate, points=4, prepare=lambda p: {**p, "w": p["w"] * 0})
+    own = [p for p in seen if bool(p["w"].any())]
+    assert all(torch.equal(own[0][n], a[n]) and torch.equal(own[1][n], b[n]) for n in a)
+    assert [int(p["count"]) for p in seen if not bool(p["w"].any())] == [3, 3, 3, 8]
+    assert [metrics["loss"] for metrics in curve.stored] == [float(p["w"].abs().sum()) for p in (a, b)]
+    assert "as stored, not prepared as all networks on the path are, the ends have losses" in str(curve)
+
+
+def test_ends_that_are_the_same_as_stored_are_not_told() -> None:
+    curve = rg.line(params(0.0), params(1.0), lambda p: {"loss": float(p["w"].sum())}, points=3, prepare=dict)
+    assert "as stored" not in str(curve)
+    assert not rg.line(params(0.0), params(1.0), lambda p: {"loss": 0.0}, points=3).stored
 
 
 def test_half_precision_is_interpolated_in_single() -> None:

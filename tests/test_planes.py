@@ -84,7 +84,7 @@ def test_buffers_stay_within_the_range_of_the_three(found: rg.connect.Plane) -> 
     assert bool(found.values["loss"].isfinite().all())
 
 
-def test_a_prepared_task_prepares_all_but_the_three() -> None:
+def test_a_prepared_task_prepares_every_network() -> None:
     seen: list[float] = []
 
     def prepare(p: rg.Params) -> rg.Params:
@@ -93,8 +93,8 @@ def test_a_prepared_task_prepares_all_but_the_three() -> None:
 
     task = Task(MODULE, TASK.batches, prepare=prepare)
     reset = rg.plane(*THREE, task, resolution=3, margin=0.0)
-    assert len(seen) == reset.values["loss"].numel()
-    assert reset.at_points["loss"].tolist() == [TASK.evaluate(p)["loss"] for p in THREE]
+    assert len(seen) == reset.values["loss"].numel() + 3
+    assert reset.at_points["loss"].tolist() == [TASK.evaluate(prepare(p))["loss"] for p in THREE]
     there = prepare(reset.at(float(reset.xs[1]), float(reset.ys[1])))
     assert float(reset.values["loss"][1, 1]) == pytest.approx(TASK.evaluate(there)["loss"])
 

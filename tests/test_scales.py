@@ -219,9 +219,10 @@ def test_where_nothing_scales_or_buffers_forbid_it_the_identity_is_left() -> Non
     a, b = drawn(frozen, 0), drawn(frozen, 1)
     assert bool((balance(a, frozen, buffers="keep")["h"].scale == 1).all())  # type: ignore[union-attr]
     assert bool((balance(a, frozen)["h"].scale != 1).all())  # type: ignore[union-attr]
-    assert bool((rg.align(a, b, frozen).element["h"].scale != 1).all())  # type: ignore[union-attr]
-    recomputed = rg.align(a, b, frozen, method=WeightMatching(scales="recompute"))
-    assert bool((recomputed.element["h"].scale == 1).all())  # type: ignore[union-attr]
+    copy = frozen.act(scaled_by(frozen, 3.0, 5), a)
+    for scales, second, is_moved in (("balance", b, False), ("recompute", copy, False), ("balance", copy, True)):
+        found = rg.align(a, second, frozen, method=WeightMatching(scales=scales))
+        assert bool((found.element["h"].scale != 1).all()) is is_moved  # type: ignore[union-attr]
 
 
 # --- matching --------------------------------------------------------------------------------------------------

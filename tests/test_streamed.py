@@ -15,6 +15,7 @@ from models import CASES, symmetry_of
 from torch import Tensor
 
 import regauge as rg
+from regauge.alignment.engine.frames import Scales, balances_of
 from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.alignment.streamed.match import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
@@ -22,7 +23,6 @@ from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
 from regauge.cli.main import main
 from regauge.core.act import resolve
-from regauge.core.balance import Buffers, has_balance
 from regauge.core.families import inner_products
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
@@ -52,12 +52,10 @@ class Pair:
     params: tuple[Params, Params]
     files: tuple[Checkpoint, Checkpoint]
 
-    def plan(self, memory: int, scales: str = "recompute") -> Plan:
+    def plan(self, memory: int, scales: Scales = "recompute") -> Plan:
         dtypes = {name: entry.dtype for name, entry in self.files[0].stored.items()}
-        buffers: Buffers | None = None
-        if scales != "keep" and has_balance(self.symmetry):
-            buffers = "keep" if scales == "recompute" else "move"
-        return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, buffers=buffers)
+        balances = balances_of(self.symmetry, scales, None)
+        return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, balances=balances)
 
     def smaller(self) -> Plan:
         """The first plan that does not have everything in memory."""
@@ -257,8 +255,8 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
     files = (Checkpoint.open(tmp_path / "a.safetensors"), Checkpoint.open(tmp_path / "b.safetensors"))
     symmetry = symmetry.bind(files[0].on_meta())
     dtypes = {name: entry.dtype for name, entry in files[0].stored.items()}
-    whole = make_plan(symmetry, [dtypes, dtypes], memory=UNLIMITED, buffers=None)
-    plan = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, buffers=None)
+    whole = make_plan(symmetry, [dtypes, dtypes], memory=UNLIMITED, balances=())
+    plan = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, balances=())
     assert plan.spread
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")

@@ -133,3 +133,46 @@ def test_other_errors_of_the_module_are_its_own() -> None:
     task = rg.Task(mlp(16, 5, 3), [(torch.zeros(2, 15), torch.tensor([0, 1]))])
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         task.evaluate(mlp(16, 5, 3).state_dict())
+
+
+def examples(task: rg.Task) -> Tensor:
+    return torch.cat([inputs for inputs, _ in task.batches])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.99])
+def test_a_split_has_every_example_once(share: float) -> None:
+    task = rg.Task(network(), batches())
+    first, second = task.split(share)
+    count = round(share * 14) or 1
+    assert (len(examples(first)), len(examples(second))) == (min(count, 13), 14 - min(count, 13))
+    both = torch.cat([examples(first), examples(second)])
+    assert torch.equal(both.sort(0).values, examples(task).sort(0).values)
+    for part in (first, second):  # Targets stay with their inputs.
+        known = {
+            tuple(x.tolist()): int(y) for inputs, targets in task.batches for x, y in zip(inputs, targets, strict=True)
+        }
+        assert all(known[tuple(x.tolist())] == int(y) for xs, ys in part.batches for x, y in zip(xs, ys, strict=True))
+
+
+def test_a_split_depends_on_the_seed_only() -> None:
+    task = rg.Task(network(), batches())
+    assert torch.equal(examples(task.split()[0]), examples(task.split()[0]))
+    other = task.split(generator=torch.Generator().manual_seed(1))
+    assert not torch.equal(examples(task.split()[0]), examples(other[0]))
+
+
+def test_whole_batches_are_split_where_examples_cannot_be_told_apart() -> None:
+    tokens = [({"ids": torch.full((2, 5), k), "mask": None}, torch.full((10,), k)) for k in range(4)]
+    first, second = rg.Task(network(), tokens).split()
+    assert sorted(int(y[0]) for part in (first, second) for _, y in part.batches) == [0, 1, 2, 3]
+    assert [len(list(part.batches)) for part in (first, second)] == [2, 2]
+    assert all(x["ids"].shape == (2, 5) for x, _ in first.batches)
+    with pytest.raises(ValueError, match="1 batch that stays whole, which cannot be split"):
+        rg.Task(network(), tokens[:1]).split()
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 batch of one example"):
+        rg.Task(network(), [(torch.zeros(1, 4), torch.zeros(1).long())]).split()
+    with pytest.raises(ValueError, match="share is 1"):
+        rg.Task(network(), batches()).split(1)

@@ -217,7 +217,7 @@ def test_gains_that_are_buffers_do_not_keep_scales(is_mixed: bool, tmp_path: Pat
         assert left_of(symmetry, a, found.params) <= 1.02 * left_of(symmetry, a, noisy)
     for file, params in (("a", a), ("far", far)):
         save(params, tmp_path / f"{file}.safetensors")
-    plan = make_plan(symmetry, [{n: t.dtype for n, t in a.items()}] * 2, memory=1 << 40, buffers="move")
+    plan = make_plan(symmetry, [{n: t.dtype for n, t in a.items()}] * 2, memory=1 << 40, balances=("keep", "move"))
     with Checkpoint.open(tmp_path / "a.safetensors") as first, Checkpoint.open(tmp_path / "far.safetensors") as second:
         streamed = symmetry.act(align_streamed(first, second, plan, rg.WeightMatching()).element, far)
     assert left_of(symmetry, found.params, streamed) <= 1e-4 * left_of(symmetry, a, noisy)

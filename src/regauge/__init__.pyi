@@ -17,6 +17,7 @@ from . import zoo as zoo
 from .alignment import ActivationMatching as ActivationMatching
 from .alignment import BestOf as BestOf
 from .alignment import ContinuousDescent as ContinuousDescent
+from .alignment import DataMatching as DataMatching
 from .alignment import FrankWolfe as FrankWolfe
 from .alignment import GaussianMatching as GaussianMatching
 from .alignment import JointMatching as JointMatching

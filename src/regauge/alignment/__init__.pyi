@@ -7,6 +7,7 @@ from .methods.activation_matching import ActivationMatching as ActivationMatchin
 from .methods.activation_matching import MixedMatching as MixedMatching
 from .methods.best_of import BestOf as BestOf
 from .methods.continuous_descent import ContinuousDescent as ContinuousDescent
+from .methods.data_matching import DataMatching as DataMatching
 from .methods.frank_wolfe import FrankWolfe as FrankWolfe
 from .methods.gaussian_matching import GaussianMatching as GaussianMatching
 from .methods.joint_matching import JointMatching as JointMatching

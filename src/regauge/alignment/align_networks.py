@@ -94,7 +94,7 @@ def align(
             methods that move several together (`GaussianMatching`, `JointMatching`).
         params_b: The network that moves, unchanged itself. Buffers move with it.
         symmetry: The symmetry of both networks.
-        method: `MixedMatching()` unless given where there is a task, else `WeightMatching()`.
+        method: `DataMatching()` unless given where there is a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
         out: Where the moved network is written, with the names, dtypes and header of the second one: a `.safetensors`
@@ -142,7 +142,7 @@ def align(
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
         # Methods that look at activations import discovery, which takes longer than aligning small networks.
-        method = WeightMatching() if task is None else METHODS["mixed"].load()()
+        method = WeightMatching() if task is None else METHODS["data"].load()()
     view, (a, b) = _view(method, (params_a, params_b), symmetry, POPULATIONS)
     found = method.match(Problem(batch_of_one(a), batch_of_one(b), view.symmetry, task, generator)).item(0)
     result = replace(

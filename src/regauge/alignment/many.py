@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, ladder
-from regauge.alignment.engine.frames import CLOSER, Scales, buffers_of, is_stretched, move_by, notes_on, sides_of
+from regauge.alignment.engine.copies import are_moved_copies, have_equal_variances
+from regauge.alignment.engine.frames import Scales, balances_of, is_stretched, move_by, notes_on
 from regauge.alignment.engine.refit import refit
 from regauge.alignment.problem import ManyProblem, batch_of_one
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
-from regauge.core.balance import Buffers, has_balance
+from regauge.core.balance import Buffers, balance_alike, has_balance
 from regauge.core.element import Element, concatenate, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.interpolation import mean
@@ -38,18 +39,26 @@ def best_universe(
         climb_from_identity: One more climb, from the identities; it never falls below where it begins.
     """
     networks, symmetry = problem.networks, problem.symmetry
-    if scales == "keep" or not has_balance(symmetry):
+    ways = balances_of(symmetry, scales, problem.task)
+    if not ways:
         blank = symmetry.identity((len(networks),))
-        return _universe(problem, blank, blank, climbs_from, climb_from_identity)
-    buffers = buffers_of(scales, problem.task)
-    found = sides_of(networks, symmetry, buffers)
-    sides, ends = (stack([one.element for one in balanced]) for balanced in found)
-    best = _universe(problem, sides, ends, climbs_from, climb_from_identity)
-    if found[0] is not found[1]:
-        # As in `WeightMatching`: copies are found for certain only where all scales are balanced.
-        other = _universe(problem, ends, ends, climbs_from, climb_from_identity)
-        best = other if _spread(other, symmetry) < CLOSER * _spread(best, symmetry) else best
-    return _refit(problem, best, buffers, {name: flags.reshape(1) for name, flags in found[1][0].rigid.items()})
+        return _universe(problem, blank, climbs_from, climb_from_identity)
+
+    def match(buffers: Buffers) -> ManyResult:
+        balanced = balance_alike(networks, symmetry, buffers=buffers)
+        factors = stack([one.element for one in balanced])
+        best = _universe(problem, factors, climbs_from, climb_from_identity)
+        return _refit(problem, best, buffers, {name: flags.reshape(1) for name, flags in balanced[0].rigid.items()})
+
+    found = match("keep")
+    first, *given = (batch_of_one(network) for network in networks)
+    if "move" not in ways or not all(bool(have_equal_variances(symmetry, first, network)) for network in given):
+        return found
+    # As in `match_frames`: statistics of the first network are taken over where all networks are copies of it.
+    other = match("move")
+    pairs = zip(found.params[1:], other.params[1:], strict=True)
+    copies = (are_moved_copies(symmetry, first, batch_of_one(kept), batch_of_one(moved)) for kept, moved in pairs)
+    return other if all(bool(is_copy) for is_copy in copies) else found
 
 
 def _refit(problem: ManyProblem, found: ManyResult, buffers: Buffers, rigid: Mapping[str, Tensor]) -> ManyResult:
@@ -66,28 +75,20 @@ def _refit(problem: ManyProblem, found: ManyResult, buffers: Buffers, rigid: Map
     return replace(found, element=stack(elements), params=tuple(params), notes=notes)
 
 
-def _spread(found: ManyResult, symmetry: Symmetry) -> float:
-    """The sum of squared distances of the moved networks from the first one."""
-    first, *others = compared(found.params, symmetry)
-    squares = (dot(first[n] - other[n], first[n] - other[n]) for other in others for n in first)
-    return sum(squares)
-
-
 def _universe(
     problem: ManyProblem,
     factors: Element,
-    ends: Element,
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """`best_universe` of networks that are compared where `factors` move them, and end where `ends` do."""
+    """`best_universe` of networks that are compared where `factors` move them."""
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     start = tensors = compared(networks, symmetry)
     if has_balance(symmetry):
         start = [move_by(symmetry, factors.item(0), network) for network in tensors]
         tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
 
-    def lead_back(found: Climbs, factors: Element) -> Climbs:
+    def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
         """Elements of scaled networks as elements of the networks as given, the first of which stays where it is."""
         elements = symmetry.compose(found.element.map(lambda t: t[0], (len(networks),)), factors)
         elements = symmetry.compose(symmetry.inverse(elements.item(0)), elements)
@@ -96,7 +97,7 @@ def _universe(
         )
 
     def from_identity(rows: Tensor) -> Climbs:
-        return lead_back(climb_from_identity(start), ends.rows(torch.zeros(len(networks), dtype=torch.int64)))
+        return lead_back(climb_from_identity(start), factors.rows(torch.zeros(len(networks), dtype=torch.int64)))
 
     def mean_loss(elements: Element) -> Tensor:
         moved = [symmetry.act(elements.item(0, k), network) for k, network in enumerate(networks)]
@@ -104,7 +105,7 @@ def _universe(
         return torch.tensor([task.evaluate(mean(moved))["loss"]], dtype=torch.float64)
 
     initial = torch.tensor([universe_objective(start, tensors, symmetry)], dtype=torch.float64)
-    climbs = [lead_back(found, ends) for found in climbs_from(tensors)]
+    climbs = [lead_back(found) for found in climbs_from(tensors)]
     best, starts = ladder(climbs, [Fallback(initial, from_identity)], initial, None if task is None else mean_loss)
     return problem.result(
         [best.element.item(0, k) for k in range(len(networks))],

@@ -166,6 +166,8 @@ class Candidates:
         self._problem = problem
         self._notes = {0: notes}
         self._kept = torch.zeros(problem.pairs, dtype=torch.int64)  # The number of the offer that each pair keeps.
+        self._is_start = torch.ones(problem.pairs, dtype=torch.bool)
+        self._begin, self._offers = "the identity" if start is None else "the start", 0
         self._measure = (lambda params: -problem.midpoint_losses(params)) if measure is None else measure
         self._best = problem.symmetry.identity((problem.pairs,))
         self.initial = self.objective = self._measure(dict(problem.b))
@@ -191,6 +193,7 @@ class Candidates:
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective
         self._best = element.where(is_better, self._best)
+        self._is_start, self._offers = self._is_start & ~is_better, self._offers + 1
         number = 0 if notes is None else len(self._notes)
         self._notes[number] = self._notes[0] if notes is None else notes
         self._kept = torch.where(is_better, number, self._kept)
@@ -200,7 +203,14 @@ class Candidates:
         return reached
 
     def result(self, is_converged: Tensor | bool | None = None) -> Results:
-        """The best elements, with the objective after each offer as history."""
+        """The best elements, with the objective after each offer as history; a note says where nothing was better."""
+        notes = [note for k in set(self._kept.tolist()) for note in self._notes[k]]
+        if self._offers and bool(self._is_start.any()):
+            same, pairs = int(self._is_start.sum()), len(self._is_start)
+            where = f" in {same} of {pairs} pairs" if pairs > 1 else ""
+            notes.append(
+                f"nothing changed{where}: none of {self._offers} elements that were tried is better than {self._begin}"
+            )
         return self._problem.result(
             self._best,
             objective=self.objective,
@@ -208,5 +218,5 @@ class Candidates:
             history=torch.stack(self._history),
             starts=torch.stack(self._reached) if self._reached else (),
             is_converged=is_converged,
-            notes=tuple(dict.fromkeys(note for k in set(self._kept.tolist()) for note in self._notes[k])),
+            notes=tuple(dict.fromkeys(notes)),
         )

@@ -44,7 +44,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             NaN for pairs that did not need that climb.
         is_converged: Whether the method ended by itself, because no single step could improve the objective.
         is_judged: Whether there was a task to judge by; weights alone do not tell how high the barrier is.
-        notes: Sentences about what could not be taken over from the first network.
+        notes: Sentences about what could not be taken over from the first network, and whether nothing changed.
     """
 
     symmetry: Symmetry

@@ -38,6 +38,7 @@ class Row:
 METHODS = {
     "weights": Row("weight_matching", "WeightMatching"),
     "activations": Row("activation_matching", "ActivationMatching", needs_data=True),
+    "data": Row("data_matching", "DataMatching", needs_data=True),
     "mixed": Row("activation_matching", "MixedMatching", needs_data=True),
     "frank-wolfe": Row("frank_wolfe", "FrankWolfe", takes="many"),
     "straight-through": Row("straight_through", "StraightThrough", needs_data=True),

@@ -10,7 +10,7 @@ from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
-from regauge.cli.tasks import matching_task
+from regauge.cli.tasks import matching_tasks
 from regauge.merging.assembly import Assembly, take_over
 from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.storage.checkpoints.writing import Pieces
@@ -20,7 +20,7 @@ def run(options: Align) -> None:
     """Write the aligned checkpoint and its alignment, and print what they gained."""
     method = method_of(options)
     job, found, tokens = read_job(options, (options.a, options.b), source=1, beside=alignment_path)
-    task = matching_task(options, found)
+    task, test = matching_tasks(options, found)
     streamed = plan_job(job, found.symmetry, method, task) if job.is_streamed else None
     if streamed is not None:
         show_plan(streamed)
@@ -47,9 +47,11 @@ def run(options: Align) -> None:
             result = replace(result, notes=(*result.notes, *job.source.notes))
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}
-    if task is not None:
-        losses = (task.midpoint_loss(a.params, network) for network in (b.params, result.params))
+    if test is not None:
+        losses = (test.midpoint_loss(a.params, network) for network in (b.params, result.params))
         gains["loss halfway"] = (next(losses), next(losses))
     tell_table("gains", [{"": name, "before": x, "after": y} for name, (x, y) in gains.items()], digits=6)
     tell(result.report, alignment=facts_of(result), **notes_of(result))
+    if task is not None and test is not None:
+        tell(f"chosen by {task.name}; judged by {test.name}")
     tell_written(options.output, alignment_path(options.output))

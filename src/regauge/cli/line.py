@@ -30,19 +30,21 @@ def run(options: Line) -> None:
         require_pictures(options.output, overwrite=options.overwrite)
     if options.train is not None and options.path not in TRAINED:
         raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
-    judged = read(options, (options.a, options.b)).prepared()
+    judged = read(options, (options.a, options.b))
+    prepare = judged.task.prepare
     with show_progress(is_transient=True) as progress:
         path, (a, b) = _make_path(options, judged, progress)
-        advance = progress("evaluating", options.points)
+        advance = progress("evaluating", options.points + (0 if prepare is None else 2))
 
         def evaluate(params: Mapping[str, Tensor]) -> dict[str, float]:
             values = judged.task.evaluate(params)
             advance()
             return values
 
-        curve = rg.line(a, b, evaluate, points=options.points, path=path, prepare=judged.task.prepare)
+        curve = rg.line(a, b, evaluate, points=options.points, path=path, prepare=prepare)
     tell_table("table", curve.table)
-    tell(curve, barrier=curve.barrier, raw_barrier=curve.raw_barrier, auc=curve.auc)
+    tell(curve, barrier=curve.barrier, raw_barrier=curve.raw_barrier, auc=curve.auc, stored=curve.stored)
+    judged.tell_data()
     if options.output is not None:
         from regauge.report.line_figures import path_figure
 
@@ -68,7 +70,7 @@ def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path,
 def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
     """Train the control points of a path."""
     a, b = judged.networks
-    task = replace(judged.task, prepare=None)
+    task = replace(judged.choosing, prepare=None)
     if options.train is not None:
         task = task_on(options, judged.model, options.train, dtype_of(a))
     few = replace(task, batches=list(task.batches)[:STATISTICS_BATCHES])
@@ -94,7 +96,7 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
         progress=begin,
     )
     part = max(1, len(losses) // 10)
-    data = options.train or "the data that it is judged by"
+    data = options.train or judged.choosing.name
     tell(
         f"trained for {options.steps} steps on {data}: mean loss of a batch somewhere on the path "
         f"{fmean(losses[:part]):.4g} in the first {part} steps, {fmean(losses[-part:]):.4g} in the last"

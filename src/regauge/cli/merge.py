@@ -14,7 +14,7 @@ from regauge.cli.options import Merge, UsageError
 from regauge.cli.provenance import provenance_of
 from regauge.cli.recipe import run_recipe
 from regauge.cli.streaming import configure, method_of, read_job, show_memory, show_plan, show_work, tell_merged
-from regauge.cli.tasks import matching_task
+from regauge.cli.tasks import matching_tasks
 from regauge.cli.vocabulary import read_choice
 from regauge.merging.assembly import Part
 from regauge.merging.merge_record import card_path
@@ -38,7 +38,7 @@ def run(options: Merge) -> None:
     if options.tokenizer is not None:
         return _unite(options, rule, (*bases, *options.checkpoints))
     job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
-    method, task = _method(options, is_streamed=job.is_streamed), matching_task(options, found)
+    method, (task, test) = _method(options, is_streamed=job.is_streamed), matching_tasks(options, found)
     weights: list[Number] | None = [read_number(text) for text in options.weights] or None
     generator, streamed = torch.Generator().manual_seed(options.seed), None
     if job.is_streamed:
@@ -68,6 +68,7 @@ def run(options: Merge) -> None:
                 rule=rule,
                 base=found.checkpoints[0] if bases else None,
                 task=task,
+                test=test,
                 generator=generator,
                 out=job.out,
                 memory=job.limit,

@@ -30,7 +30,11 @@ RULE_HELP = (
 )
 STATISTICS_HELP = (
     "the statistics of batch normalization are recomputed from them for every network, A and B too. DATA where left "
-    "out, which is a part of what is then measured: give training data."
+    "out."
+)
+TEST_HELP = (
+    "DATA that judge what --data chose, such as matching and statistics. Where left out and something is chosen by "
+    "--data, half of its examples, drawn at random, judge and choose nothing."
 )
 DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 
@@ -85,6 +89,7 @@ Tokenizer = Annotated[str | None, arg(metavar="union|base|FOLDER")]
 Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
+Test = Annotated[str | None, arg(metavar="DATA", help=TEST_HELP)]
 Loss = Literal["cross-entropy", "mse"]
 Json = Annotated[bool, arg(help="Print the report as one JSON object, unrounded; docs/interoperation.md describes it.")]
 
@@ -153,7 +158,7 @@ class Matching:
     model: Model = None
     symmetry: SymmetryFile = None
     method: MethodName = "auto"
-    """How to match; docs/alignment.md tells them apart. Unless given: mixed where there are data, else weights; `merge`
+    """How to match; docs/alignment.md tells them apart. Unless given: data where there are any, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """What `regauge learn matching` wrote, for the method learned."""
@@ -165,9 +170,10 @@ class Matching:
     """What activations are compared by; product, which is not centered, is what Git Re-Basin published."""
     scales: Literal["balance", "recompute", "keep"] = "balance"
     """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
-    over those of A; the same but for scales that move running statistics, to compute these anew (with data that is so
-    by itself); or keep all, so that values are moved and never multiplied (but by signs and rotations)."""
+    over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
+    all, so that values are moved and never multiplied (but by signs and rotations)."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
+    test: Test = None
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     batch: Batch = 512
@@ -304,6 +310,7 @@ class Judging:
 
     model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
+    test: Test = None
     loss: Loss = "cross-entropy"
     """The loss that is measured; accuracy too for the cross entropy."""
     batch: Batch = 512
@@ -334,7 +341,7 @@ class Line(Between):
     bends: int = 1
     """Control points of a bezier curve or chain."""
     train: Annotated[str | None, arg(metavar="DATA", help="What a bezier curve or chain is trained on.")] = None
-    """DATA where left out; the barrier then says nothing about data that the path has not seen."""
+    """DATA where left out."""
     steps: int = 300
     """Steps of that training."""
     lr: float = 1e-2
@@ -343,6 +350,11 @@ class Line(Between):
     """Seed of its random numbers."""
     output: MaybePicture = None
     """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
+
+    @property
+    def trains_on_data(self) -> bool:
+        """Whether a path is trained on DATA."""
+        return self.train is None and self.path in ("bezier", "chain")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def run(options: Plane) -> None:
     require_pictures(options.output, overwrite=options.overwrite)
     if options.metric == "accuracy" and options.loss != "cross-entropy":
         raise UsageError(f"there is no accuracy with --loss {options.loss}; draw the loss, or use the cross entropy")
-    judged = read(options, (options.a, options.b, options.c)).prepared()
+    judged = read(options, (options.a, options.b, options.c))
     start = perf_counter()
     judged.task.evaluate_average(judged.networks[0])
     seconds = perf_counter() - start
@@ -40,6 +40,7 @@ def run(options: Plane) -> None:
     ]
     best = grid[int(found.values["loss"].nan_to_num(nan=inf).argmin())]
     tell_table("table", [*networks, best | {"network": f"least of {len(found.ys)} x {len(found.xs)}"}])
+    judged.tell_data()
     from regauge.report.figures import plane_figure
 
     values = found.values[options.metric].numpy()

@@ -33,7 +33,7 @@ def run(options: Repair) -> None:
         with show_status("aligning the endpoints"):
             symmetry, method = judged.symmetry, rg.WeightMatching(scales="recompute")
             endpoints = tuple(rg.align(merged, end, symmetry, method=method).params for end in endpoints)
-    inputs = [inputs for inputs, _ in judged.task.batches]
+    inputs = [inputs for inputs, _ in judged.choosing.batches]
     if endpoints:
         _warn(merged, endpoints, shares)
         with show_status("repairing"):
@@ -54,6 +54,7 @@ def run(options: Repair) -> None:
             result = rg.reset_batchnorm(merged, judged.model.module, inputs)
     rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
     tell_table("networks", [{"": label, **judged.task.evaluate(params)} for label, params in rows])
+    tell(f"activations come from {judged.choosing.name}; judged by {judged.task.name}")
     job.write(result)
     tell_notes(job.source.notes)
     tell_written(options.output)

@@ -149,7 +149,7 @@ def method_of(options: Matching) -> Method:
     """The method that the options ask for."""
     name, has_data = options.method, options.data is not None
     if name == "auto":
-        name = "mixed" if has_data and not options.restarts else "weights"
+        name = "data" if has_data and not options.restarts else "weights"
     if options.matcher is not None and name != "learned":
         raise UsageError(f"--matcher is for the method learned, not {name!r}; say --method learned")
     if options.refine and not has_data:

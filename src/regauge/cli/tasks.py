@@ -25,12 +25,12 @@ from regauge.cli.models import (
     load_module,
     name_model,
 )
-from regauge.cli.options import Between, Judging, Matching, UsageError
+from regauge.cli.options import Between, Judging, Line, Matching, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.cli.user_code import users_code
 from regauge.cli.vocabulary import bring_together
 from regauge.core.params import Params
-from regauge.core.task import Batch, arguments, cross_entropy
+from regauge.core.task import Batch, arguments, choose_and_judge, cross_entropy
 from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.checkpoints.names.extra import share_extra
@@ -46,24 +46,32 @@ class Judged:
     """Checkpoints of one architecture with the names of their model, and the task that judges them.
 
     The task recomputes the statistics of batch normalization where the model has any.
+
+    Attributes:
+        choosing: The data that statistics and paths come from; those of `task` where nothing comes from data.
+        statistics: The data that statistics of batch normalization come from; empty where there are none.
     """
 
     model: Model
     checkpoints: tuple[Checkpoint, ...]
     task: rg.Task
+    choosing: rg.Task
+    statistics: str
 
     @property
     def networks(self) -> tuple[Params, ...]:
         """The parameters of the checkpoints."""
         return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
-    def prepared(self) -> "Judged":
-        """The same with the statistics of every checkpoint recomputed, as those of all networks between them are."""
-        prepare = self.task.prepare
-        if prepare is None:
-            return self
-        tell("in every network, the ends too, the statistics of batch normalization were recomputed")
-        return replace(self, checkpoints=tuple([one.with_params(prepare(one.params)) for one in self.checkpoints]))
+    def tell_data(self) -> None:
+        """Tell which data chose and which judged."""
+        if self.statistics:
+            tell(
+                "in every network, the ends too, the statistics of batch normalization were recomputed from "
+                f"{self.statistics}"
+            )
+        if self.choosing is not self.task:
+            tell(f"judged by {self.task.name}")
 
     @property
     def symmetry(self) -> rg.Symmetry:
@@ -86,8 +94,29 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:
         checkpoints = tuple(
             one.with_params(match(one.params, expected_of(model.module, one), one.label)) for one in named
         )
-        task = task_on(options, model, options.data, dtype_of(checkpoints[0].params))
-    return Judged(model, checkpoints, with_reset(task, _statistics(options, model, task)))
+        dtype = dtype_of(checkpoints[0].params)
+        choosing, judging = _divide(options, model, dtype)
+        source = _statistics(options, model) or choosing
+    task = with_reset(judging, source.batches)
+    return Judged(
+        model,
+        checkpoints,
+        task,
+        task if choosing is judging else choosing,
+        "" if task.prepare is None else source.name,
+    )
+
+
+def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task, rg.Task]:
+    """The data that choose and the data that judge: DATA for both where nothing is chosen by DATA."""
+    data = task_on(options, model, options.data, dtype)
+    if options.test is not None:
+        return data, task_on(options, model, options.test, dtype)
+    is_elsewhere = isinstance(options, Between) and (options.statistics is not None or not has_statistics(model.module))
+    if is_elsewhere and not (isinstance(options, Line) and options.trains_on_data):
+        return data, data
+    seed = options.seed if isinstance(options, Line) else 0
+    return choose_and_judge(data, generator=torch.Generator().manual_seed(seed))
 
 
 def load_batches(text: str, size: int) -> list[Batch]:
@@ -130,12 +159,12 @@ def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtyp
 
     Floating-point inputs are converted to the dtype of the parameters.
     """
+    task: rg.Task | None = None
     if model.checkpoint is not None:
-        networks = described_networks(model.checkpoint)
-        task: rg.Task | None = networks.find_task(model, data, loss=options.loss, dtype=dtype)
-        if task is not None:
-            return task
-    return task_of(model.module, load_batches(data, options.batch), options.loss, dtype, options.outputs)
+        task = described_networks(model.checkpoint).find_task(model, data, loss=options.loss, dtype=dtype)
+    if task is None:
+        task = task_of(model.module, load_batches(data, options.batch), options.loss, dtype, options.outputs)
+    return replace(task, name=data)
 
 
 def matching_task(options: Matching | Compare, networks: Networks) -> rg.Task | None:
@@ -145,6 +174,20 @@ def matching_task(options: Matching | Compare, networks: Networks) -> rg.Task | 
     if networks.model is None:
         raise UsageError("--data needs the model that runs on them: name it with --model")
     return with_reset(task_on(options, networks.model, options.data, dtype_of(networks.checkpoints[0].params)))
+
+
+def matching_tasks(options: Matching, networks: Networks) -> tuple[rg.Task | None, rg.Task | None]:
+    """The tasks that choose and that judge for a command that aligns; statistics come from the data that choose."""
+    task = matching_task(options, networks)
+    if task is None:
+        if options.test is not None:
+            raise UsageError("--test judges what is chosen by --data: give --data too")
+        return None, None
+    assert networks.model is not None
+    dtype = dtype_of(networks.checkpoints[0].params)
+    test = None if options.test is None else task_on(options, networks.model, options.test, dtype)
+    choosing, judging = choose_and_judge(task, test, generator=torch.Generator().manual_seed(options.seed))
+    return with_reset(choosing), with_reset(judging, choosing.batches)
 
 
 def task_of(
@@ -178,13 +221,13 @@ def has_statistics(module: nn.Module) -> bool:
     return any(name.endswith("running_mean") for name in module.state_dict())
 
 
-def _statistics(options: Judging, model: Model, task: rg.Task) -> Iterable[Batch] | None:
+def _statistics(options: Judging, model: Model) -> rg.Task | None:
     """The data that statistics are recomputed from where the options name others than those of the task."""
     if not isinstance(options, Between) or options.statistics is None:
         return None
     if not has_statistics(model.module):
         raise UsageError("--statistics is for models with batch normalization; this one has none: leave it out")
-    return task_on(options, model, options.statistics, dtype_of(model.module.state_dict())).batches
+    return task_on(options, model, options.statistics, dtype_of(model.module.state_dict()))
 
 
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:

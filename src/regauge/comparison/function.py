@@ -28,7 +28,7 @@ def measure_function(a: Params, b: Params, moved: Params, task: Task) -> dict[st
         output is the same, where targets are classes; losses, in the unit of the criterion.
     """
     before, after = line(a, b, task, POINTS), line(a, moved, task, POINTS)
-    metrics = task.evaluate(a), task.evaluate(b)
+    metrics = [{n: v for n, v in row.items() if n != "t"} for row in (before.table[0], before.table[-1])]
     result = _agreement(a, b, task)
     result |= {f"{name} of {which}": one[name] for name in metrics[0] for which, one in zip("AB", metrics, strict=True)}
     result |= {"barrier as stored": before.barrier, "barrier after alignment": after.barrier}

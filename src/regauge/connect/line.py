@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 from torch import Tensor
@@ -22,12 +22,14 @@ class Curve:
 
     Attributes:
         table: One row per point: "t" and all metrics there.
+        stored: The metrics of both ends as they were given, where `prepare` changed every network on the path.
 
     References:
         Frankle et al. (2020); Ainsworth et al. (2023), definition 2.1; Navon et al. (2024), section 6.
     """
 
     table: tuple[dict[str, float], ...]
+    stored: tuple[dict[str, float], ...] = field(default=(), kw_only=True)
 
     @property
     def excess(self) -> tuple[float, ...]:
@@ -57,7 +59,11 @@ class Curve:
 
     def __str__(self) -> str:
         ends = f"{self.table[0]['loss']:.4g} and {self.table[-1]['loss']:.4g}"
-        return f"barrier {self.barrier:.4g} (raw {self.raw_barrier:.4g}), AUC {self.auc:.4g}, end losses {ends}"
+        text = f"barrier {self.barrier:.4g} (raw {self.raw_barrier:.4g}), AUC {self.auc:.4g}, end losses {ends}"
+        own = " and ".join(f"{metrics['loss']:.4g}" for metrics in self.stored)
+        if own in ("", ends):
+            return text
+        return f"{text}; as stored, not prepared as all networks on the path are, the ends have losses {own}"
 
 
 @overload
@@ -103,9 +109,9 @@ def line(
         judge: A task, or a function from parameters to metrics, "loss" among them.
         points: Number of equally spaced values of t, both ends included.
         path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
-        prepare: Applied to every network between the ends, which stay as they are; the task's unless given. A model
-            with batch normalization needs its statistics recomputed there:
-            `lambda p: reset_batchnorm(p, module, batches)`.
+        prepare: Applied to every network on the path, both ends too, so that all are treated alike; the task's unless
+            given. A model with batch normalization needs its statistics recomputed:
+            `lambda p: reset_batchnorm(p, module, batches)`. The curve says where an end has another loss as stored.
 
     Raises:
         TypeError: A network is no dictionary of tensors.
@@ -129,15 +135,15 @@ def line(
         path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
     for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
         require_alike(*ends)
-    table, at = [], walk(path, params_a, params_b)
+    table, stored, at = [], [], walk(path, params_a, params_b)
     for k in range(points):
         t = k / (points - 1)
         params = at(t)
-        if prepare is not None and 0 < k < points - 1:
+        if prepare is not None:
+            if k in (0, points - 1):
+                stored.append(_measure(params, judge))
             params = prepare(params)
-        metrics = evaluate(params, judge)
-        if "loss" not in metrics:
-            raise ValueError(f"the judge returned {sorted(metrics)}, but a barrier needs the metric 'loss'")
+        metrics = _measure(params, judge)
         if math.isnan(metrics["loss"]) or (k in (0, points - 1) and math.isinf(metrics["loss"])):
             raise ValueError(
                 f"the loss at t={t:.3g} is {metrics['loss']}, so the barrier is undefined: "
@@ -148,4 +154,11 @@ def line(
                 )
             )
         table.append({"t": t, **metrics})
-    return Curve(tuple(table))
+    return Curve(tuple(table), stored=tuple(stored))
+
+
+def _measure(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
+    metrics = evaluate(params, judge)
+    if "loss" not in metrics:
+        raise ValueError(f"the judge returned {sorted(metrics)}, but a barrier needs the metric 'loss'")
+    return metrics

@@ -86,7 +86,7 @@ def plane(
 
     With a task the networks are evaluated many at a time (`torch.func.vmap`, which a module with control flow that
     depends on values does not allow), with a function, such as `task.evaluate`, one by one. A task's `prepare` applies
-    to every network but the three, also one by one.
+    to every network, the three too, also one by one.
 
     Args:
         params_a: The network at the origin.
@@ -118,17 +118,17 @@ def plane(
     found = Plane(points, xs, ys, {}, {}, networks, frozenset(buffers))
     advance = progress(f"evaluating {len(ys)} x {len(xs)} networks", len(ys) * len(xs))
     where = torch.stack([xs.repeat(len(ys)), ys.repeat_interleave(len(xs))], dim=1)
+    prepare = judge.prepare_average if isinstance(judge, Task) else dict
     if isinstance(judge, Task) and judge.prepare is None:
         values = _evaluate_together(judge, found, where, advance)
     else:
-        prepare = judge.prepare_average if isinstance(judge, Task) else dict
         rows = []
         for x, y in where.tolist():
             rows.append(evaluate(prepare(found.at(x, y)), judge))
             advance()
         values = _columns(rows)
     shaped = {name: tensor.reshape(len(ys), len(xs)) for name, tensor in values.items()}
-    return replace(found, values=shaped, at_points=_columns([evaluate(params, judge) for params in networks]))
+    return replace(found, values=shaped, at_points=_columns([evaluate(prepare(params), judge) for params in networks]))
 
 
 def barycentric(points: Tensor, where: Tensor) -> Tensor:

@@ -161,12 +161,17 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
     """The families of every group, or the combinations of them that keep the buffers."""
     result = []
     for group in symmetry.groups:
-        rows = _moving(symmetry, group) if buffers == "keep" else []
-        for weights in _shorten(symmetry, group, _null_space(rows, group.scales)):
+        kept = kept_scales(symmetry, group) if buffers == "keep" else _null_space([], group.scales)
+        for weights in _shorten(symmetry, group, kept):
             sites = _sites_moved(symmetry, group, weights)
             if sites:
                 result.append(_direction(symmetry, group, weights, sites))
     return tuple(result)
+
+
+def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
+    """The combinations of the families of scales of a group that keep every buffer; they span all that do."""
+    return _null_space(_moving(symmetry, group), group.scales)
 
 
 @remembered

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from regauge.core.given import as_pair, describe, require_batches, require_modul
 from regauge.core.interpolation import interpolate
 from regauge.core.outputs import Outputs, output_tensors
 from regauge.core.params import Params
+from regauge.core.split import split_batches
 
 Batch = tuple[Any, Any]
 """Inputs (a tensor, a tuple of positional or a mapping of keyword arguments) and targets."""
@@ -48,8 +49,9 @@ class Task:
         criterion: From the output and the targets to the mean loss of a batch, differentiable.
         outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: What is done to an average of networks before it is evaluated, such as `reset_batchnorm`; nothing
-            unless given.
+        prepare: What is done to an average of networks before it is evaluated, such as `reset_batchnorm`, and to the
+            networks that it is compared with: the ends of a line, what is merged. Nothing unless given.
+        name: What the data are called in cards and reports.
 
     Raises:
         TypeError: `module` is no module, or `batches` is no collection of pairs.
@@ -61,6 +63,7 @@ class Task:
     criterion: Callable[[Tensor, Any], Tensor] = cross_entropy
     outputs: Outputs = None
     prepare: Callable[[Params], Params] | None = None
+    name: str = ""
 
     def __post_init__(self) -> None:
         require_module(self.module)
@@ -71,6 +74,28 @@ class Task:
     def __repr__(self) -> str:
         size = count(self.batches, "batch", "batches") if isinstance(self.batches, Sized) else "batches"
         return f"Task({type(self.module).__name__}, {size})"
+
+    def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
+        """Split the examples into two tasks at random: one that chooses, and one that judges what was chosen.
+
+        `prepare` is that of this task in both, so statistics are computed from whatever it holds. Where examples
+        cannot be told apart, whole batches are drawn: where the tensors of a batch differ in the length of their first
+        axis.
+
+        Args:
+            share: The share of the examples in the first task, between 0 and 1; each task has one at least.
+            generator: Draws the examples; one with seed 0 unless given.
+
+        Raises:
+            ValueError: The share is not between 0 and 1, or there is a single example.
+        """
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        first, second = split_batches(self.batches, share, generator)
+        told = f"the examples of {self.name or 'the data'}"
+        return (
+            replace(self, batches=first, name=f"{100 * share:.3g}% of {told}, drawn at random"),
+            replace(self, batches=second, name=f"the other {100 * (1 - share):.3g}% of {told}"),
+        )
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The output of the network with these parameters; differentiable, and `torch.func.vmap` applies."""
@@ -146,6 +171,22 @@ class Task:
 
 Judge = Task | Callable[[Params], Mapping[str, float]]
 """What evaluates networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
+
+
+def choose_and_judge(
+    task: Task, test: Task | None = None, *, generator: torch.Generator | None = None
+) -> tuple[Task, Task]:
+    """The task that chooses and the task that judges: both as given, or the given one split in halves.
+
+    Args:
+        task: Chooses: what is matched, computed or trained from data looks at these.
+        test: Judges what was chosen; half of the examples of `task`, which then do not choose, unless given.
+        generator: Draws the halves; one with seed 0 unless given.
+
+    Raises:
+        ValueError: There is no test, and the task cannot be split.
+    """
+    return task.split(generator=generator) if test is None else (task, test)
 
 
 def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:

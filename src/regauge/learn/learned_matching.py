@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.engine.climbs import portions
-from regauge.alignment.engine.frames import Frame, Scales
+from regauge.alignment.engine.copies import match_frames
+from regauge.alignment.engine.frames import Scales
 from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem
@@ -126,14 +127,19 @@ class LearnedMatching(Method):
     def _match(self, problem: Problem, placed: Placed) -> Results:
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
-        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
         if problem.task is not None or not settings:
             settings.append((TIES, completing(problem.symmetry)))
         is_open = completing(problem.symmetry) > 0
-        ends = [
-            match_mixture(problem, frame, found, weight, sweeps, is_completed=is_open) for weight, sweeps in settings
-        ]
+
+        def match(weight: float, sweeps: int) -> Results:
+            return match_frames(
+                problem,
+                self.scales,
+                lambda frame: match_mixture(problem, frame, found, weight, sweeps, is_completed=is_open),
+            )
+
+        ends = [match(weight, sweeps) for weight, sweeps in settings]
         if problem.task is None:
             return ends[0]
         candidates = Candidates(problem)

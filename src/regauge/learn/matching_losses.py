@@ -189,7 +189,7 @@ class Losses:
         share = where.to(left).reshape(-1, *[1] * (left.ndim - 1))
         return (run(between) - (1 - share) * left - share * right).square().flatten(1).mean(1)
 
-    def barriers(self, a: Params, moved: Params) -> Tensor | None:
+    def midpoint_excesses(self, a: Params, moved: Params) -> Tensor | None:
         """How high it is halfway between networks above the mean of both; None without a task."""
         if self.task is None:
             return None
@@ -198,7 +198,7 @@ class Losses:
             half = torch.full((_count(a),), 0.5)
             middle = interpolate(a, moved, 0.5)
             return torch.stack([self.excess(a, moved, middle, half, batch) for batch in self.task.batches]).mean(0)
-        ends = [[self.task.evaluate(select(one, k))["loss"] for one in (a, moved)] for k in pairs]
+        ends = [[self.task.evaluate_average(select(one, k))["loss"] for one in (a, moved)] for k in pairs]
         halfway = [self.task.midpoint_loss(select(a, k), select(moved, k)) for k in pairs]
         return torch.tensor(halfway, dtype=torch.float64) - torch.tensor(ends, dtype=torch.float64).mean(1)
 
@@ -206,7 +206,7 @@ class Losses:
 def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Results:
     """Pairs matched by their vectors alone."""
     problem = replace(problem, a=_detached(problem.a), b=_detached(problem.b))
-    frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance", problem.task)
+    frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
     return match_mixture(
         problem, frame, responses(placed, _detached(a), _detached(b)), TIES, completing(problem.symmetry)
     )

@@ -47,6 +47,8 @@ from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes import Probes
 
+EXCESS = "midpoint excess"
+"""The loss halfway between two networks above the mean of both: no barrier, which is the highest point of a line."""
 SAMPLE = 256
 """Networks by which values are standardized."""
 
@@ -135,7 +137,7 @@ def fit_matching(
     state: Path | None = None,
     progress: Progress = no_progress,
 ) -> LearnedMatching:
-    """Train a net to match the units of networks; the weights with the lowest barrier on held-out pairs are kept.
+    """Train a net to match the units of networks; the weights with the least midpoint excess on held-out pairs stay.
 
     Nothing needs labels. With a task the net learns to align networks such that the loss is low on the straight line
     between them; without one, to recognize changed copies and to bring networks close.
@@ -308,15 +310,15 @@ class _Fitting:
         return losses.step(to_net(params, net), second, copies, examples, chance)
 
     def validate(self) -> Validation:
-        """The barrier of held-out pairs, or without a task their distance."""
+        """The midpoint excess of held-out pairs, or without a task their distance."""
         facts = self._measure("validation", LearnedMatching(self.siamese.net, sweeps=0))
         found = {f"validation_{name}": value for name, value in facts.items() if name != "CPU ms"}
-        order = (facts["barrier"],) if "barrier" in facts else (facts["distance"],)
+        order = (facts[EXCESS],) if EXCESS in facts else (facts["distance"],)
         return Validation(order, {**found, "sharpness": float(self.siamese.sharpness.detach())})
 
     def _measure(self, part: str, method: Method | None) -> dict[str, float]:
-        """Mean barrier, relative squared distance and time of the pairs of a part, aligned by a method."""
-        barriers, distances, seconds = [], [], 0.0
+        """Mean midpoint excess, relative squared distance and time of the pairs of a part, aligned by a method."""
+        excesses, distances, seconds = [], [], 0.0
         for layout, (left, right) in self.partners.pairs(self.parts, part, self.config.checked).items():
             losses = self.losses[layout]
             a, b = (self.collection.read(indices) for indices in (left, right))
@@ -325,9 +327,9 @@ class _Fitting:
             seconds += time.process_time() - begun
             names = [n for n in losses.symmetry.sites if n not in losses.symmetry.buffers and a[n].is_floating_point()]
             distances.append(relative_distances(*({n: one[n].double() for n in names} for one in (a, moved))))
-            found = losses.barriers(a, moved)
-            barriers += [] if found is None else [found.double()]
-        known = {"barrier": float(torch.cat(barriers).mean())} if barriers else {}
+            found = losses.midpoint_excesses(a, moved)
+            excesses += [] if found is None else [found.double()]
+        known = {EXCESS: float(torch.cat(excesses).mean())} if excesses else {}
         distance = torch.cat(distances)
         return {**known, "distance": float(distance.mean()), "CPU ms": 1000 * seconds / len(distance)}
 
@@ -346,7 +348,7 @@ class _Fitting:
             for name, method in methods.items():
                 scores[name] = self._measure("test", method)
                 advance(1)
-            key = "barrier" if self.batches else "distance"
+            key = EXCESS if self.batches else "distance"
             tried = {sweeps: LearnedMatching(net, sweeps=sweeps) for sweeps in (2, 0)}
             checked = {sweeps: self._measure("validation", one)[key] for sweeps, one in tried.items()}
         about = {

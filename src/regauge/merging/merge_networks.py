@@ -15,7 +15,7 @@ from regauge.core.interpolation import distance
 from regauge.core.params import label
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
+from regauge.core.task import Task, choose_and_judge
 from regauge.merging.blend import Blend
 from regauge.merging.means import Average
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
@@ -40,6 +40,7 @@ def merge(
     rule: Rule | None = None,
     base: Network | None = None,
     task: Task | None = None,
+    test: Task | None = None,
     generator: torch.Generator | None = None,
     labels: Sequence[str] | None = None,
     out: str | Path | None = None,
@@ -57,8 +58,8 @@ def merge(
     with `reset_batchnorm`, or give a task that does (`prepare`): the result is prepared by it.
 
     Tensors are moved and combined in float64, those in half precision in float32, and rounded once. With a task, every
-    network, the result and (without a base) the same of the networks without alignment are evaluated on it for the
-    record.
+    network, the result and (without a base) the same of the networks without alignment are prepared and evaluated for
+    the record, on examples that chose nothing.
 
     Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched to the
     first network or the base, the result is made tensor by tensor, and its `params` are read from `out` when they are
@@ -77,7 +78,9 @@ def merge(
         rule: How the aligned networks are combined; `Average()` unless given.
         base: The network that task vectors are relative to. The networks are aligned to it, and the result is in its
             coordinates; without a base in those of the first network.
-        task: Model, data and loss, for methods and rules that use them, and for the record.
+        task: Model, data and loss, for methods and rules that use them.
+        test: The task that judges for the record; half of the examples of `task` unless given, which then choose
+            nothing (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
         out: Where the result is written, with the names, dtypes and header of the base or the first network: a
@@ -136,6 +139,11 @@ def merge(
         paths = [one.label for one in job.checkpoints]
         labels = [*paths[start:], *paths[:start]] if labels is None else labels
         given = job.checkpoints
+    chosen_by = judged_by = None
+    if task is not None:
+        chosen_by, judged_by = choose_and_judge(task, test)
+    elif test is not None:
+        raise ValueError("test judges what is chosen by a task: give task, too")
     names = require_labels(labels, len(params), has_base)
     networks = [network for network in given if isinstance(network, Mapping)]
     blend = Blend(
@@ -149,17 +157,17 @@ def merge(
     blend.check()  # before the work of aligning
     method = (WeightMatching() if has_base else MergeMany()) if method is None else method
     whole = [network.params if isinstance(network, Checkpoint) else network for network in networks]
-    aligned = align_many(whole, symmetry, method=method, task=task, generator=generator)
+    aligned = align_many(whole, symmetry, method=method, task=chosen_by, generator=generator)
     before, after, reference, buffers = whole[start:], aligned.params[start:], whole[0], aligned.symmetry.buffers
     blend = replace(blend, symmetry=aligned.symmetry, elements=aligned.elements[start:])
     if rule.needs_task:
         tried = [k for k, weight in enumerate(blend.given) if weight != 0]
         own = [after[k] for k in tried]
-        chosen = rule.choose(own, lambda some: blend.only([tried[k] for k in some]).params, task)
+        chosen = rule.choose(own, lambda some: blend.only([tried[k] for k in some]).params, chosen_by)
         blend = blend.only([tried[k] for k in chosen])
     merged = blend.params
-    if task is not None:
-        merged = task.prepare_average(merged)
+    if chosen_by is not None:
+        merged = chosen_by.prepare_average(merged)
     record = MergeRecord(
         networks=tuple(names[: len(params)]),
         base=names[-1] if has_base else None,
@@ -172,13 +180,14 @@ def merge(
         after=tuple(distance(reference, network, buffers) for network in after),
         notes=(*aligned.notes, *(() if job is None else job.source.notes)),
     )
-    if task is not None:
+    if chosen_by is not None and judged_by is not None:
         record = replace(
             record,
-            metrics=tuple(task.evaluate(network) for network in before),
-            base_metrics=task.evaluate(reference) if has_base else None,
-            merged_metrics=task.evaluate(merged),
-            unaligned_metrics=None if has_base else task.evaluate_average(blend.unaligned().params),
+            data=(chosen_by.name or repr(chosen_by), judged_by.name or repr(judged_by)),
+            metrics=tuple(judged_by.evaluate_average(dict(network)) for network in before),
+            base_metrics=judged_by.evaluate_average(dict(reference)) if has_base else None,
+            merged_metrics=judged_by.evaluate(merged),
+            unaligned_metrics=None if has_base else judged_by.evaluate_average(blend.unaligned().params),
         )
     if job is not None and job.out is not None:
         record = replace(record, origin=() if job.provenance is None else job.provenance.facts())

@@ -32,7 +32,8 @@ class MergeRecord:
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
         after: The same for the aligned networks.
-        metrics: Metrics of each network on the task; empty without a task.
+        data: What the data are called that chose, and those that judged, on which metrics are measured.
+        metrics: Metrics of each network on the task, prepared as the result is; empty without a task.
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
@@ -50,6 +51,7 @@ class MergeRecord:
     objective: float
     before: tuple[float, ...]
     after: tuple[float, ...]
+    data: tuple[str, str] | None = None
     metrics: tuple[Metrics, ...] = ()
     base_metrics: Metrics | None = None
     merged_metrics: Metrics | None = None
@@ -69,6 +71,7 @@ class MergeRecord:
             ("alignment", f"`{self.alignment}`"),
             ("objective of the alignment", f"{self.initial:.6g} before, {self.objective:.6g} after"),
             ("coordinates of", reference),
+            *([] if self.data is None else zip(("chosen by", "judged by"), self.data, strict=True)),
         ]
         metrics: list[Metrics | None] = [*self.metrics] if self.metrics else [None] * len(self.networks)
         names = list(dict.fromkeys(name for one in (*metrics, self.merged_metrics) for name in one or ()))

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from regauge.connect.line import Curve
 from regauge.report.figures import COLORS, MUTED, draw_figure
 
 Row = Mapping[str, float]
@@ -116,10 +117,8 @@ def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
 
 def _barrier(rows: Sequence[Row]) -> tuple[Row, float]:
     """The highest point above the straight line between the losses of the ends, and how high above it."""
-    first, last = rows[0]["loss"], rows[-1]["loss"]
-    heights = [row["loss"] - (1 - row["t"]) * first - row["t"] * last for row in rows]
-    place = int(np.argmax(heights))
-    return rows[place], heights[place]
+    curve = Curve(tuple(map(dict, rows)))
+    return rows[int(np.argmax(curve.excess))], curve.barrier
 
 
 def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:

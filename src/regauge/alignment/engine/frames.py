@@ -1,6 +1,6 @@
 """Pairs of networks where they are compared: at the points of smallest norm on their orbits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,28 +11,34 @@ from torch import Tensor
 from regauge.alignment.engine.climbs import Climbs
 from regauge.alignment.engine.paired_networks import at, dots
 from regauge.core import act as _act
-from regauge.core.balance import Balance, Buffers, balance_alike, has_balance
+from regauge.core.balance import Buffers, balance_alike, has_balance
 from regauge.core.element import Element, Value, select_parts
 from regauge.core.families import Tensors, compared
 from regauge.core.params import Params
-from regauge.core.scales import normalizers
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 Scales = Literal["balance", "recompute", "keep"]
 """Whether networks are compared where their positive scales and matrices are balanced, or as they are.
 
-"recompute" is to balance all but the scales that move running statistics, for those who compute these anew.
+Scales that move running statistics stay, but with "balance" in copies; see `match_frames`.
 """
 
 
-CLOSER = 0.5
-"""Networks are compared where all scales are balanced if their squared distance is less than this share then."""
+def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
+    """How networks are balanced: not at all, with running statistics as they are, or in copies with these moved, too.
+
+    Where statistics are computed anew, as a task may say, they stay in copies, too.
+    """
+    if scales == "keep" or not has_balance(symmetry):
+        return ()
+    is_prepared = task is not None and task.prepare is not None
+    return ("keep", "move") if scales == "balance" and not is_prepared and moves_statistics(symmetry) else ("keep",)
 
 
-def buffers_of(scales: Scales, task: Task | None) -> Buffers:
-    """Whether balancing moves running statistics: not where they are computed anew, as a task may say."""
-    return "keep" if scales == "recompute" or (task is not None and task.prepare is not None) else "move"
+def moves_statistics(symmetry: Symmetry) -> bool:
+    """Whether scales move running statistics."""
+    return any(p.parameter in symmetry.buffers and any(p.scale) for group in symmetry.groups for p in group.placements)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,6 @@ class Frame:
         b: The second networks.
         given: The second networks as they are.
         sides: What balances the first and the second networks; None where they are compared as they are.
-        ends: What balances them with the scales that move running statistics, as far as these are taken over.
         buffers: Whether running statistics are moved.
         rigid: For groups of invertible matrices, the pairs in which it is rotated only, because its values are
             singular within rounding in one of the networks.
@@ -61,8 +66,7 @@ class Frame:
     b: Tensors
     given: Tensors
     sides: tuple[Element, Element] | None
-    ends: tuple[Element, Element] | None
-    buffers: Buffers = "move"
+    buffers: Buffers = "keep"
     rigid: Mapping[str, Bool[Tensor, " pair"]] = field(default_factory=dict)
 
     @classmethod
@@ -72,33 +76,21 @@ class Frame:
         params_b: Mapping[str, Tensor],
         symmetry: Symmetry,
         scales: Scales,
-        task: Task | None = None,
+        buffers: Buffers = "keep",
     ) -> "Frame":
-        """Compare networks `[pair, ...]`, as `scales` and a task that computes statistics anew say."""
+        """Compare networks `[pair, ...]`, as `scales` say."""
         a, b = compared([params_a, params_b], symmetry)
         if scales == "keep" or not has_balance(symmetry):
-            return cls(symmetry, a, b, b, None, None)
-        buffers = buffers_of(scales, task)
-        sides, ends = sides_of([params_a, params_b], symmetry, buffers)
-        left, right = (side.element for side in sides)
+            return cls(symmetry, a, b, b, None)
+        found = balance_alike([params_a, params_b], symmetry, buffers=buffers)
+        left, right = (side.element for side in found)
         moved = move_by(symmetry, left, a), move_by(symmetry, right, b)
-        pair = (left, right)
-        last = pair if ends is sides else (ends[0].element, ends[1].element)
-        return cls(symmetry, *moved, b, pair, last, buffers, sides[0].rigid)
+        return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about groups that are only rotated."""
         return notes_on(self.rigid)
-
-    def at_ends(self, params_a: Mapping[str, Tensor]) -> "Frame":
-        """The frame that compares networks, the first of which are `params_a`, where all scales are balanced."""
-        if self.ends is None:
-            return self
-        a, _ = compared([params_a, params_a], self.symmetry)
-        moved = (move_by(self.symmetry, side, t) for side, t in zip(self.ends, (a, self.given), strict=True))
-        first, second = moved
-        return replace(self, a=first, b=second, sides=self.ends)
 
     def original(self) -> Tensors:
         """The second networks moved by what balances the first, which is where the identity leads."""
@@ -123,9 +115,9 @@ class Frame:
     def rows(self, rows: Tensor) -> "Frame":
         """The frame of some pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
-        sides, ends = (None if s is None else (s[0].rows(rows), s[1].rows(rows)) for s in (self.sides, self.ends))
+        sides = None if self.sides is None else (self.sides[0].rows(rows), self.sides[1].rows(rows))
         rigid = {name: flags[rows] for name, flags in self.rigid.items()}
-        return Frame(self.symmetry, a, b, given, sides, ends, self.buffers, rigid)
+        return Frame(self.symmetry, a, b, given, sides, self.buffers, rigid)
 
     def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
         """Both networks of a single pair with their invertible matrices balanced, and their scales as they are."""
@@ -137,30 +129,11 @@ class Frame:
 
     def lead_back(self, climbs: Climbs, *, is_from_original: bool = False) -> Climbs:
         """Climbs between the networks as they are, from climbs that began at `b` or at `original()`."""
-        if self.ends is None:
+        if self.sides is None:
             return climbs
-        left, right = self.ends
+        left, right = self.sides
         element = self.symmetry.compose(climbs.element, left if is_from_original else right)
         return replace(climbs, element=self.symmetry.compose(self.symmetry.inverse(left), element), moved={})
-
-
-def sides_of(
-    networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, buffers: Buffers
-) -> tuple[list[Balance], list[Balance]]:
-    """The balances of networks for comparing them, and for the result; see `balances_of`."""
-    found = [balance_alike(networks, symmetry, buffers=way) for way in balances_of(symmetry, buffers)]
-    return found[0], found[-1]
-
-
-def balances_of(symmetry: Symmetry, buffers: Buffers) -> tuple[Buffers, ...]:
-    """How networks are balanced, where they are compared first, and last for the result.
-
-    Scales that move running statistics are taken over at the end only. Weights of networks that were trained
-    independently are compared best as they were trained, which fixes the norms of filters before batch normalization.
-    Matrices need both to be the same.
-    """
-    is_same = buffers == "keep" or bool(_linear(symmetry)) or not normalizers(symmetry)
-    return (buffers,) if is_same else ("keep", buffers)
 
 
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
+from regauge.alignment.engine.copies import match_frames
 from regauge.alignment.engine.frames import Frame, Scales
 from regauge.alignment.engine.mixing import Responses, match_mixture
 from regauge.alignment.method import Method, match_each
@@ -45,9 +46,9 @@ class ActivationMatching(Method):
             they are, as published.
         max_sweeps: Most sweeps over the groups.
         outputs: Which outputs of the module count, as it was given to `discover`.
-        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first, "recompute"
-            all but those that move running statistics; "keep" moves
-            values and never multiplies them, but by signs.
+        scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first, but for those
+            that move running statistics; with "recompute" these stay in copies, too; "keep" moves values and
+            never multiplies them, but by signs.
 
     References:
         Li et al. (2016), Convergent learning, section 3 (correlations); Ainsworth et al. (2023), Git Re-Basin,
@@ -77,11 +78,14 @@ class ActivationMatching(Method):
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
         """Ascent on the mixture, from the best element for the activations alone, or from the identity if better."""
-        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
-        costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
-        reach = torch.tensor([costs.reach], dtype=torch.float64)
-        found = Responses(costs.symmetry, batch_of_one(costs.a), batch_of_one(costs.b), reach)
-        return match_mixture(problem, frame, found, self._weight, self.max_sweeps)
+
+        def match(frame: Frame) -> Results:
+            costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
+            reach = torch.tensor([costs.reach], dtype=torch.float64)
+            found = Responses(costs.symmetry, batch_of_one(costs.a), batch_of_one(costs.b), reach)
+            return match_mixture(problem, frame, found, self._weight, self.max_sweeps)
+
+        return match_frames(problem, self.scales, match)
 
 
 @dataclass(frozen=True)

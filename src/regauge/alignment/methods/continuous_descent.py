@@ -16,6 +16,7 @@ from regauge.core.groups import Group
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.rotations import keeping_ones
+from regauge.core.scales import kept_scales
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch
 from regauge.training import Adam, Cosine, PlainProgram, descend, differentiate
@@ -30,9 +31,9 @@ class ContinuousDescent(Method):
     """Gradient descent on the continuous part of the symmetry, on the task loss between the two networks.
 
     The second network, moved by the initial element g, is moved further by `h = exp(X)`: for every orthogonal
-    group X is a skew-symmetric matrix, for every linear group any matrix, and for every family of positive scales
-    the logarithms of its factors. Adam changes X, from zero on, such that the task loss of `(1 - t) a + t h g b` falls,
-    on one batch after the other.
+    group X is a skew-symmetric matrix, for every linear group any matrix, and for the families of positive scales
+    the logarithms of those factors that leave running statistics as they are. Adam changes X, from zero on, such that
+    the task loss of `(1 - t) a + t h g b` falls, on one batch after the other.
 
     Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
     `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. A few times h is judged by
@@ -86,8 +87,8 @@ class ContinuousDescent(Method):
     def _descend(self, problem: Problem, start: Element, notes: tuple[str, ...]) -> Results:
         task, symmetry, count = problem.require_task(self), problem.symmetry, problem.pairs
         candidates = Candidates(problem, start, notes=notes)
-        continuous = (group for group in symmetry.groups if group.matrix != "none" or group.scales)
-        freedom = {group.name: _generators(group, symmetry, count) for group in continuous}
+        generators = {group.name: _generators(group, symmetry, count) for group in symmetry.groups}
+        freedom = {name: tensor for name, tensor in generators.items() if tensor.numel()}
         is_converged = torch.ones(count, dtype=torch.bool)
         if not freedom:
             return candidates.result(is_converged)
@@ -126,7 +127,8 @@ class ContinuousDescent(Method):
         for name, x in freedom.items():
             group, value = symmetry[name], element[name]
             if group.matrix == "none":
-                value = replace(value, scale=(self.scale_lr / self.lr * x).exp())
+                weights = torch.tensor(kept_scales(symmetry, group), dtype=x.dtype)
+                value = replace(value, scale=(self.scale_lr / self.lr * (weights.T @ x)).exp())
             else:
                 matrix = torch.linalg.matrix_exp(x - x.mT if group.matrix == "orthogonal" else x)
                 value = replace(value, matrix=keeping_ones(matrix) if group.keeps_ones else matrix)
@@ -135,8 +137,8 @@ class ContinuousDescent(Method):
 
 
 def _generators(group: Group, symmetry: Symmetry, pairs: int) -> Tensor:
-    """Coordinates of a group's Lie algebra for each pair, all zero: matrices, or logarithms of scales."""
+    """Coordinates of a group's Lie algebra for each pair, all zero: matrices, or logarithms of scales, if any."""
     blocks = (pairs, *(symmetry[base].size for base in group.within))
     n = group.size - group.keeps_ones
-    shape = (*blocks, n, n) if group.matrix != "none" else (*blocks, group.scales, n)
+    shape = (*blocks, n, n) if group.matrix != "none" else (*blocks, len(kept_scales(symmetry, group)), n)
     return torch.zeros(shape, dtype=torch.float64)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
-from regauge.alignment.engine.fitting import squared_distances
-from regauge.alignment.engine.frames import CLOSER, Frame, Scales
+from regauge.alignment.engine.copies import match_frames
+from regauge.alignment.engine.frames import Frame, Scales
 from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
 from regauge.core.element import Element, concatenate, materialize
-from regauge.core.families import Tensors, compared
+from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
 
 
@@ -53,11 +53,12 @@ class WeightMatching(Method):
             matrix all but its nearest rotation. For `align_pairs` a single element or one for each pair.
         max_sweeps: Most sweeps over the groups in each climb.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
-        scales: "balance" as described. Among the scales are those of filters before batch normalization in evaluation
-            mode, which move running statistics along; "recompute" leaves these alone, because to compute the
-            statistics anew undoes a part of that move and changes the function. Given a task that does it
-            (`prepare`), "balance" does so too. "keep" compares the networks as they are, leaves all factors at one, and
-            chooses an invertible matrix among the orthogonal ones.
+        scales: "balance" as described. The second network keeps its running statistics and the scales of filters before
+            batch normalization: to take over those of the first moves statistics against their own activations, which
+            statistics computed anew undo in part. Only a copy of the first network whose statistics were moved takes
+            them over; not with "recompute", nor given a task that computes statistics anew (`prepare`). "keep" compares
+            the networks as they are, leaves all factors at one, and chooses an invertible matrix among the orthogonal
+            ones.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.
@@ -96,19 +97,10 @@ class WeightMatching(Method):
         return join(side_by_side(match, parts) if problem.task is None else [match(part) for part in parts])
 
     def _match(self, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
-        frame = Frame.of(problem.a, problem.b, problem.symmetry, self.scales, problem.task)
-        found = self._match_in(frame, problem, init, restarts)
-        return refit_near_copies(problem, self._with_ends(frame, found, problem, init, restarts), frame)
+        def match(frame: Frame) -> Results:
+            return refit_near_copies(problem, self._match_in(frame, problem, init, restarts), frame)
 
-    def _with_ends(
-        self, frame: Frame, found: Results, problem: Problem, init: Element | None, restarts: Sequence[Element]
-    ) -> Results:
-        if frame.sides is frame.ends or not frame.a:
-            return found
-        # A copy with other scales before batch normalization is found for certain only where these are balanced.
-        other = self._match_in(frame.at_ends(problem.a), problem, init, restarts)
-        before, after = (_distances(problem, one) for one in (found, other))
-        return found.but(after < CLOSER * before, other)
+        return match_frames(problem, self.scales, match)
 
     def _match_in(self, frame: Frame, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
         if not frame.a:
@@ -183,12 +175,6 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
         if group.matrix == "linear":
             element = element.replace(group.name, blank[group.name])
     return element
-
-
-def _distances(problem: Problem, found: Results) -> Tensor:
-    """The squared distance of each first network from what its second one becomes."""
-    a, b = compared([problem.a, found.params], problem.symmetry)
-    return squared_distances(a, b)
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:

@@ -13,14 +13,13 @@ from typing import Any, TypeAlias, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import buffers_of
+from regauge.alignment.engine.frames import balances_of
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.streamed.match import StreamedResult, align_streamed
 from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
-from regauge.core.balance import has_balance
 from regauge.core.element import Element
 from regauge.core.movable import require_movable
 from regauge.core.params import Params
@@ -345,7 +344,7 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
         symmetry,
         [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints],
         memory=job.limit.nbytes,
-        buffers=buffers_of(method.scales, None) if method.scales != "keep" and has_balance(symmetry) else None,
+        balances=balances_of(symmetry, method.scales, None),
         held=job.limit.held(),
     )
     return StreamedJob(job, method, plan)

@@ -6,10 +6,12 @@ from functools import partial
 
 import torch
 
+from regauge.alignment.engine.copies import MOVED, have_equal_variances, share_of_rounding, statistics_gap
 from regauge.alignment.engine.fitting import fitted_groups
-from regauge.alignment.engine.frames import CLOSER, balances_of, buffers_of
+from regauge.alignment.engine.frames import balances_of
 from regauge.alignment.engine.refit import is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result
 from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed
 from regauge.alignment.streamed.climb import StreamedAscent
@@ -17,7 +19,6 @@ from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.plan import Plan
 from regauge.alignment.streamed.source import Moved, Source, measure_squares, move_tensor
 from regauge.alignment.streamed.state import ClimbState, State
-from regauge.core.balance import has_balance
 from regauge.core.element import Element
 from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.params import Params
@@ -72,8 +73,8 @@ def align_streamed(
     A spread group that acts on two axes of one tensor takes its linear step; one that does not pay off in the next
     sweep is taken back, and ends the climb.
 
-    As in memory, networks whose scales move running statistics climb twice, and the scales of nearly equal networks are
-    fitted to those of the first one.
+    As in memory, networks whose scales move running statistics climb twice, so that copies with moved statistics are
+    found, and the scales of nearly equal networks are fitted to those of the first one.
 
     Args:
         a: The network that stays.
@@ -121,8 +122,7 @@ class _Matching:
 
     def __post_init__(self) -> None:
         self._symmetry = self.plan.symmetry
-        self._is_balanced = self.method.scales != "keep" and has_balance(self._symmetry)
-        self._buffers = buffers_of(self.method.scales, None)
+        self._balances = balances_of(self._symmetry, self.method.scales, None)
 
     def run(self) -> None:
         state = self.state
@@ -144,18 +144,16 @@ class _Matching:
             self.keep(state)
 
     def _balance(self) -> None:
-        """Begin a climb for each way in which the networks are balanced; the last one is what is taken over."""
+        """Begin a climb for each way in which the networks are balanced."""
         state, identity = self.state, self._symmetry.identity()
-        if not self._is_balanced:
+        if not self._balances:
             state.climbs = [ClimbState(identity)]
-            return
-        for buffers in balances_of(self._symmetry, self._buffers):
+        alike = have_equal_variances(self._symmetry, *map(batch_of_one, self._statistics()))
+        for buffers in self._balances if bool(alike) else self._balances[:1]:
             with self.passes.timed("balancing", self.plan.sweep_bytes):
                 (left, right), notes = balance_streamed((self.a, self.b), self._symmetry, buffers, self.passes)
+            state.notes = state.notes if state.climbs else list(notes)
             state.climbs.append(ClimbState(identity, left, right))
-            state.notes = list(notes)
-        for climb in state.climbs[:-1]:
-            climb.left_end, climb.right_end = state.climbs[-1].left, state.climbs[-1].right
 
     def _climb(self, b: Checkpoint, climb: ClimbState, label: str, method: WeightMatching | None = None) -> None:
         source = Source(self.a, b, self._symmetry, climb)
@@ -167,26 +165,48 @@ class _Matching:
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS
-        if self._is_balanced and self.plan.names:
+        if len(elements) > 1:
+            with self.passes.timed("comparing statistics", self.plan.sweep_bytes):
+                state.chosen = int(self._is_moved_copy(*elements))
+        element = elements[state.chosen]
+        if self.plan.fitted:
+            names = sorted({*self.plan.names}.union(*self.plan.fitted))
             with self.passes.timed("distances", self.plan.sweep_bytes):
-                squares, norm = measure_squares(self.a, self.b, symmetry, elements, self.plan.names, self.passes)
-            for k in range(1, len(elements)):
-                if squares[k] < CLOSER * squares[state.chosen]:
-                    state.chosen = k
-            gains = sorted(frozenset[str]().union(*self.plan.fitted) - {*self.plan.names})
-            more, above = measure_squares(self.a, self.b, symmetry, [elements[state.chosen]], gains, self.passes)
-            square = torch.tensor(squares[state.chosen] + more[0])
-            if self.plan.fitted and bool(is_near_copy(square, torch.tensor(norm + above))):
+                (square,), norm = measure_squares(self.a, self.b, symmetry, [element], names, self.passes)
+            if bool(is_near_copy(torch.tensor(square), torch.tensor(norm))):
                 state.fits = 0
-        return elements[state.chosen]
+        return element
+
+    def _is_moved_copy(self, kept: Element, moved: Element) -> bool:
+        """Whether the second network has the statistics of the first, moved; see `match_frames`."""
+        a, b = self._statistics()
+        ends = ({n: move_tensor(self._symmetry, element, n, t) for n, t in b.items()} for element in (kept, moved))
+        before, after = (float(statistics_gap(self._symmetry, *map(batch_of_one, (a, end)))) for end in ends)
+        return after < MOVED * before or self._are_equal(moved)
+
+    def _are_equal(self, element: Element) -> bool:
+        """Whether an element makes all that moves equal within rounding."""
+        for name in (name for name in self._symmetry.sites if self.a.stored[name].dtype.is_floating_point):
+            (square,), norm = measure_squares(self.a, self.b, self._symmetry, [element], [name], self.passes)
+            share = share_of_rounding(one.stored[name].dtype for one in (self.a, self.b))
+            if square > share**2 * norm:
+                return False
+        return True
+
+    def _statistics(self) -> tuple[Params, Params]:
+        """The running statistics of both networks."""
+        names = [name for name in self._symmetry.buffers if name in self._symmetry.sites]
+        a, b = ({name: one.read(name) for name in names} for one in (self.a, self.b))
+        return a, b
 
     def _fit(self, moved: Moved) -> tuple[Element, bool]:
         """One step of `refit_near_copies`: what it finds, and whether that brings the networks closer."""
         symmetry = self._symmetry
         if self.state.fits != 1:
             with self.passes.timed("fitting scales", self.plan.sweep_bytes):
-                counted = count_frozen_gains(symmetry, self._buffers)
-                groups = fitted_groups(counted, self._buffers)
+                buffers = self._balances[self.state.chosen]
+                counted = count_frozen_gains(symmetry, buffers)
+                groups = fitted_groups(counted, buffers)
                 return fit_streamed(self.a, moved, counted, groups, self.plan.fitted, self.passes)
         climb = ClimbState(symmetry.identity())
         self._climb(moved, climb, ", scales fitted", replace(self.method, scales="keep", start="identity"))

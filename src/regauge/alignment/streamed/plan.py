@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from regauge.alignment.engine.fitting import fitted_groups, fitted_parts
-from regauge.alignment.engine.frames import balances_of
 from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
 from regauge.core.balance import Buffers, balanced_parts
@@ -95,7 +94,7 @@ def make_plan(
     dtypes: Sequence[Mapping[str, torch.dtype]],
     *,
     memory: int,
-    buffers: Buffers | None,
+    balances: Sequence[Buffers],
     held: int = 0,
 ) -> Plan:
     """The plan that holds at most `memory` bytes at once.
@@ -104,7 +103,7 @@ def make_plan(
         symmetry: With every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
-        buffers: Whether scales that are balanced first may move running statistics; None if nothing is balanced.
+        balances: How networks are balanced; see `balances_of`.
         held: Bytes that the process holds already, such as what tracing the model left behind.
 
     Raises:
@@ -112,10 +111,8 @@ def make_plan(
     """
     names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[0][n].is_floating_point]
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
-    balanced = (
-        [p for way in balances_of(symmetry, buffers) for p in balanced_parts(symmetry, buffers=way)] if buffers else []
-    )
-    fitted = _fitted(symmetry, buffers, dtypes[0]) if buffers else ()
+    balanced = [part for way in balances for part in balanced_parts(symmetry, buffers=way)]
+    fitted = _fitted(symmetry, balances[-1], dtypes[0]) if balances else ()
     sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names})
     first, *others = ({n: own[n].itemsize * sizes.numel(n) for n in names} for own in dtypes)
     sweep_bytes = sum(first.values()) + max((sum(other.values()) for other in others), default=0)

@@ -22,8 +22,6 @@ class ClimbState:
         element: The element so far, between the balanced networks.
         left: The element that balances the first network; None if networks are compared as they are.
         right: The element that balances the second network.
-        left_end: What the second network takes over of the first one, where that is more than balances it.
-        right_end: The same of the second network.
         before: The element before the last step of spread groups, while that has not paid off.
         is_anchored: Whether the spread groups have their first values.
         is_from_identity: Whether this climb began at the identity because the first one ended below it.
@@ -37,8 +35,6 @@ class ClimbState:
     element: Element
     left: Element | None = None
     right: Element | None = None
-    left_end: Element | None = None
-    right_end: Element | None = None
     before: Element | None = None
     is_anchored: bool = False
     is_from_identity: bool = False
@@ -59,12 +55,7 @@ class ClimbState:
         """The element so far, between the networks as they are."""
         if self.left is None or self.right is None:
             return self.element
-        left = self.left if self.left_end is None else self.left_end
-        right, element = self.right if self.right_end is None else self.right_end, self.element
-        if self.is_from_identity:
-            began = symmetry.compose(self.left, symmetry.inverse(self.right))
-            right, element = left, symmetry.compose(element, symmetry.inverse(began))
-        return symmetry.compose(symmetry.inverse(left), symmetry.compose(element, right))
+        return symmetry.compose(symmetry.inverse(self.left), symmetry.compose(self.element, self.right))
 
 
 @dataclass

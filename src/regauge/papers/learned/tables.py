@@ -68,7 +68,7 @@ def measure(study: Study, run: Run) -> Table:
 def _course(label: str, matcher: LearnedMatching) -> Series:
     """The barrier of the validation after each epoch."""
     course = matcher.about["course"]
-    return Series(label, [row["step"] for row in course], [row["barrier"] for row in course])
+    return Series(label, [row["step"] for row in course], [row["midpoint excess"] for row in course])
 
 
 def config(scale: Scale, *, name: str, what: str, population: Config, paper: Mapping[str, str]) -> Study:

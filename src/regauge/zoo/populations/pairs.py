@@ -136,7 +136,7 @@ class Barriers:
     aligned as a whole, give that population and no symmetry.
 
     Attributes:
-        task: Model, data and loss; its `prepare` is applied to every network between the ends.
+        task: Model, data and loss; its `prepare` is applied to every network on a line, the ends too.
         symmetry: The symmetry of the architecture; the networks are taken as they are unless given.
         points: Networks on each line, ends included; three are the midpoint alone, as in the paper's figure.
         method: The method that aligns pairs; `WeightMatching()` unless given, with `scales="recompute"` if the task
@@ -185,14 +185,14 @@ class Barriers:
             for k in range(1, self.points - 1):
                 t = k / (self.points - 1)
                 chord = (1 - t) * ends_first[pairs.i] + t * ends_second[pairs.j]
-                excess = torch.maximum(excess, self._losses(interpolate(a, b, t), is_between=True) - chord)
+                excess = torch.maximum(excess, self._losses(interpolate(a, b, t)) - chord)
             return excess
 
         return pair_matrix(first, second, compare)
 
-    def _losses(self, params: Params, *, is_between: bool = False) -> Tensor:
-        """The loss of every network, float64 on the CPU."""
-        count, prepare = count_models(params), self.task.prepare if is_between else None
+    def _losses(self, params: Params) -> Tensor:
+        """The loss of every network, prepared, float64 on the CPU."""
+        count, prepare = count_models(params), self.task.prepare
         if prepare is not None or any(isinstance(part, ALONE) for part in self.task.module.modules()):
             networks = (select(params, k) for k in range(count))
             ready = networks if prepare is None else map(prepare, networks)

@@ -1,0 +1,68 @@
+"""Batches in two parts: examples that choose, and examples that judge what was chosen."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from regauge.core.counted import count
+from regauge.core.given import as_pair
+
+Batches = list[tuple[Any, Any]]
+
+
+def split_batches(batches: Iterable[Any], share: float, generator: torch.Generator) -> tuple[Batches, Batches]:
+    """Split the examples of batches at random; each part keeps the order and at most as many batches.
+
+    Examples lie along the first axis of every tensor of a batch. Where tensors of a batch differ in its length, or
+    hold something that has none (text), whole batches are drawn.
+
+    Args:
+        batches: Pairs (inputs, targets).
+        share: The share of the examples in the first part, between 0 and 1. Each part has one at least.
+        generator: Draws the examples.
+
+    Raises:
+        ValueError: The share is not between 0 and 1, or there is nothing to split.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share is {share}, but a part of the examples has a share between 0 and 1")
+    given = [as_pair(batch) for batch in batches]
+    found = [_count_examples(batch) for batch in given]
+    counts = [size for size in found if size is not None]
+    is_whole = len(counts) < len(found)
+    sizes = [1] * len(given) if is_whole else counts
+    total = sum(sizes)
+    if total < 2:
+        what = "that stays whole" if is_whole else "of one example"
+        raise ValueError(
+            f"the data have {count(given, 'batch', 'batches')} {what}, which cannot be split into examples that choose "
+            "and examples that judge; give other data to judge by"
+        )
+    order = torch.randperm(total, generator=generator, device=generator.device).cpu()
+    is_first = torch.zeros(total, dtype=torch.bool)
+    is_first[order[: min(max(round(share * total), 1), total - 1)]] = True
+    parts: tuple[Batches, Batches] = ([], [])
+    for batch, mask in zip(given, torch.split(is_first, sizes), strict=True):
+        for part, rows in zip(parts, (mask, ~mask), strict=True):
+            if bool(rows.all()):
+                part.append(batch)
+            elif bool(rows.any()):
+                part.append(_select(batch, rows.nonzero().flatten()))
+    return parts
+
+
+def _count_examples(batch: Any) -> int | None:
+    """The number of examples of a batch; None where it cannot be told."""
+    leaves = pytree.tree_leaves(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, Tensor | int | float | None)]
+    lengths = {len(tensor) if tensor.ndim else None for tensor in tensors}
+    return lengths.pop() if len(lengths) == 1 and not others else None
+
+
+def _select(batch: tuple[Any, Any], rows: Tensor) -> tuple[Any, Any]:
+    inputs, targets = pytree.tree_map_only(Tensor, lambda t: t[rows.to(t.device)], batch)
+    return inputs, targets

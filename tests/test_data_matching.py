@@ -1,0 +1,56 @@
+"""The default with a task keeps what is lower on examples that matching did not see, and says where nothing changed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from methods import two_students
+from symmetries import generator
+
+import regauge as rg
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_keeps_what_is_lower_on_kept_examples(seed: int) -> None:
+    _, symmetry, a, b, task = two_students(seed)
+    seen, kept = task.split(0.75)
+    both = [rg.align(a, b, symmetry, method=m, task=seen) for m in (rg.MixedMatching(), rg.ActivationMatching())]
+    losses = [kept.midpoint_loss(a, one.params) for one in both]
+    found = rg.align(a, b, symmetry, task=task)
+    expected = both[int(losses[1] < losses[0])]
+    assert all(torch.equal(found.params[n], expected.params[n]) for n in a)
+    assert found.objective == expected.objective
+    assert kept.midpoint_loss(a, found.params) == min(losses)
+
+
+def test_both_methods_are_kept_somewhere() -> None:
+    """So that the choice between them is a choice."""
+    lower = set()
+    for seed in range(12):
+        _, symmetry, a, b, task = two_students(seed)
+        mixed = rg.align(a, b, symmetry, method=rg.MixedMatching(), task=task.split(0.75)[0])
+        lower.add(all(torch.equal(rg.align(a, b, symmetry, task=task).params[n], mixed.params[n]) for n in a))
+    assert lower == {True, False}
+
+
+def test_a_single_example_chooses_itself() -> None:
+    _, symmetry, a, b, task = two_students(0)
+    single = replace(task, batches=[(x[:1], y[:1]) for x, y in task.batches[:1]])  # type: ignore[index]
+    found = rg.align(a, b, symmetry, task=single)
+    assert found.objective >= found.initial
+
+
+def test_the_share_is_checked() -> None:
+    with pytest.raises(ValueError, match="kept is 1"):
+        rg.DataMatching(kept=1)
+
+
+def test_a_method_that_changed_nothing_says_so() -> None:
+    _, symmetry, a, _, task = two_students(0)
+    found = rg.align(a, a, symmetry, method=rg.Sinkhorn(steps=2, checks=1, init=symmetry.identity()), task=task)
+    assert "nothing changed: none of 1 elements that were tried is better than the start" in str(found)
+    best = rg.align(a, a, symmetry, method=rg.BestOf((rg.WeightMatching(),)), task=task)
+    assert "better than the identity" in str(best)
+    moved = symmetry.act(symmetry.random(generator(5), ("permutation",)), a)
+    gained = rg.align(a, moved, symmetry, method=rg.BestOf((rg.WeightMatching(),)), task=task)
+    assert "nothing changed" not in str(gained)
