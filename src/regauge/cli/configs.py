@@ -18,6 +18,7 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.names.from_transformers import name_for
 from regauge.storage.checkpoints.vocabularies import holds_tokens
+from regauge.storage.plain_files import read_object
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -109,7 +110,7 @@ class Configuration:
         path = self.folder / GENERATION
         if not path.is_file():
             return {}
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_object(path)
         _renumber(document, number)
         return {GENERATION: _encode(document)}
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from regauge.core.task import Batch
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.state_dicts import match
+from regauge.storage.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
@@ -62,7 +62,7 @@ class Matrices:
     """Matrices over all pairs of some networks for one command: with a bar, on processes or a cluster, and resumed.
 
     What is done already is kept in the folder `OUT.parts` until the command has written its output; the same command
-    continues there.
+    continues there. A folder of that name that regauge has not made is refused.
     """
 
     def __init__(self, options: ZooCompare | ZooMap, store: Store, chosen: Indices) -> None:
@@ -73,9 +73,11 @@ class Matrices:
         what = json.dumps([repr(settings), store.key, store.places(chosen), states])
         self.what = hashlib.sha256(what.encode()).hexdigest()
         self.folder = options.output.with_name(f"{options.output.name}.parts")
+        require_own(self.folder, PARTS)
 
     def __call__(self, label: str, params: Params, compare: Compare) -> Tensor:
         """The matrix of all pairs, float64 `[networks, networks]`; each of a command has another label."""
+        claim(self.folder, PARTS)
         folder = self.folder / hashlib.sha256(f"{self.what} {label}".encode()).hexdigest()[:16]
         networks = Store.create(folder / "networks", self.store.architecture)
         count = count_models(params)
@@ -88,7 +90,7 @@ class Matrices:
 
     def clear(self) -> None:
         """Delete what is kept."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_own(self.folder, PARTS)
 
 
 def align(options: ZooAlign) -> None:

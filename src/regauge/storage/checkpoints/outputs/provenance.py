@@ -18,6 +18,7 @@ from regauge.storage.checkpoints.formats.headers import PROVENANCE, read_header
 from regauge.storage.checkpoints.formats.location import locate, shards_of, split_sum
 from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES
 from regauge.storage.checkpoints.writing import SUFFIX
+from regauge.storage.plain_files import leads_out
 
 IN_FOLDER = "regauge.json"
 """The provenance of a checkpoint that is a folder."""
@@ -150,7 +151,7 @@ def read_provenance(path: str | Path) -> dict[str, Any] | None:
     path = Path(path)
     try:
         beside = path / IN_FOLDER if path.is_dir() else path.with_name(IN_FOLDER) if _is_index(path) else None
-        if beside is not None and beside.is_file():
+        if beside is not None and beside.is_file() and not leads_out(beside, beside.parent):
             text = beside.read_text(encoding="utf-8")
         else:
             main = locate(path)
