@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,14 @@ import pytest
 import torch
 
 from regauge.cli.main import main
+from regauge.core.escaping import UNSEEN
 from regauge.core.symmetry import Symmetry
+from regauge.merging.merge_record import MergeRecord
+from regauge.report.figures import draw_figure
 from regauge.storage.checkpoints.outputs.ledger import PARTS, claim, remove_own, write_ledger
 from regauge.storage.checkpoints.outputs.staging import Staging
 from regauge.storage.checkpoints.writing import save
+from regauge.storage.plain_files import short_paths
 
 PARAMS = {"w": torch.ones(8, 4), "b": torch.zeros(8), "v": torch.ones(3, 8)}
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "permutation"})
@@ -192,3 +197,112 @@ def test_links_within_a_folder_and_into_the_blobs_of_a_hub_are_followed(folder: 
     assert {"config.json", "tokenizer.json", "again.json", "sub/x.json"} < found
     assert not any(path.is_symlink() for path in (folder / "out").rglob("*"))
     assert json.loads((folder / "out" / "again.json").read_text()) == []
+
+
+ESCAPES = "\x1b[31mred\x9b2J\nwhere it comes from: faked\r\u202e\u2028"
+"""What would color a terminal, empty it, begin a line and turn the direction of a text."""
+
+
+def test_what_files_say_is_escaped_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origin = {"command": ESCAPES, "regauge": ESCAPES}
+    origin |= {"inputs": [{"as": ESCAPES, "path": ESCAPES, "sha256": {ESCAPES: ESCAPES}}]}
+    metadata = {"k": ESCAPES, ESCAPES: "k", "regauge": json.dumps(origin)}
+    save(
+        {ESCAPES: torch.ones(1), "[bold]w": torch.ones(1), "[/red]:smile:": torch.ones(1)},
+        "e.safetensors",
+        metadata=metadata,
+    )
+    for more in ((), ("--tensors",), ("--json", "--tensors")):
+        main(["info", "e.safetensors", *more])
+        told = "".join(capsys.readouterr())
+        assert not UNSEEN.search(told.replace("\n", ""))
+        assert not any(line.startswith("where it comes from: faked") for line in told.splitlines())
+        assert "[bold]w" in told or not more
+        assert "[/red]:smile:" in told or not more
+    document = json.loads(SYMMETRY.bind(PARAMS).to_json())
+    document["groups"][0]["name"] = document["notes"] = ESCAPES
+    document["notes"] = [ESCAPES]
+    document["frozen"] = [{"parameter": "w", "axis": 1, "reason": ESCAPES}]
+    assert "\x1b" not in str(Symmetry.from_json(json.dumps(document)))
+
+
+def test_cards_show_names_as_they_are(folder: Path) -> None:
+    name = "<b>![x](http:y)`a`|b"
+    numbers = {"weights": (1.0, 2.0), "initial": 0.0, "objective": 1.0, "before": (0.0, 1.0), "after": (0.0, 1.0)}
+    networks, base, origin = (name, "/home/me/secret/n"), "/home/me/secret/base", ((name, "`x` 0123"),)
+    record = MergeRecord(networks, base, name, name, notes=(name,), origin=origin, **numbers)
+    card = record.card
+    assert not re.search(r"<b>|/home|secret", card)
+    assert not re.search(r"(?<!\\)\[x", card.replace("`&lt;b&gt;![x](http:y)'a'\\|b`", ""))
+    assert "| n | 2 |" in card
+    assert "| base | base |" in card
+
+
+def test_paths_in_cards_and_provenance_are_short(folder: Path) -> None:
+    main(
+        [
+            "merge",
+            str(folder / "net.safetensors"),
+            str(folder / "hf"),
+            "--symmetry",
+            str(folder / "s.json"),
+            "-o",
+            "out",
+        ]
+    )
+    for name in ("regauge.md", "regauge.json"):
+        text = (folder / "out" / name).read_text()
+        assert str(folder) not in text
+        assert "net.safetensors" in text
+    assert short_paths(["/x/seed0/m.pt", "/x/seed1/m.pt", "a/b"]) == ["seed0/m.pt", "seed1/m.pt", "a/b"]
+    assert short_paths(["/x/base+/y/adapter"]) == ["x/base+y/adapter"]
+    assert short_paths(["/x/base/"]) == ["base"]
+
+
+def test_figures_show_names_as_they_are() -> None:
+    with draw_figure(8, 6) as figure:
+        axes = figure.subplots()
+        axes.set_title(r"$\frac$ \x1b")
+        axes.set_yscale("log")
+        axes.set_xticks([0, 1], labels=[r"$\x$", ESCAPES])
+        axes.plot([0, 1], [1e-3, 1e3], label=r"$\none$")
+        axes.legend()
+    assert "10^{" in "".join(one.get_text() for one in axes.get_yticklabels())
+
+
+PROVENANCES: dict[str, object] = {
+    "inputs": {"command": "x", "regauge": "1", "inputs": 5},
+    "no inputs": {"command": "x"},
+    "hashes": {"command": "x", "regauge": "1", "inputs": [{"as": "a", "path": "b", "sha256": [1]}]},
+    "a hash": {"command": "x", "regauge": "1", "inputs": [{"as": "a", "path": "b", "sha256": {"c": 1}}]},
+    "an input": {"command": "x", "regauge": "1", "inputs": [3]},
+    "a number": {"command": 5, "regauge": "1", "inputs": []},
+    "ancestors": {"command": "x", "regauge": "1", "inputs": [], "ancestors": [1]},
+    "an ancestor": {"command": "x", "regauge": "1", "inputs": [], "ancestors": {"a": 1}},
+    "nested": "[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("kind", PROVENANCES)
+def test_malformed_provenance_is_ignored(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = PROVENANCES[kind]
+    text = found if isinstance(found, str) else json.dumps(found)
+    save(PARAMS, "net.safetensors", overwrite=True, metadata={"regauge": text})
+    main(["info", "net.safetensors"])
+    told = capsys.readouterr()
+    assert "where it comes from: it does not say" in told.out
+    assert ("is malformed, and is ignored" in told.err) == (kind != "nested")
+    main(_align())
+
+
+def test_a_long_descent_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def one(k: int) -> dict[str, object]:
+        own = {"as": "a", "path": f"p{k}", "sha256": {}, "provenance": str(k + 1)}
+        return {"regauge": "1", "command": "x", "inputs": [own, {**own, "as": "b"}]}
+
+    text = json.dumps({**one(-1), "ancestors": {str(k): one(k) for k in range(3000)}})
+    save(PARAMS, "net.safetensors", overwrite=True, metadata={"regauge": text})
+    main(["info", "net.safetensors"])
+    told = capsys.readouterr().out
+    assert told.count("regauge 1, x") == 3001
+    assert len(told) < 10**6

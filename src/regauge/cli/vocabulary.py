@@ -1,7 +1,6 @@
 """Networks with different tokens under one vocabulary, as `--tokenizer` and recipes ask for it."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.options import UsageError
+from regauge.cli.output import warn
 from regauge.merging.recipe import Vocabulary
 from regauge.merging.tokens import Retokenized, TokenPlan
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -88,7 +88,7 @@ def bring_together(
             )
     united = [one.label for one in networks] if tokenizer is not None else [*differences]
     for note in note_files(networks, source, united=united):
-        print(note, file=sys.stderr)
+        warn(note)
     if tokenizer is None and not differences:
         return United(networks)
     folders = [Path(one.label) for one in networks]
@@ -98,7 +98,7 @@ def bring_together(
     config = Configuration(networks[source].path.parent)
     found = unite(networks, wanted, config, base=None, source=source)
     if found is None:
-        print("all networks have the same vocabulary", file=sys.stderr)
+        warn("all networks have the same vocabulary")
         return United(networks)
     if is_shared:
         clauses = (f"{one.explain(first, label)}" for label, one in differences.items())
@@ -106,7 +106,7 @@ def bring_together(
     elif differences:
         moved = ", ".join(f"{len(one.moved)} of {label}" for label, one in differences.items())
         found = replace(found, note=f"tokens that have other numbers than in {first} are brought to them: {moved}")
-    print(found.note, file=sys.stderr)
+    warn(found.note)
     return found
 
 

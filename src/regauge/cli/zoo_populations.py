@@ -16,7 +16,7 @@ from torch import Tensor
 import regauge as rg
 from regauge import learn
 from regauge.cli.options import UsageError
-from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell_table, write_picture
+from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
 from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.core.params import Params, count_models, select
@@ -102,11 +102,11 @@ def align(options: ZooAlign) -> None:
     with show_progress() as progress:
         done = run_jobs(jobs, executor=executor, share=share, progress=progress)
     store.refresh()
-    print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were aligned now")
+    tell(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were aligned now")
     left_out = len(Store.open(options.store)) - len(store)
     if not share.world > 1 and left_out:
-        print(f"{left_out} networks with NaN or Inf were left out")
-    print(f"aligned to: {jobs.reference}")
+        tell(f"{left_out} networks with NaN or Inf were left out")
+    tell(f"aligned to: {jobs.reference}")
 
 
 def compare(options: ZooCompare) -> None:
@@ -134,7 +134,7 @@ def compare(options: ZooCompare) -> None:
     ]
     for title, matrix in matrices.items():
         mean, deviation = mean_barrier(matrix)
-        print(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
+        tell(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
     from regauge.report.population_figures import matrices_figure
 
     what = f"barrier: {LOSSES[options.loss]}"
@@ -177,8 +177,8 @@ def draw(options: ZooMap) -> None:
     figure = map_figure(shown.points, labels, title=title, share=shown.share, values=values, what=what)
     if options.clusters > 1:
         counts = np.bincount(member).tolist()
-        print(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")
-    print(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
+        tell(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")
+    tell(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
     write_picture(figure, table, options.output)
     matrix_of.clear()
 

@@ -12,6 +12,7 @@ import torch
 
 from regauge.core.act import covered
 from regauge.core.counted import count
+from regauge.core.escaping import escape, escape_lines
 from regauge.core.groups import Frozen, Group, Placement
 from regauge.core.typed_json import require_fields
 
@@ -23,14 +24,14 @@ def render(
     unused: Sequence[str],
     notes: Sequence[str],
 ) -> str:
-    """A readable table: groups, sizes, kinds, where they act, what is frozen and why."""
+    """A readable table: groups, sizes, kinds, where they act, what is frozen and why; names are escaped."""
     sizes = {group.name: group.size for group in groups}
     rows = [("group", "kind", "size", "families", "acts on")]
     for group in groups:
         copies = math.prod(sizes[base] for base in group.within)
         size = f"{group.size or '?'}" + (f" x{copies}" if group.within else "")
         axes = dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)
-        rows.append((group.name, group.kind, size, _name_families(group), _shorten(list(axes))))
+        rows.append((escape(group.name), group.kind, size, _name_families(group), _shorten(list(axes))))
     widths = [max(len(row[k]) for row in rows) for k in range(4)]
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
@@ -44,13 +45,13 @@ def render(
         reasons: dict[str, list[str]] = {}
         for row in frozen:
             reasons.setdefault(row.reason, []).append(f"{row.parameter}[{row.axis}]")
-        lines += [f"  {reason}: {_shorten(where)}" for reason, where in reasons.items()]
+        lines += [f"  {escape(reason)}: {_shorten(where)}" for reason, where in reasons.items()]
     if unknown:
         title = "operators without a rule (they freeze what they touch; see `regauge.discovery.register_rule`):"
-        lines += ["", title, *(f"  {name}" for name in unknown)]
+        lines += ["", title, *(f"  {escape(name)}" for name in unknown)]
     if unused:
         lines += ["", f"parameters that do not influence the outputs: {_shorten(list(unused))}"]
-    return "\n".join([*lines, *(line for note in notes for line in ("", note))])
+    return "\n".join([*lines, *(line for note in notes for line in ("", escape_lines(note)))])
 
 
 def _name_families(group: Group) -> str:
@@ -68,9 +69,8 @@ def _name_families(group: Group) -> str:
 
 
 def _shorten(items: list[str], limit: int = 4) -> str:
-    if len(items) <= limit:
-        return ", ".join(items)
-    return ", ".join(items[:limit]) + f", and {len(items) - limit} more"
+    shown = ", ".join(map(escape, items[:limit]))
+    return shown if len(items) <= limit else f"{shown}, and {len(items) - limit} more"
 
 
 FORMAT = "regauge.symmetry"

@@ -1,7 +1,9 @@
 """Files as they are expected: plain ones with names and texts in UTF-8; nothing here imports torch."""
 
 import os
+import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,14 @@ def leads_out(path: Path, folder: Path) -> bool:
     if inside[0].parent.name == "snapshots":
         inside.append(inside[0].parent.parent / "blobs")
     return not any(path.resolve().is_relative_to(one) for one in inside)
+
+
+def short_paths(paths: Sequence[str]) -> list[str]:
+    """Paths for texts that others may read: absolute ones begin in the folder that all of them lie in."""
+    every = [[os.path.normpath(part) for part in re.split(r"\+(?=/)", path)] for path in paths]
+    absolute = [os.path.dirname(part) for parts in every for part in parts if os.path.isabs(part)]
+    root = os.path.commonpath(absolute) if absolute else ""
+    return ["+".join(os.path.relpath(p, root) if os.path.isabs(p) else p for p in parts) for parts in every]
 
 
 def read_inside(path: Path) -> bytes:
