@@ -222,7 +222,7 @@ def test_what_files_say_is_escaped_in_the_terminal(folder: Path, capsys: pytest.
     document = json.loads(SYMMETRY.bind(PARAMS).to_json())
     document["groups"][0]["name"] = document["notes"] = ESCAPES
     document["notes"] = [ESCAPES]
-    document["frozen"] = [{"parameter": "w", "axis": 1, "reason": ESCAPES}]
+    document["frozen"] = [["w", 1, ESCAPES]]
     assert "\x1b" not in str(Symmetry.from_json(json.dumps(document)))
 
 
