@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import torch
@@ -75,6 +75,10 @@ def _shorten(items: list[str], limit: int = 4) -> str:
 
 FORMAT = "regauge.symmetry"
 VERSION = 1
+LARGEST = 1_000_000
+"""An exponent at most."""
+LONGEST = 1 << 24
+"""Indices of an axis on which several groups are compared index by index."""
 
 
 def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
@@ -90,7 +94,10 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
 
 def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
     """Read what `write` wrote: the groups, and all fields with tuples for lists."""
-    document = _tuples(read_versioned(text, FORMAT, VERSION))
+    try:
+        document = _tuples(read_versioned(text, FORMAT, VERSION))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     shapes = document.get("shapes", {})
     try:
         groups = tuple(
@@ -101,8 +108,9 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
             for place in group.placements:
                 require_fields(vars(place), Placement, f"a placement of group {group.name!r}")
                 _require_place(group, place, shapes)
+        _require_nested(groups)
         _require_apart(groups, shapes)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
     return groups, document
 
@@ -116,6 +124,27 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
     is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
     if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
+    exponents = (*place.scale, *place.sign, *place.parity, *place.shift)
+    if any(not abs(one) <= LARGEST for one in exponents):
+        raise ValueError(f"group {group.name!r} has an exponent on {place.parameter!r} that is no reasonable number")
+
+
+def _require_nested(groups: Sequence[Group]) -> None:
+    """Raise a ValueError if a group is repeated within itself."""
+    within = {group.name: group.within for group in groups}
+    for name in within:
+        above = list(within[name])
+        for one in above:  # which grows
+            above += [other for other in within.get(one, ()) if other not in above]
+        if name in above:
+            raise ValueError(f"group {name!r} is repeated within itself")
+
+
+def _span(group: Group, place: Placement) -> tuple[int, int]:
+    """The first and the last index of a placement."""
+    return place.start, place.start + sum(
+        (size - 1) * stride for size, stride in ((group.size, place.stride), *place.repeats)
+    )
 
 
 def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -127,7 +156,11 @@ def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]
                 moving.setdefault((place.parameter, place.axis), []).append((group, place))
     for (parameter, axis), several in moving.items():
         shape = shapes[parameter]
-        found = [covered(*one, shape) for one in several] if len(several) > 1 else []
+        spans = sorted(_span(*one) for one in several)
+        are_apart = all(end < start for (_, end), (start, _) in pairwise(spans)) and spans[-1][1] < shape[axis]
+        if len(several) > 1 and not are_apart and shape[axis] > LONGEST:
+            raise ValueError(f"several groups share axis {axis} of {parameter!r}, which is too long to compare them")
+        found = [covered(*one, shape) for one in several] if len(several) > 1 and not are_apart else []
         for (one, (positions, _)), (other, (there, units)) in permutations(zip(several, found, strict=False), 2):
             owner = torch.full((shape[axis],), -1)
             owner[there] = units
