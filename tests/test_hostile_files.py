@@ -1,11 +1,15 @@
 """Files and folders that somebody else made: what is not regauge's stays, and what a file holds gets one sentence."""
 
+import io
 import json
 import os
 import re
 import shutil
+import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -220,9 +224,8 @@ def test_what_files_say_is_escaped_in_the_terminal(folder: Path, capsys: pytest.
         assert "[bold]w" in told or not more
         assert "[/red]:smile:" in told or not more
     document = json.loads(SYMMETRY.bind(PARAMS).to_json())
-    document["groups"][0]["name"] = document["notes"] = ESCAPES
+    document["groups"][0]["name"] = ESCAPES
     document["notes"] = [ESCAPES]
-    document["frozen"] = [["w", 1, ESCAPES]]
     assert "\x1b" not in str(Symmetry.from_json(json.dumps(document)))
 
 
@@ -306,3 +309,204 @@ def test_a_long_descent_is_told(folder: Path, capsys: pytest.CaptureFixture[str]
     told = capsys.readouterr().out
     assert told.count("regauge 1, x") == 3001
     assert len(told) < 10**6
+
+
+def _header(header: object, values: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + values
+
+
+def _one(name: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
+    return {name: {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}}
+
+
+def _symmetry(change: Callable[[dict[str, Any]], object]) -> bytes:
+    document = json.loads(SYMMETRY.bind(PARAMS).to_json())
+    change(document)
+    return json.dumps(document).encode()
+
+
+def _long(document: dict[str, Any]) -> None:
+    """Two groups, one behind the other, on a parameter of a billion values."""
+    n = 10**9
+    places = [{"parameter": "w", "axis": 0, "start": start} for start in (0, n // 2)]
+    groups = [{"name": str(k), "size": n // 2, "placements": [place]} for k, place in enumerate(places)]
+    document.update(shapes={"w": [n]}, groups=groups)
+
+
+def _overlapping(document: dict[str, Any]) -> None:
+    _long(document)
+    document["groups"][1]["placements"][0]["start"] = 0
+
+
+def _torch(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def _deflated(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+def _with_pickle(pickled: bytes) -> bytes:
+    """A torch file with other bytes in place of its pickle."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(_torch(PARAMS))) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, pickled if name.endswith("data.pkl") else old.read(name))
+    return buffer.getvalue()
+
+
+RECIPE = "merge_method: ties\nbase_model: hf\nmodels:\n - {model: hf2, parameters: {weight: 1, density: %s}}\n"
+SLICE = "merge_method: passthrough\nslices:\n - sources:\n   - {model: hf, layer_range: %s}\n"
+X = "   - &x {model: hf, layer_range: [0, 1], parameters: {weight: 1}}\n"
+ALIASES = "merge_method: linear\nslices:\n - &s\n  sources:\n" + X + "   - *x\n" * 2000 + " - *s\n" * 2000
+NAMED = (
+    "merge_method: linear\nmodels:\n - {model: %s, parameters: {weight: %s}}\n - {model: hf, parameters: {weight: 1}}\n"
+)
+CONFIG = {"model_type": "llama", "hidden_size": 4, "num_attention_heads": 2, "num_hidden_layers": 1}
+SHARD = {**_one("a", [1], 0, 4), **_one("b", [1], 4, 8)}
+INDEX = "hf/model.safetensors.index.json"
+INFO, MERGE = ("info", "x.pt"), ("merge", "--recipe", "r.yml", "-o", "out", "--dry-run")
+ADAPTED = ("info", "net.safetensors+ad")
+HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
+    "overflowing shape": (
+        {"x.safetensors": _header(_one("z", [1 << 40, 1 << 40, 0], 0, 0))},
+        ("info", "x.safetensors"),
+        "x.safetensors",
+    ),
+    "names twice": (
+        {
+            "x.safetensors": _header(
+                b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
+                b'"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+            )
+        },
+        ("info", "x.safetensors"),
+        "it holds 'a' twice",
+    ),
+    "half of a character": (
+        {"x.safetensors": _header(_one("\ud800", [0], 0, 0))},
+        ("info", "x.safetensors"),
+        "half of a character",
+    ),
+    "long integer": ({"x.safetensors": _header(b'{"a":' + b"9" * 5000 + b"}")}, ("info", "x.safetensors"), "malformed"),
+    "left out": (
+        {"hf/x.safetensors": _header(SHARD, bytes(8)), INDEX: '{"weight_map": {"a": "x.safetensors"}}'},
+        ("info", "hf"),
+        "leaves out 'b'",
+    ),
+    "in two shards": (
+        {
+            "hf/x.safetensors": _header(SHARD, bytes(8)),
+            "hf/y.safetensors": _header(_one("b", [1], 0, 4), b"1234"),
+            INDEX: '{"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}',
+        },
+        ("info", "hf"),
+        "'b' is in 'x.safetensors', 'y.safetensors'",
+    ),
+    "equal names": ({"x.pt": _torch({1: torch.zeros(2), "1": torch.ones(3)})}, INFO, "'x.pt' holds two tensors of one"),
+    "deflated": ({"x.pt": _deflated(_torch(PARAMS))}, INFO, "'x.pt' holds the compressed record"),
+    "no pickle": ({"x.pt": _with_pickle(b"")}, INFO, "'x.pt' is not a readable"),
+    "cut pickle": ({"x.pt": _with_pickle(b"\x80\x02}q\x00(X")}, INFO, "'x.pt'"),
+    "empty stack": ({"x.pt": _with_pickle(b"\x80\x02R.")}, INFO, "'x.pt'"),
+    "wrong memo": ({"x.pt": _with_pickle(b"\x80\x02h\x05.")}, INFO, "'x.pt'"),
+    "wrong persistent": ({"x.pt": _with_pickle(b"\x80\x02K\x01Q.")}, INFO, "'x.pt'"),
+    "wrong build": ({"x.pt": _with_pickle(b"\x80\x02K\x01K\x02b.")}, INFO, "'x.pt'"),
+    "endless pattern": (
+        {
+            "ad/adapter_config.json": json.dumps({"peft_type": "LORA", "alpha_pattern": {"(a|aa)+x": 1}}),
+            "ad/adapter_model.safetensors": _header(
+                {
+                    **_one(f"base_model.model.{'a' * 60}.lora_A.weight", [2, 4], 0, 32),
+                    **_one(f"base_model.model.{'a' * 60}.lora_B.weight", [8, 2], 32, 96),
+                },
+                bytes(96),
+            ),
+        },
+        ADAPTED,
+        "the adapter 'ad' changes",
+    ),
+    "bad pattern": (
+        {
+            "ad/adapter_config.json": json.dumps({"peft_type": "LORA", "alpha_pattern": {"(": 1}}),
+            "ad/adapter_model.safetensors": _header(SHARD, bytes(8)),
+        },
+        ADAPTED,
+        "ad/adapter_config.json' is no configuration",
+    ),
+    "large alpha": (
+        {
+            "ad/adapter_config.json": '{"peft_type": "LORA", "lora_alpha": ' + "9" * 400 + "}",
+            "ad/adapter_model.safetensors": _header(SHARD, bytes(8)),
+        },
+        ADAPTED,
+        "ad/adapter_config.json' is no configuration",
+    ),
+    "billions of units": ({"s.json": _symmetry(_long)}, tuple(_align()), ""),
+    "billions of units together": ({"s.json": _symmetry(_overlapping)}, tuple(_align()), "'s.json' is no symmetry"),
+    "within itself": (
+        {"s.json": _symmetry(lambda d: d["groups"][0].update(within=["h"]))},
+        tuple(_align()),
+        "'s.json' is no symmetry",
+    ),
+    "exponent": (
+        {
+            "s.json": _symmetry(
+                lambda d: d["groups"][0].update(scales=1) or d["groups"][0]["placements"][0].update(scale=[10**400])
+            )
+        },
+        tuple(_align()),
+        "'s.json' is no symmetry",
+    ),
+    "deep notes": (
+        {
+            "s.json": _symmetry(lambda d: None).replace(b'"notes"', b'"_"')[:-1]
+            + b', "notes": '
+            + b"[" * 800
+            + b"]" * 800
+            + b"}"
+        },
+        tuple(_align()),
+        "'s.json' is no symmetry",
+    ),
+    "negative density": ({"r.yml": RECIPE % -1}, MERGE, "line 4: 'density' is -1"),
+    "density above one": ({"r.yml": RECIPE % 1.5}, MERGE, "line 4: 'density' is 1.5"),
+    "many layers": ({"r.yml": SLICE % "[0, 1000000000000]"}, MERGE, "r.yml, line 4: 'layer_range'"),
+    "aliases": ({"r.yml": ALIASES}, MERGE, "'r.yml' has more than"),
+    "itself": ({"r.yml": "&a [*a]"}, MERGE, "'r.yml' refers to itself"),
+    "empty integer": ({"r.yml": NAMED % ("hf", '!!int ""')}, MERGE, "r.yml, line 3: 'weight'"),
+    "no time": ({"r.yml": NAMED % ("hf", "!!timestamp foo")}, MERGE, "r.yml, line 3: 'weight'"),
+    "digits": ({"r.yml": NAMED % ("hf", "9" * 400)}, MERGE, "r.yml, line 3: 'weight'"),
+    "user": ({"r.yml": NAMED % ("~nosuchuser/x", "1")}, MERGE, "r.yml, line 3: '~nosuchuser/x' is no folder"),
+    "layers": (
+        {"hf/config.json": json.dumps({**CONFIG, "num_hidden_layers": 10**7})},
+        ("discover", "hf"),
+        "'num_hidden_layers'",
+    ),
+    "class": (
+        {"hf/config.json": json.dumps({**CONFIG, "architectures": ["Trainer"]})},
+        ("discover", "hf"),
+        "no model class",
+    ),
+}
+"""Files, the command that reads them, and what its sentence says."""
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_whatever_a_file_holds_the_answer_is_a_sentence(kind: str, folder: Path, refused: Callable[..., str]) -> None:
+    files, command, sentence = HOSTILE[kind]
+    if "discover" in command or kind == "user":
+        pytest.importorskip("transformers")
+    shutil.copytree("hf", "hf2")
+    for name, content in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    begin = time.monotonic()
+    assert sentence in refused(*command)
+    assert time.monotonic() - begin < 20
