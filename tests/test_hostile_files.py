@@ -412,6 +412,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
     ),
     "equal names": ({"x.pt": _torch({1: torch.zeros(2), "1": torch.ones(3)})}, INFO, "'x.pt' holds two tensors of one"),
     "deflated": ({"x.pt": _deflated(_torch(PARAMS))}, INFO, "'x.pt' holds the compressed record"),
+    "repeated": ({"x.pt": _torch({"w": torch.zeros(1).expand(10**12)})}, INFO, "'w' in 'x.pt' repeats 4 bytes"),
     "no pickle": ({"x.pt": _with_pickle(b"")}, INFO, "'x.pt' is not a readable"),
     "cut pickle": ({"x.pt": _with_pickle(b"\x80\x02}q\x00(X")}, INFO, "'x.pt'"),
     "empty stack": ({"x.pt": _with_pickle(b"\x80\x02R.")}, INFO, "'x.pt'"),
@@ -488,6 +489,11 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
         {"hf/config.json": json.dumps({**CONFIG, "num_hidden_layers": 10**7})},
         ("discover", "hf"),
         "'num_hidden_layers'",
+    ),
+    "remote code": (
+        {"hf/config.json": json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}})},
+        ("discover", "hf"),
+        "it needs code of its own folder, which is never run",
     ),
     "class": (
         {"hf/config.json": json.dumps({**CONFIG, "architectures": ["Trainer"]})},

@@ -20,6 +20,8 @@ from regauge.core.params import Params
 from regauge.storage.checkpoints.formats.quantized import refusal
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+SHARED = 1 << 26
+"""Bytes up to which the values of a tensor may lie on one another."""
 WRAPPERS = ("state_dict", "model")
 """Names under which training scripts put the state dict beside optimizer states and the like."""
 
@@ -100,6 +102,11 @@ def load_torch_file(path: Path) -> Params:
     for name, tensor in content.items():
         if tensor.is_quantized:
             raise ValueError(refusal(str(path), f"torch: {name!r} is {tensor.dtype}", "torch"))
+        if tensor.layout == torch.strided and tensor.nbytes > max(SHARED, tensor.untyped_storage().nbytes()):
+            raise ValueError(
+                f"{str(name)!r} in {str(path)!r} repeats {tensor.untyped_storage().nbytes()} bytes to {tensor.nbytes}; "
+                "save it with `.clone()`, as what it holds"
+            )
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout}"
             raise ValueError(f"{str(name)!r} in {str(path)!r} is {kind}; save it as a dense tensor with its values")

@@ -24,6 +24,8 @@ from regauge.storage.checkpoints.names.rearranging import RearrangementError, Re
 from regauge.storage.plain_files import read_json, require_plain
 
 CONFIG = "config.json"
+REMOTE, CODE = "trust_remote_code", "it needs code of its own folder, which is never run"
+"""What transformers advises where a folder brings code, and what is said instead."""
 LAYERS, EXPERTS = re.compile(r"(^|_)(layers?|depths?|blocks)$"), re.compile(r"(^|_)experts$")
 """Settings that say how many layers, or experts, there are."""
 LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
@@ -107,7 +109,8 @@ def _configured(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{str(folder / CONFIG)!r} {what}: {type(error).__name__}: {error}") from error
+        reason = CODE if REMOTE in str(error) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{str(folder / CONFIG)!r} {what}: {reason}") from error
 
 
 def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:

@@ -76,11 +76,15 @@ def read_ledger(folder: Path) -> dict[str, Any] | None:
         return None
     except ValueError as error:
         raise _refuse(folder, f"holds a damaged ledger {LEDGER!r} ({error})") from error
-    inputs, shards = (document.get(key) for key in ("inputs", "shards")) if isinstance(document, dict) else (0, 0)
-    is_ledger = isinstance(inputs, dict | None) and isinstance(shards, dict) and document.get("format") == FORMAT
-    if not is_ledger or not all(isinstance(one, list) for one in shards.values()):
+    if not isinstance(document, dict) or document.get("format") != FORMAT or not _fits(document):
         raise _refuse(folder, f"holds a file {LEDGER!r} that is no ledger of regauge")
     return dict(document)
+
+
+def _fits(document: dict[str, Any]) -> bool:
+    inputs, shards = document.get("inputs"), document.get("shards")
+    is_listed = isinstance(shards, dict) and all(isinstance(one, list) for one in shards.values())
+    return is_listed and isinstance(inputs, dict | None)
 
 
 def write_ledger(folder: Path, document: dict[str, Any]) -> None:

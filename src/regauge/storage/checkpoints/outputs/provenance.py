@@ -185,8 +185,7 @@ def _is_whole(document: Any) -> bool:
     inputs = document.get("inputs")
     texts = [document.get("regauge"), document.get("command")]
     for one in inputs if isinstance(inputs, list) else [None]:
-        hashes = one.get("sha256") if isinstance(one, dict) else None
-        if not isinstance(hashes, dict):
+        if not isinstance(one, dict) or not isinstance(hashes := one.get("sha256"), dict):
             return False
         texts += [one.get("as"), one.get("path"), one.get("provenance", ""), *hashes.values()]
     return all(isinstance(text, str) for text in texts)
