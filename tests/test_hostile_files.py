@@ -451,6 +451,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
     ),
     "billions of units": ({"s.json": _symmetry(_long)}, tuple(_align()), ""),
     "billions of units together": ({"s.json": _symmetry(_overlapping)}, tuple(_align()), "'s.json' is no symmetry"),
+    "families": ({"s.json": _symmetry(lambda d: d["groups"][0].update(scales=-1))}, tuple(_align()), "'s.json' is no"),
     "within itself": (
         {"s.json": _symmetry(lambda d: d["groups"][0].update(within=["h"]))},
         tuple(_align()),

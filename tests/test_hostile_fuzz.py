@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def _changed(document: Any, places: list[int], values: list[Any]) -> Any:
         if value == "remove" and isinstance(inner, dict):
             del inner[last]
         else:
-            inner[last] = value
+            inner[last] = deepcopy(value)
     return document
 
 

@@ -105,6 +105,8 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
         )
         for group in groups:
             require_fields({**vars(group), "placements": ()}, Group, f"group {group.name!r}")
+            if any(not 0 <= count <= LARGEST for count in (group.scales, group.signs, group.shifts)):
+                raise ValueError(f"group {group.name!r} has a number of families that is none")
             for place in group.placements:
                 require_fields(vars(place), Placement, f"a placement of group {group.name!r}")
                 _require_place(group, place, shapes)
