@@ -452,6 +452,11 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
     "billions of units": ({"s.json": _symmetry(_long)}, tuple(_align()), ""),
     "billions of units together": ({"s.json": _symmetry(_overlapping)}, tuple(_align()), "'s.json' is no symmetry"),
     "families": ({"s.json": _symmetry(lambda d: d["groups"][0].update(scales=-1))}, tuple(_align()), "'s.json' is no"),
+    "large": (
+        {"s.json": _symmetry(lambda d: d["groups"][0].update(size=1 << 40))},
+        tuple(_align()),
+        "more units",
+    ),
     "within itself": (
         {"s.json": _symmetry(lambda d: d["groups"][0].update(within=["h"]))},
         tuple(_align()),

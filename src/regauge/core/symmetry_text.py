@@ -107,6 +107,8 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
             require_fields({**vars(group), "placements": ()}, Group, f"group {group.name!r}")
             if any(not 0 <= count <= LARGEST for count in (group.scales, group.signs, group.shifts)):
                 raise ValueError(f"group {group.name!r} has a number of families that is none")
+            if not group.placements and group.size > LARGEST:
+                raise ValueError(f"group {group.name!r} has {group.size} units and acts on nothing")
             for place in group.placements:
                 require_fields(vars(place), Placement, f"a placement of group {group.name!r}")
                 _require_place(group, place, shapes)
@@ -126,6 +128,10 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
     is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
     if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
+    if group.size and _span(group, place)[1] >= shapes[place.parameter][place.axis]:
+        raise ValueError(
+            f"group {group.name!r} has more units than axis {place.axis} of {place.parameter!r} has places"
+        )
     exponents = (*place.scale, *place.sign, *place.parity, *place.shift)
     if any(not abs(one) <= LARGEST for one in exponents):
         raise ValueError(f"group {group.name!r} has an exponent on {place.parameter!r} that is no reasonable number")
