@@ -181,6 +181,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
             assert module in {
                 "regauge",
                 "regauge.names",
+                "regauge.core.escaping",
                 "regauge.alignment.table",
                 "regauge.merging.table",
                 "regauge.cli.main",

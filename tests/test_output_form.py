@@ -197,13 +197,15 @@ def test_a_form_is_for_files() -> None:
 
 def test_a_configuration_names_the_dtype_wherever_it_stands() -> None:
     config = {"torch_dtype": "float32", "text_config": {"dtype": "bfloat16", "size": 3}, "parts": [{"dtype": None}]}
-    known = Form.of("float16").describe(json.dumps(config))
+    known = Form.of("float16").describe(json.dumps(config).encode(), Path("config.json"))
     assert json.loads(known) == {
         "torch_dtype": "float16",
         "text_config": {"dtype": "float16", "size": 3},
         "parts": [{"dtype": None}],
     }
-    assert Form.of(None, 100).describe("any text") == "any text"
+    assert Form.of(None, 100).describe(b"any text", Path("config.json")) == b"any text"
+    with pytest.raises(ValueError, match=r"'config\.json' cannot be read: it is not JSON"):
+        Form.of("float16").describe(b"any text", Path("config.json"))
 
 
 @pytest.fixture(scope="module")

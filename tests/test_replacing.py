@@ -327,16 +327,20 @@ def test_a_second_process_is_told_that_one_is_running(
 
 def test_what_a_killed_run_left_of_a_file_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "out[1].safetensors"
-    left = [tmp_path / f".{path.name}.0123456789ab.partial", tmp_path / f".{path.name}.partial.partial"]
-    other = tmp_path / ".other.safetensors.0123456789ab.partial"
-    for one in (*left, other):
-        one.write_text("half")
+    left = tmp_path / f".{path.name}.0123456789ab.partial"
+    others = [
+        ".other.safetensors.0123456789ab.partial",
+        f".{path.name}.notes.partial",
+        f".{path.name}.0123456789AB.partial",
+    ]
+    for one in (left.name, *others):
+        (tmp_path / one).write_text("half")
     with whole_file(path) as mine:
         mine.write_text("mine")
         save(_params(0), path)  # another writer, which leaves alone what this one writes
         assert mine.read_text() == "mine"
     assert path.read_text() == "mine"
-    assert sorted(tmp_path.iterdir()) == sorted([other, path])
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*others, path.name])
 
 
 def _child(work: Callable[[], object]) -> str:

@@ -170,18 +170,20 @@ def test_the_text_form_keeps_the_symmetry_and_what_is_tied() -> None:
 def test_old_entries_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "LIMIT", 400)
-    abandoned, current = tmp_path / "kind" / ".x.partial", tmp_path / "kind" / ".y.partial"
+    abandoned, current = (tmp_path / "kind" / f".x.txt.{k * 12}.partial" for k in "01")
+    others = [tmp_path / "kind" / name for name in (".x.partial", "thesis.txt")]
     for k in range(5):
         cache.keep("kind", k, "x" * 100)
         path = cache._place("kind", k)
         os.utime(path, (1e9 + k, 1e9 + k))
         if k == 0:
-            abandoned.touch()
-            current.touch()
-            os.utime(abandoned, (time.time() - 2 * cache.ABANDONED,) * 2)
+            for one in (abandoned, current, *others):
+                one.touch()
+            for one in (abandoned, *others):
+                os.utime(one, (time.time() - 2 * cache.ABANDONED,) * 2)
     assert [cache.recall("kind", k) is not None for k in range(5)] == [False, False, False, True, True]
     assert not abandoned.exists()
-    assert current.exists()
+    assert all(one.exists() for one in (current, *others))
     assert cache.recall("other", 4) is None
 
 

@@ -1,7 +1,6 @@
 """Merges whose tensors have rules of their own, or whose networks have different tokens: aligned, made, written."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from regauge.alignment.streamed.source import measure_distances
 from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.models import read_networks
 from regauge.cli.options import Merge, UsageError
-from regauge.cli.output import form_of, tell
+from regauge.cli.output import form_of, tell, warn
 from regauge.cli.streaming import configure, method_of, show_plan, show_work, tell_merged
 from regauge.cli.vocabulary import bring_together, choose_template, template_files, unite
 from regauge.core.element import Element
@@ -125,7 +124,7 @@ def assemble(options: Merge, request: Request) -> None:
         assert config is not None
         base = 0 if request.has_base else None
         united = unite(job.checkpoints, request.vocabulary, config, base=base)
-        print("all networks have the same vocabulary" if united is None else united.note, file=sys.stderr)
+        warn("all networks have the same vocabulary" if united is None else united.note)
         if united is not None:
             united.require_place(options.output)
             job, tokens = replace(job, checkpoints=united.networks), united.plan

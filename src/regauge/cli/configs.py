@@ -17,7 +17,9 @@ from regauge.merging.recipe_parts import Layers
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.names.from_transformers import name_for
+from regauge.storage.checkpoints.names.transformers_models import CODE, REMOTE
 from regauge.storage.checkpoints.vocabularies import holds_tokens
+from regauge.storage.plain_files import read_object
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -34,9 +36,10 @@ class Configuration:
             self._config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             self.document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         except (ImportError, ValueError, KeyError, OSError) as error:
+            reason = CODE if REMOTE in str(error) else " ".join(str(error).split())
             raise UsageError(
                 f"{str(folder / CONFIG)!r} is needed to say how many layers and tokens the result has, but is no "
-                f"configuration that transformers knows: {' '.join(str(error).split())}"
+                f"configuration that transformers knows: {reason}"
             ) from error
         self._text = self._config.get_text_config()
         inside = [name for name in self._config.sub_configs if getattr(self._config, name, None) is self._text]
@@ -109,7 +112,7 @@ class Configuration:
         path = self.folder / GENERATION
         if not path.is_file():
             return {}
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_object(path)
         _renumber(document, number)
         return {GENERATION: _encode(document)}
 

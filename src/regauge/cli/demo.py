@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.cli.options import Demo
-from regauge.cli.output import show, show_progress
+from regauge.cli.output import show, show_progress, tell
 from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
 from regauge.core.probe import Check
@@ -175,7 +175,7 @@ def run(options: Demo) -> None:
     (options.out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / PAGE).write_text(demo_page(options.out), encoding="utf-8")
     show(summary(results))
-    print(f"report: {options.out / PAGE}")
+    tell(f"report: {options.out / PAGE}")
 
 
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:

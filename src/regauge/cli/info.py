@@ -7,9 +7,13 @@ from typing import Any
 
 from regauge.cli.options import Info
 from regauge.cli.output import tell, tell_table
+from regauge.core.escaping import escape
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import size_text
 from regauge.storage.checkpoints.outputs.provenance import read_provenance, summarize
+
+DEEPEST = 20
+"""Ancestors behind so many others are indented like these."""
 
 
 def run(options: Info) -> None:
@@ -36,22 +40,35 @@ def run(options: Info) -> None:
         header=header,
     )
     for name, text in header.items():
-        tell(f"header: {name} = {text if len(text) < 100 else text[:97] + '...'}", header=header)
+        tell(f"header: {escape(name)} = {escape(text if len(text) < 100 else text[:97] + '...')}", header=header)
     found = read_provenance(options.checkpoint)
     if found is None:
         tell("where it comes from: it does not say", provenance=None)
     else:
-        tell("\n".join(_lines(found, dict(found.get("ancestors", {})), "")), provenance=found)
+        tell("\n".join(_lines(found)), provenance=found)
 
 
-def _lines(document: Mapping[str, Any], ancestors: dict[str, Any], indent: str) -> Iterator[str]:
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     """A provenance, and below each input its own, once."""
+    ancestors = dict(document.get("ancestors", {}))
+    open_inputs = [_begin(document)]
+    while open_inputs:
+        indent = "    " * min(len(open_inputs) - 1, DEEPEST)
+        line, own = next(open_inputs[-1], (None, None))
+        if line is None:
+            open_inputs.pop()
+            continue
+        yield f"{indent}{line}"
+        if own in ancestors:
+            open_inputs.append(_begin(ancestors.pop(own)))
+
+
+def _begin(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str | None]]:
+    """The lines of one provenance, each with the name of that of the input that it is about."""
     (title, _), *facts = summarize(document)
-    yield f"{indent}{title}"
+    yield title, None
     for (what, hashes), one in zip(facts, document["inputs"], strict=True):
-        yield f"{indent}  {what}: {hashes}"
-        if one.get("provenance") in ancestors:
-            yield from _lines(ancestors.pop(one["provenance"]), ancestors, indent + "    ")
+        yield f"  {what}: {hashes}", one.get("provenance")
 
 
 def _short(dtype: object) -> str:

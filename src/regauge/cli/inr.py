@@ -11,7 +11,7 @@ from PIL import Image
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.cli.options import UsageError
-from regauge.cli.output import show_progress, show_status
+from regauge.cli.output import show_progress, show_status, tell
 from regauge.core.params import Params
 from regauge.data.shapes import shared_start
 from regauge.discovery import discover
@@ -56,8 +56,8 @@ def fit_signal(options: InrFit) -> None:
         raise UsageError(f"the fit diverged, its loss is {found}: give a lower --lr than {options.lr:g}")
     save_inr(fitted.params, inr, options.output, overwrite=options.overwrite)
     floor = f", of which {entropy_floor(samples.labels):.6g} are in the labels" if inr.is_distance else ""
-    print(f"loss on all {len(samples):,} samples: {found:.6g}{floor}")
-    print(f"written: {options.output}: {inr.kind} {'-'.join(map(str, inr.widths))}, {inr.signal}")
+    tell(f"loss on all {len(samples):,} samples: {found:.6g}{floor}")
+    tell(f"written: {options.output}: {inr.kind} {'-'.join(map(str, inr.widths))}, {inr.signal}")
 
 
 def inr_for(options: InrFit, signal: Signal) -> Inr:
@@ -114,7 +114,7 @@ def render(options: InrRender) -> None:
             mesh = extract_mesh(inr, params, resolution=options.resolution or RESOLUTION)
             _write_shape(options, mesh)
             about = f"{len(mesh.vertices):,} vertices, {len(mesh.faces):,} triangles"
-    print(f"written: {options.output}: {about}")
+    tell(f"written: {options.output}: {about}")
 
 
 def copies(options: InrOrbit) -> None:
@@ -135,8 +135,8 @@ def copies(options: InrOrbit) -> None:
         )
         about = {"inr": inr.to_json()}
         store = write_orbit(options.output, found, inr.architecture(), symmetry, seed=options.seed, about=about)
-    print(f"written: {options.output}: {len(store)} copies, moved by {', '.join(options.parts) or 'all parts'}")
-    print(symmetry)
+    tell(f"written: {options.output}: {len(store)} copies, moved by {', '.join(options.parts) or 'all parts'}")
+    tell(symmetry)
 
 
 def _sizes(options: InrFit, defaults: tuple[int, int]) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from regauge.cli.learn_options import Learn
 from regauge.cli.options import Options, UsageError
 from regauge.cli.prune_options import Prune
 from regauge.cli.zoo_options import Zoo
+from regauge.core.escaping import escape, escape_lines
 from regauge.names import VERSION
 from regauge.storage.plain_files import require_plain
 
@@ -100,7 +101,7 @@ def _refuse(text: str, code: int = 2) -> NoReturn:
             sys.stdout.flush()
     except OSError:
         _drop_output()
-    print(f"regauge: {text}", file=sys.stderr)
+    print(f"regauge: {escape(text)}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -123,7 +124,7 @@ class _Sentences(logging.Handler):
     """Prints what the library says while it works, such as which files it replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr)
+        print(escape_lines(record.getMessage()), file=sys.stderr)
 
 
 def _tell() -> None:

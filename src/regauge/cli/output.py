@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from rich import progress as rich
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from regauge.cli.options import PICTURES, Written
+from regauge.core.escaping import escape, escape_json, escape_lines
 from regauge.core.progress import Advance, Progress
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.writing import require_writable, save_text, whole_file
@@ -37,7 +39,7 @@ ESTIMATE_SECONDS = 600
 """The estimate of the time left looks at the steps of these last seconds."""
 LINE_SECONDS = 60
 """Between two lines of progress in a file or a pipe, where no bars are shown."""
-STDERR = Console(stderr=True)
+STDERR = Console(stderr=True, markup=False, emoji=False)
 FORMAT, VERSION = "regauge.report", 1
 _FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
 """The facts of a report that becomes JSON."""
@@ -57,19 +59,27 @@ def report(command: str, *, as_json: bool) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-        print(json.dumps(_plain(facts), indent=1, ensure_ascii=False, allow_nan=False))
+        print(escape_json(json.dumps(_plain(facts), indent=1, ensure_ascii=False, allow_nan=False)))
     finally:
         _FACTS.reset(token)
 
 
 def tell(text: object, /, **facts: Any) -> None:
-    """Print a text, or take its facts into the report: lists of one name are joined, texts without facts are notes."""
+    """Print a text, or take its facts into the report: lists of one name are joined, texts without facts are notes.
+
+    What comes from files and may hold line ends is escaped by who writes the text.
+    """
     known = _FACTS.get()
     if known is None:
-        print(text)
+        print(escape_lines(str(text)))
         return
     for name, value in (facts or {"notes": [str(text).strip()]}).items():
         known[name] = [*known[name], *value] if isinstance(known.get(name), list) else value
+
+
+def warn(text: str) -> None:
+    """Print a text for people on the standard error."""
+    print(escape_lines(text), file=sys.stderr)
 
 
 def tell_written(*paths: Path) -> None:
@@ -106,7 +116,7 @@ def tell_table(
         return
     style = f".{decimals}f" if digits is None else f".{digits}g"
     table = Table(box=None, pad_edge=False, title=title)
-    for name, value in rows[0].items():
+    for name, value in rows[0].items() if rows else ():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")
     for row in rows:
         table.add_row(*(_cell(value, style) for value in row.values()))
@@ -114,10 +124,10 @@ def tell_table(
 
 
 def show(table: Table) -> None:
-    """Print a table, as wide as it needs to be where no terminal limits it."""
-    console = Console()
+    """Print a table, as wide as it needs to be where no terminal limits it; its texts are no markup."""
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = Console(width=UNLIMITED).measure(table).maximum
+        console.width = Console(width=UNLIMITED, markup=False, emoji=False).measure(table).maximum
     console.print(table)
 
 
@@ -157,7 +167,7 @@ def form_of(options: Written) -> Form:
 
 def show_status(label: str) -> AbstractContextManager[object]:
     """Show what is going on, until the context ends."""
-    return STDERR.status(label)
+    return STDERR.status(Text(escape(label)))
 
 
 @contextmanager
@@ -168,7 +178,7 @@ def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Ite
     Transient bars vanish at the end and are left out in a file or a pipe; amounts that are not counted are in percent.
     """
     columns = (
-        rich.TextColumn("{task.description}"),
+        rich.TextColumn("{task.description}", markup=False),
         rich.BarColumn(),
         rich.MofNCompleteColumn() if is_counted else rich.TaskProgressColumn(),
         rich.TimeElapsedColumn(),
@@ -185,7 +195,7 @@ def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Ite
         told = time.monotonic()
 
         def begin(label: str, total: float, /) -> Advance:
-            task = bars.add_task(label, total=total)
+            task = bars.add_task(escape(label), total=total)
 
             def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
                 nonlocal told
@@ -207,7 +217,9 @@ def _line(task: rich.Task) -> str:
 
 
 def _cell(value: Any, style: str) -> str:
-    return format(value, style) if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    if isinstance(value, float):
+        return format(value, style)
+    return f"{value:,}" if type(value) is int else escape(str(value))
 
 
 def _plain(value: Any) -> Any:

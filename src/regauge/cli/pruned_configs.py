@@ -16,6 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
 from regauge.pruning.resizing import Accept, new_sizes
+from regauge.storage.plain_files import read_object
 
 Path_: TypeAlias = tuple[str | int, ...]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -36,7 +37,7 @@ class PrunedConfigs:
     def __init__(self, module: nn.Module, folder: Path, symmetry: Symmetry) -> None:
         self._module: Any = module
         self._symmetry = symmetry
-        self.original: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        self.original: dict[str, Any] = read_object(folder / CONFIG)
         self.found: dict[str, Any] | None = None
         self._built: dict[str, dict[str, tuple[int, ...]] | None] = {}
 

@@ -1,12 +1,12 @@
 """`regauge merge --recipe FILE`: what a mergekit YAML file asks for, with models aligned where they differ."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 from regauge.cli.assemble import Request, assemble
 from regauge.cli.options import Matching, Merge, UsageError
+from regauge.cli.output import warn
 from regauge.cli.provenance import provenance_of
 from regauge.merging.assembly import Part
 from regauge.merging.recipe import Recipe
@@ -32,7 +32,7 @@ def run_recipe(options: Merge) -> None:
         raise UsageError(f"the recipe says what is merged and how; leave {what} out, or merge without --recipe")
     recipe = read_recipe(options.recipe)
     for note in recipe.notes:
-        print(f"note: {note}", file=sys.stderr)
+        warn(f"note: {note}")
     folders = _order(recipe)
 
     def plan(

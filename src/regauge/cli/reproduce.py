@@ -13,7 +13,7 @@ from rich.table import Table as Printed
 
 import regauge as rg
 from regauge.cli.options import Reproduce, UsageError
-from regauge.cli.output import show, show_progress
+from regauge.cli.output import show, show_progress, tell
 from regauge.core.devices import find_device
 from regauge.inr.rendering.strips import load_strips
 from regauge.papers.experiment import Experiment, Run
@@ -34,7 +34,7 @@ def run(options: Reproduce) -> None:
         draw(options, options.draw)
         return
     if not options.experiment and options.paper in ("", *EXPERIMENTS):
-        print(list_experiments(options.paper))
+        tell(list_experiments(options.paper))
         return
     experiment = choose(options.paper, options.experiment)
     if not options.seed or len({*options.seed}) < len(options.seed):
@@ -62,7 +62,7 @@ def run(options: Reproduce) -> None:
     table = replace(table, notes=(origin, *table.notes))
     show(render(table))
     for note in table.notes:
-        print(f"- {note}")
+        tell(f"- {note}")
     write(table, runs[0], options)
 
 
@@ -93,7 +93,7 @@ def draw(options: Reproduce, paths: Sequence[Path]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     show(render(shown))
     written = [save_numbers(table, stem, found[0][0], seeds)] if len(found) > 1 else []
-    print(f"written: {stem}" + ", ".join([*written, *write_drawn(shown, stem)]))
+    tell(f"written: {stem}" + ", ".join([*written, *write_drawn(shown, stem)]))
 
 
 class Origin(NamedTuple):
@@ -170,7 +170,7 @@ def write(table: Table, result: Run, options: Reproduce) -> None:
     for name, path in table.strips.items():
         strips_figure(load_strips(path)).savefig(path.with_suffix(".png"), dpi=150)
         written += [f"-{name}.npz", f"-{name}.png"]
-    print(f"written: {result.file('')}" + ", ".join(written))
+    tell(f"written: {result.file('')}" + ", ".join(written))
 
 
 def save_numbers(table: Table, stem: Path, origin: Origin, seeds: Sequence[int]) -> str:

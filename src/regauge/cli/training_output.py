@@ -12,6 +12,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_table
 from regauge.learn.training import Trained
 from regauge.learn.training_state import is_state
+from regauge.storage.checkpoints.outputs.ledger import require_lock
 from regauge.storage.checkpoints.writing import require_writable
 
 STATE = ".partial.safetensors"
@@ -99,6 +100,7 @@ def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str 
 def only_writer(out: Path) -> Iterator[None]:
     """Refuse to write an output that another process is making, or where nothing can be written."""
     path = out.with_name(f".{out.name}.lock")
+    require_lock(path)
     lock = FileLock(path, timeout=0)
     while True:
         try:

@@ -16,6 +16,7 @@ from regauge.alignment.streamed.job import FileJob
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.plain_files import read_object
 
 CONFIG, TIED = "config.json", "tie_word_embeddings"
 
@@ -32,7 +33,7 @@ def untied(name: str | None, job: FileJob) -> Iterator[tuple[str, FileJob]]:
         raise UsageError("--untie changes config.json of a folder in Hugging Face style: give such a folder")
     if job.out is not None and job.out.suffix:
         raise UsageError("--untie changes config.json, so that the output must be a folder")
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_object(folder / CONFIG)
     tied = _tied(load_module(name, values="never").module)
     if not tied:
         raise UsageError(f"nothing is tied in the model of {name!r}: leave --untie out")

@@ -1,7 +1,6 @@
 """Networks with different tokens under one vocabulary, as `--tokenizer` and recipes ask for it."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.options import UsageError
+from regauge.cli.output import warn
 from regauge.merging.recipe import Vocabulary
 from regauge.merging.tokens import Retokenized, TokenPlan
 from regauge.storage.checkpoints.checkpoint import Checkpoint
@@ -26,6 +26,7 @@ from regauge.storage.checkpoints.vocabularies import (
     tokenizer_files,
 )
 from regauge.storage.checkpoints.writing import SUFFIX
+from regauge.storage.plain_files import parse_object, read_inside, read_object, read_text
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def bring_together(
             )
     united = [one.label for one in networks] if tokenizer is not None else [*differences]
     for note in note_files(networks, source, united=united):
-        print(note, file=sys.stderr)
+        warn(note)
     if tokenizer is None and not differences:
         return United(networks)
     folders = [Path(one.label) for one in networks]
@@ -97,7 +98,7 @@ def bring_together(
     config = Configuration(networks[source].path.parent)
     found = unite(networks, wanted, config, base=None, source=source)
     if found is None:
-        print("all networks have the same vocabulary", file=sys.stderr)
+        warn("all networks have the same vocabulary")
         return United(networks)
     if is_shared:
         clauses = (f"{one.explain(first, label)}" for label, one in differences.items())
@@ -105,7 +106,7 @@ def bring_together(
     elif differences:
         moved = ", ".join(f"{len(one.moved)} of {label}" for label, one in differences.items())
         found = replace(found, note=f"tokens that have other numbers than in {first} are brought to them: {moved}")
-    print(found.note, file=sys.stderr)
+    warn(found.note)
     return found
 
 
@@ -220,9 +221,9 @@ def template_files(template: str, files: Mapping[str, bytes | None], folder: Pat
     """The files of a chat template, for a folder that takes over those of another one but `files`."""
     result: dict[str, bytes | None] = {TEMPLATE: template.encode(), "chat_template.json": None}
     name = "tokenizer_config.json"
-    content = files.get(name) if name in files else (folder / name).read_bytes() if (folder / name).is_file() else None
+    content = files.get(name) if name in files else read_inside(folder / name) if (folder / name).is_file() else None
     if content is not None:
-        settings = json.loads(content)
+        settings = parse_object(content, folder / name)
         settings.pop("chat_template", None)
         result[name] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
     return result
@@ -230,9 +231,9 @@ def template_files(template: str, files: Mapping[str, bytes | None], folder: Pat
 
 def _template(folder: Path) -> str | None:
     if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8").strip()
+        return read_text(folder / TEMPLATE).strip()
     path = folder / "tokenizer_config.json"
-    found = json.loads(path.read_text(encoding="utf-8")).get("chat_template") if path.is_file() else None
+    found = read_object(path).get("chat_template") if path.is_file() else None
     return found.strip() if isinstance(found, str) else None
 
 
@@ -278,7 +279,7 @@ def _files(tokenizer: Any, first: Path, source: Path, *, is_new: bool) -> dict[s
             tokenizer.save_pretrained(name)
         own = Path(name) if is_new else source
         found = {
-            path.name: path.read_bytes() for path in own.iterdir() if is_tokenizer(path.name) or path.name == TEMPLATE
+            path.name: read_inside(path) for path in own.iterdir() if is_tokenizer(path.name) or path.name == TEMPLATE
         }
     gone = [path.name for path in first.iterdir() if is_tokenizer(path.name) and path.name not in found]
     return {**dict.fromkeys(gone), **found}

@@ -12,7 +12,7 @@ import numpy as np
 from regauge.cli import zoo_populations
 from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
-from regauge.cli.output import show_progress, show_status, tell, tell_table
+from regauge.cli.output import show_progress, show_status, tell, tell_table, warn
 from regauge.cli.zoo_options import (
     Zoo,
     ZooAlign,
@@ -65,11 +65,11 @@ def train(options: ZooTrain) -> None:
         find_device(options.device, is_here=not options.on.startswith("tcp://"))
         store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
     if share.world > 1:
-        print(f"share {share.rank} of {share.world}", file=sys.stderr)
+        warn(f"share {share.rank} of {share.world}")
     with show_progress() as progress:
         done = train_shards(jobs, executor=executor, share=share, progress=progress)
     store.refresh()
-    print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")
+    tell(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")
 
 
 def info(options: ZooInfo) -> None:
@@ -98,9 +98,9 @@ def import_(options: ZooImport) -> None:
         store = formats.import_zoo(source, options.output, storage=options.storage, progress=progress)
     strange = len(store.rows.where(is_finite=False))
     marked = f"; {strange} with NaN or Inf are marked" if strange else ""
-    print(f"written: {options.output}: {words(store)}{marked}; {len(store) - before} were imported now")
+    tell(f"written: {options.output}: {words(store)}{marked}; {len(store) - before} were imported now")
     if store.symmetry is None:
-        print("their symmetry is not known; it is found where --model and --input-shape are given")
+        tell("their symmetry is not known; it is found where --model and --input-shape are given")
 
 
 def export(options: ZooExport) -> None:
@@ -113,7 +113,7 @@ def export(options: ZooExport) -> None:
         raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
     with show_progress() as progress:
         formats.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
-    print(f"written: {options.output}: {len(chosen)} networks")
+    tell(f"written: {options.output}: {len(chosen)} networks")
 
 
 def check(options: ZooVerify) -> None:
@@ -121,10 +121,10 @@ def check(options: ZooVerify) -> None:
     with show_progress() as progress:
         report = verify(options.store, progress=progress)
     for sentence in report.damaged.values():
-        print(sentence)
+        tell(sentence)
     if report.leftovers:
-        print(f"{len(report.leftovers)} files were not completed; delete them when no process writes to the store")
-    print(f"{report.shards} shards with {report.networks} networks are whole, {len(report.damaged)} are damaged")
+        tell(f"{len(report.leftovers)} files were not completed; delete them when no process writes to the store")
+    tell(f"{report.shards} shards with {report.networks} networks are whole, {len(report.damaged)} are damaged")
     if not report.ok:
         sys.exit(1)
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from torch import Tensor
 import regauge as rg
 from regauge import learn
 from regauge.cli.options import UsageError
-from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell_table, write_picture
+from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
 from regauge.cli.tasks import FILE_SUFFIXES, load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.core.params import Params, count_models, select
@@ -25,6 +24,7 @@ from regauge.core.task import Batch
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.state_dicts import match
+from regauge.storage.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
@@ -62,7 +62,7 @@ class Matrices:
     """Matrices over all pairs of some networks for one command: with a bar, on processes or a cluster, and resumed.
 
     What is done already is kept in the folder `OUT.parts` until the command has written its output; the same command
-    continues there.
+    continues there. A folder of that name that regauge has not made is refused.
     """
 
     def __init__(self, options: ZooCompare | ZooMap, store: Store, chosen: Indices) -> None:
@@ -73,9 +73,11 @@ class Matrices:
         what = json.dumps([repr(settings), store.key, store.places(chosen), states])
         self.what = hashlib.sha256(what.encode()).hexdigest()
         self.folder = options.output.with_name(f"{options.output.name}.parts")
+        require_own(self.folder, PARTS)
 
     def __call__(self, label: str, params: Params, compare: Compare) -> Tensor:
         """The matrix of all pairs, float64 `[networks, networks]`; each of a command has another label."""
+        claim(self.folder, PARTS)
         folder = self.folder / hashlib.sha256(f"{self.what} {label}".encode()).hexdigest()[:16]
         networks = Store.create(folder / "networks", self.store.architecture)
         count = count_models(params)
@@ -88,7 +90,7 @@ class Matrices:
 
     def clear(self) -> None:
         """Delete what is kept."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_own(self.folder, PARTS)
 
 
 def align(options: ZooAlign) -> None:
@@ -100,11 +102,11 @@ def align(options: ZooAlign) -> None:
     with show_progress() as progress:
         done = run_jobs(jobs, executor=executor, share=share, progress=progress)
     store.refresh()
-    print(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were aligned now")
+    tell(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were aligned now")
     left_out = len(Store.open(options.store)) - len(store)
     if not share.world > 1 and left_out:
-        print(f"{left_out} networks with NaN or Inf were left out")
-    print(f"aligned to: {jobs.reference}")
+        tell(f"{left_out} networks with NaN or Inf were left out")
+    tell(f"aligned to: {jobs.reference}")
 
 
 def compare(options: ZooCompare) -> None:
@@ -132,7 +134,7 @@ def compare(options: ZooCompare) -> None:
     ]
     for title, matrix in matrices.items():
         mean, deviation = mean_barrier(matrix)
-        print(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
+        tell(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(pairs)} pairs")
     from regauge.report.population_figures import matrices_figure
 
     what = f"barrier: {LOSSES[options.loss]}"
@@ -175,8 +177,8 @@ def draw(options: ZooMap) -> None:
     figure = map_figure(shown.points, labels, title=title, share=shown.share, values=values, what=what)
     if options.clusters > 1:
         counts = np.bincount(member).tolist()
-        print(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")
-    print(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
+        tell(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")
+    tell(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
     write_picture(figure, table, options.output)
     matrix_of.clear()
 

@@ -5,13 +5,14 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import torch
 
 from regauge.core.act import covered
 from regauge.core.counted import count
+from regauge.core.escaping import escape, escape_lines
 from regauge.core.groups import Frozen, Group, Placement
 from regauge.core.typed_json import require_fields
 
@@ -23,14 +24,14 @@ def render(
     unused: Sequence[str],
     notes: Sequence[str],
 ) -> str:
-    """A readable table: groups, sizes, kinds, where they act, what is frozen and why."""
+    """A readable table: groups, sizes, kinds, where they act, what is frozen and why; names are escaped."""
     sizes = {group.name: group.size for group in groups}
     rows = [("group", "kind", "size", "families", "acts on")]
     for group in groups:
         copies = math.prod(sizes[base] for base in group.within)
         size = f"{group.size or '?'}" + (f" x{copies}" if group.within else "")
         axes = dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)
-        rows.append((group.name, group.kind, size, _name_families(group), _shorten(list(axes))))
+        rows.append((escape(group.name), group.kind, size, _name_families(group), _shorten(list(axes))))
     widths = [max(len(row[k]) for row in rows) for k in range(4)]
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
@@ -44,13 +45,13 @@ def render(
         reasons: dict[str, list[str]] = {}
         for row in frozen:
             reasons.setdefault(row.reason, []).append(f"{row.parameter}[{row.axis}]")
-        lines += [f"  {reason}: {_shorten(where)}" for reason, where in reasons.items()]
+        lines += [f"  {escape(reason)}: {_shorten(where)}" for reason, where in reasons.items()]
     if unknown:
         title = "operators without a rule (they freeze what they touch; see `regauge.discovery.register_rule`):"
-        lines += ["", title, *(f"  {name}" for name in unknown)]
+        lines += ["", title, *(f"  {escape(name)}" for name in unknown)]
     if unused:
         lines += ["", f"parameters that do not influence the outputs: {_shorten(list(unused))}"]
-    return "\n".join([*lines, *(line for note in notes for line in ("", note))])
+    return "\n".join([*lines, *(line for note in notes for line in ("", escape_lines(note)))])
 
 
 def _name_families(group: Group) -> str:
@@ -68,13 +69,16 @@ def _name_families(group: Group) -> str:
 
 
 def _shorten(items: list[str], limit: int = 4) -> str:
-    if len(items) <= limit:
-        return ", ".join(items)
-    return ", ".join(items[:limit]) + f", and {len(items) - limit} more"
+    shown = ", ".join(map(escape, items[:limit]))
+    return shown if len(items) <= limit else f"{shown}, and {len(items) - limit} more"
 
 
 FORMAT = "regauge.symmetry"
 VERSION = 1
+LARGEST = 1_000_000
+"""An exponent at most."""
+LONGEST = 1 << 24
+"""Indices of an axis on which several groups are compared index by index."""
 
 
 def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
@@ -90,7 +94,10 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
 
 def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
     """Read what `write` wrote: the groups, and all fields with tuples for lists."""
-    document = _tuples(read_versioned(text, FORMAT, VERSION))
+    try:
+        document = _tuples(read_versioned(text, FORMAT, VERSION))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     shapes = document.get("shapes", {})
     try:
         groups = tuple(
@@ -98,11 +105,16 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
         )
         for group in groups:
             require_fields({**vars(group), "placements": ()}, Group, f"group {group.name!r}")
+            if any(not 0 <= count <= LARGEST for count in (group.scales, group.signs, group.shifts)):
+                raise ValueError(f"group {group.name!r} has a number of families that is none")
+            if not group.placements and group.size > LARGEST:
+                raise ValueError(f"group {group.name!r} has {group.size} units and acts on nothing")
             for place in group.placements:
                 require_fields(vars(place), Placement, f"a placement of group {group.name!r}")
                 _require_place(group, place, shapes)
+        _require_nested(groups)
         _require_apart(groups, shapes)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"a group or placement of this symmetry is malformed: {error}") from error
     return groups, document
 
@@ -116,6 +128,31 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
     is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
     if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
+    if group.size and _span(group, place)[1] >= shapes[place.parameter][place.axis]:
+        raise ValueError(
+            f"group {group.name!r} has more units than axis {place.axis} of {place.parameter!r} has places"
+        )
+    exponents = (*place.scale, *place.sign, *place.parity, *place.shift)
+    if any(not abs(one) <= LARGEST for one in exponents):
+        raise ValueError(f"group {group.name!r} has an exponent on {place.parameter!r} that is no reasonable number")
+
+
+def _require_nested(groups: Sequence[Group]) -> None:
+    """Raise a ValueError if a group is repeated within itself."""
+    within = {group.name: group.within for group in groups}
+    for name in within:
+        above = list(within[name])
+        for one in above:  # which grows
+            above += [other for other in within.get(one, ()) if other not in above]
+        if name in above:
+            raise ValueError(f"group {name!r} is repeated within itself")
+
+
+def _span(group: Group, place: Placement) -> tuple[int, int]:
+    """The first and the last index of a placement."""
+    return place.start, place.start + sum(
+        (size - 1) * stride for size, stride in ((group.size, place.stride), *place.repeats)
+    )
 
 
 def overlapping(
@@ -129,7 +166,11 @@ def overlapping(
                 moving.setdefault((place.parameter, place.axis), []).append((group, place))
     for (parameter, axis), several in moving.items():
         shape = shapes[parameter]
-        found = [covered(*one, shape) for one in several] if len(several) > 1 else []
+        spans = sorted(_span(*one) for one in several)
+        are_apart = all(end < start for (_, end), (start, _) in pairwise(spans)) and spans[-1][1] < shape[axis]
+        if len(several) > 1 and not are_apart and shape[axis] > LONGEST:
+            raise ValueError(f"several groups share axis {axis} of {parameter!r}, which is too long to compare them")
+        found = [covered(*one, shape) for one in several] if len(several) > 1 and not are_apart else []
         for (one, (positions, _)), (other, (there, units)) in permutations(zip(several, found, strict=False), 2):
             owner = torch.full((shape[axis],), -1)
             owner[there] = units

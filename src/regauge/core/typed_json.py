@@ -1,9 +1,46 @@
 """Values from JSON texts, compared with the types that fields are annotated with."""
 
+import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""A character of a JSON text that may be half of one."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: It is none: as a clause that says why. Names that an object has twice, and halves of characters, are
+            refused, because something of them would get lost.
+    """
+    try:
+        content = text if isinstance(text, str) else text.decode()
+        found = json.loads(content, object_pairs_hook=_object)
+        if HALF.search(content):
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no text in UTF-8: {error.reason} at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half of a character") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it holds {twice!r} twice")
+    return found
 
 
 def require_fields(values: Mapping[str, Any], kind: type, what: str) -> None:

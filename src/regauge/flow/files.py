@@ -79,6 +79,6 @@ def load_flow(path: str | Path) -> Flow:
             manifold, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0)
         )
         velocity.load_state_dict(below("velocity/", tensors))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise ValueError(f"the flow {str(path)!r} is damaged ({error}); fit it again") from error
     return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about)

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from regauge.core.arguments import check_arguments
+from regauge.core.expressions import Expression
 from regauge.core.scales import Direction, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
@@ -120,9 +122,9 @@ def _read_row(row: Any) -> ScalePair:
         raise ValueError(f"the row {row!r} does not name one smooth layer and some balance layers")
     for pattern in (one for one in (smooth, *balance) if one.startswith(EXPRESSION)):
         try:
-            re.compile(pattern.removeprefix(EXPRESSION))
-        except re.error as error:
-            raise ValueError(f"{pattern!r} in the row {row!r} is no regular expression: {error}") from error
+            _expression(pattern.removeprefix(EXPRESSION))
+        except ValueError as error:
+            raise ValueError(f"{pattern!r} in the row {row!r} cannot be read: {error}") from error
     return ScalePair(smooth, tuple(balance))
 
 
@@ -146,9 +148,14 @@ def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
     return result
 
 
+@lru_cache(maxsize=2048)
+def _expression(pattern: str) -> Expression:
+    return Expression(pattern)
+
+
 def _matches(pattern: str, name: str) -> bool:
     if pattern.startswith(EXPRESSION):
-        return re.match(pattern.removeprefix(EXPRESSION), name) is not None
+        return _expression(pattern.removeprefix(EXPRESSION)).match(name)
     return name == pattern or name.endswith(f".{pattern}")
 
 

@@ -205,6 +205,6 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
         decoder = settings.build(encoder.symmetries[0], head.outputs)
         decoder.load_state_dict(below("decoder/", tensors))
         about = json.loads(header["about"])
-    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, AssertionError) as error:
         raise ValueError(f"the autoencoder {str(path)!r} is damaged ({error}); train it again") from error
     return Autoencoder(encoder, decoder, settings, below("rest/", tensors), about)

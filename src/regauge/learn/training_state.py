@@ -17,6 +17,8 @@ from regauge.storage.loader import Loader
 from regauge.training.optimizers import load_moments, moments_of
 
 KIND = "regauge training"
+BEGINNING = 1 << 20
+"""Bytes of a damaged file that are searched for it."""
 VERSION = "1"
 CHECKED = ("version", "state", "loader", "inputs")
 """Strings of the header that the checksum is of, beside the tensors."""
@@ -77,12 +79,13 @@ def save_state(
 
 
 def is_state(path: Path) -> bool:
-    """Whether a file is the state of a training, or so damaged that nothing can be read from it."""
+    """Whether a file is the state of a training, or a damaged one that still says so at its beginning."""
     try:
         with Checkpoint.open(path) as checkpoint:
             return checkpoint.header.get("kind") == KIND
     except ValueError:
-        return True
+        with path.open("rb") as stream:
+            return KIND.encode() in stream.read(BEGINNING)
 
 
 def read_inputs(path: Path) -> dict[str, Any]:

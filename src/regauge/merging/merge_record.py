@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regauge.core.element import Element
+from regauge.core.escaping import escape_code, escape_markdown
 from regauge.core.markdown import markdown_table
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.merging.settings import Number
+from regauge.storage.plain_files import short_paths
 
 Metrics = Mapping[str, float]
 
@@ -21,7 +23,7 @@ class MergeRecord:
     """What was done to merge networks, in numbers.
 
     Attributes:
-        networks: A label for each network.
+        networks: A label for each network; the card has paths without the folders that all of them lie in.
         base: The label of the base, where there is one.
         rule: The rule that combined the aligned networks.
         alignment: The method that aligned them.
@@ -63,12 +65,14 @@ class MergeRecord:
     @property
     def card(self) -> str:
         """The record as Markdown."""
-        reference = self.networks[0] if self.base is None else self.base
+        own = self.networks if self.base is None else (*self.networks, self.base)
+        labels = [escape_markdown(one) for one in short_paths(own)]
+        reference = labels[0] if self.base is None else labels[-1]
         facts = [
             ("networks", str(len(self.networks))),
-            *([] if self.base is None else [("base", self.base)]),
-            ("rule", f"`{self.rule}`"),
-            ("alignment", f"`{self.alignment}`"),
+            *([] if self.base is None else [("base", labels[-1])]),
+            ("rule", escape_code(self.rule)),
+            ("alignment", escape_code(self.alignment)),
             ("objective of the alignment", f"{self.initial:.6g} before, {self.objective:.6g} after"),
             ("coordinates of", reference),
             *([] if self.data is None else zip(("chosen by", "judged by"), self.data, strict=True)),
@@ -78,9 +82,9 @@ class MergeRecord:
         shares = [f"{one:.6g}" if isinstance(one, int | float) else str(one) for one in self.weights]
         spans = [(f"{x:.6g}", f"{y:.6g}") for x, y in zip(self.before, self.after, strict=True)]
         cells = [[share, *span] for share, span in zip(shares, spans, strict=True)]
-        rows = [([label, *own], reached) for label, own, reached in zip(self.networks, cells, metrics, strict=True)]
+        rows = [([label, *own], reached) for label, own, reached in zip(labels, cells, metrics, strict=False)]
         if self.base is not None:
-            rows.insert(0, ([self.base, "base", "0", "0"], self.base_metrics))
+            rows.insert(0, ([labels[-1], "base", "0", "0"], self.base_metrics))
         if self.merged_metrics is not None:
             rows.append((["**merged**", "", "", ""], self.merged_metrics))
         if self.unaligned_metrics is not None:
@@ -94,9 +98,10 @@ class MergeRecord:
             *markdown_table(["network", "weight", "distance before", "distance after", *names], table),
         ]
         if self.notes:
-            lines += ["", *(f"- {note}" for note in self.notes)]
+            lines += ["", *(f"- {escape_markdown(note)}" for note in self.notes)]
         if self.origin:
-            lines += ["", *markdown_table(["where from", "SHA-256"], [list(fact) for fact in self.origin])]
+            facts = [(escape_markdown(what), hashes) for what, hashes in self.origin]
+            lines += ["", *markdown_table(["where from", "SHA-256"], facts)]
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:

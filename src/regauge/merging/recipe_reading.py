@@ -28,6 +28,10 @@ KEYS = (
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST = 1 << 20
 """Bytes of a recipe at most."""
+MOST = 20_000
+"""Values in a recipe, and layers of a model, at most."""
+SHARES = ("density", "gamma")
+"""Parameters that are shares of the entries of a tensor."""
 
 
 class RecipeError(ValueError):
@@ -56,7 +60,7 @@ class Entry:
             raise self.refuse(f"{self.key!r} holds {_kind(self.node)}, but must be one value")
         try:
             return yaml.constructor.SafeConstructor().construct_object(self.node)
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             raise self.refuse(f"{self.key!r} has a value that cannot be read: {error}") from error
 
     @property
@@ -70,7 +74,7 @@ class Entry:
         """A number; yes and no are one and zero, and 1e-3 is a number, too."""
         try:
             found = float(self.value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             found = math.nan
         if not math.isfinite(found):
             raise self.refuse(f"{self.key!r} is {self.value!r}, but must be a finite number")
@@ -133,9 +137,20 @@ def read_recipe(path: Path) -> Recipe:
     if node is None:
         raise RecipeError(f"{str(path)!r} is empty; give a YAML file as mergekit reads it")
     try:
+        if _count(node, {}) > MOST:
+            raise RecipeError(f"{str(path)!r} has more than {MOST:,} entries with those that it repeats; shorten it")
         return _recipe(Entry(path, "the recipe", node))
     except RecursionError as error:
         raise RecipeError(f"{str(path)!r} refers to itself without end; write it out") from error
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """The values in a recipe, those behind aliases as often as they are named."""
+    if id(node) not in known:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        inner = [one for pair in pairs for one in pair] if pairs else node.value
+        known[id(node)] = 1 + (sum(_count(one, known) for one in inner) if isinstance(inner, list) else 0)
+    return known[id(node)]
 
 
 def _recipe(whole: Entry) -> Recipe:
@@ -159,6 +174,8 @@ def _recipe(whole: Entry) -> Recipe:
         slices = tuple(part for stack, entry in modules.items() for part in _module(stack, entry, method, name))
         if not slices:
             raise top["modules"].refuse("'modules' is empty; name a stack of layers, such as encoder")
+    if sum(one.layers[1] - one.layers[0] for part in slices for one in part.sources if one.layers is not None) > MOST:
+        raise whole.refuse(f"the slices name more than {MOST:,} layers; name fewer")
     recipe = Recipe(
         path=whole.path,
         method=name,
@@ -240,7 +257,7 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
     layers = None
     if is_slice:
         ends = [one.number for one in found["layer_range"].items]
-        if len(ends) != 2 or not all(end == int(end) for end in ends) or not 0 <= ends[0] < ends[1]:
+        if len(ends) != 2 or not all(end == int(end) for end in ends) or not 0 <= ends[0] < ends[1] <= MOST:
             raise found["layer_range"].refuse(
                 f"'layer_range' is {ends}, but must be the first layer and the one after the last, such as [0, 8]"
             )
@@ -261,10 +278,13 @@ def _folder(entry: Entry) -> Path:
         base = _folder(inner["model"])
         return Path(f"{base}+{_folder(inner['lora'])}") if "lora" in inner else base
     text = entry.text
-    folder = entry.path.parent / Path(text).expanduser()
+    try:
+        folder = entry.path.parent / Path(text).expanduser()
+        parts = [entry.path.parent / Path(part).expanduser() for part in text.split("+")]
+    except RuntimeError as error:  # there is no such user
+        raise entry.refuse(f"{text!r} is no folder: {error}") from error
     if folder.is_dir():
         return folder
-    parts = [entry.path.parent / Path(part).expanduser() for part in text.split("+")]
     if len(parts) > 1 and all(part.is_dir() for part in parts):  # a base and its adapters
         return Path("+".join(map(str, parts)))
     raise entry.refuse(
@@ -284,6 +304,9 @@ def _parameters(entry: Entry | None, method: RecipeMethod, name: str, *, is_own:
             there = f"; there can be {', '.join(known)}" if known else ", which takes none here"
             raise value.refuse(f"{key!r} is not understood in {place}{there}")
         found[key] = Parameter(tuple(_choices(value)), value.line)
+        outside = [x for _, values in found[key].choices for x in values if key in SHARES and not 0 <= x <= 1]
+        if outside:
+            raise value.refuse(f"{key!r} is {outside[0]:g}, but must be a share, from 0 to 1")
         odd = [x for _, values in found[key].choices for x in values if x != FIXED.get(key, x)]
         if odd:
             raise value.refuse(f"{key!r} is {odd[0]:g}, but only {bool(FIXED[key])} is supported".lower())

@@ -15,9 +15,11 @@ from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patheffects import Normal, Stroke
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, Formatter, FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
+from regauge.core.escaping import escape, escape_lines
 from regauge.papers.table import Chart, Images, Picture, Surface
 
 Floats = NDArray[np.float64]
@@ -70,8 +72,27 @@ def draw_figure(width: float, height: float, layout: Any = "constrained") -> Ite
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
+        _show_texts_as_they_are(figure)
         # Ticks are chosen for the size that the layout leaves: the next drawing leaves room for the labels of these.
         figure.draw_without_rendering()
+
+
+def _show_texts_as_they_are(figure: Figure) -> None:
+    """Escape names out of files, in which dollars would begin formulas; ticks of numbers stay as they are."""
+    axes = [axis for one in figure.axes for axis in (one.xaxis, one.yaxis)]
+    ticks = {id(label) for axis in axes for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))}
+    for text in figure.findobj(Text):
+        if id(text) not in ticks:
+            text.set_text(escape_lines(text.get_text()))
+            text.set_parse_math(False)
+    for axis in axes:
+        formatter = axis.get_major_formatter()
+        if isinstance(formatter, FixedFormatter | FuncFormatter):  # labels that are given
+            axis.set_major_formatter(_escaping(formatter))
+
+
+def _escaping(formatter: Formatter) -> FuncFormatter:
+    return FuncFormatter(lambda x, place: escape(formatter(x, place)).replace("$", r"\$"))
 
 
 def plane_figure(

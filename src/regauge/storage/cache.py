@@ -7,6 +7,7 @@ whole or not at all, so that processes can share the folder. What cannot be read
 import hashlib
 import json
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from regauge.storage.checkpoints.disk import PARTIAL
+from regauge.storage.checkpoints.disk import TEMPORARY
 from regauge.storage.checkpoints.writing import save_text
 
 VARIABLE = "REGAUGE_CACHE"
 """Environment variable with the folder of the cache; that of the operating system if not set."""
 LIMIT = 256_000_000
 """Bytes of the entries of one kind; the oldest make room."""
+ENTRY = re.compile(r"[0-9a-f]{64}\.txt")
+"""Names of entries; other files in the folder are of somebody else."""
 ABANDONED = 3600
 """Seconds after which an unfinished file is one of a process that was killed."""
 
@@ -58,10 +61,10 @@ def _make_room(newest: Path) -> None:
     for path in newest.parent.iterdir():
         with suppress(FileNotFoundError):  # another process makes room, too
             status = path.stat()
-            if path.name.endswith(PARTIAL):
+            if TEMPORARY.fullmatch(path.name):
                 if now - status.st_mtime > ABANDONED:
                     path.unlink()
-            elif path != newest:
+            elif path != newest and ENTRY.fullmatch(path.name):
                 entries.append((status.st_mtime, path, status.st_size))
     total = newest.stat().st_size + sum(size for _, _, size in entries)
     for _, path, size in sorted(entries):

@@ -1,10 +1,13 @@
 """Files as they are expected: plain ones with names and texts in UTF-8; nothing here imports torch."""
 
-import json
 import os
+import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from regauge.core.typed_json import parse_json
 
 SPECIAL = {
     stat.S_IFIFO: "a named pipe",
@@ -40,14 +43,61 @@ def require_plain(path: str | Path) -> None:
         raise ValueError(f"{text!r} is {SPECIAL[stat.S_IFMT(mode)]}, but a file or folder is needed; copy it to a file")
 
 
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a file of a folder is, or lies behind, a link to a place outside of it.
+
+    Snapshots in the cache of the Hugging Face hub are links into the folder `blobs` next to them, which is inside.
+    """
+    inside = [folder.resolve()]
+    if inside[0].parent.name == "snapshots":
+        inside.append(inside[0].parent.parent / "blobs")
+    return not any(path.resolve().is_relative_to(one) for one in inside)
+
+
+def short_paths(paths: Sequence[str]) -> list[str]:
+    """Paths for texts that others may read: absolute ones begin in the folder that all of them lie in."""
+    every = [[os.path.normpath(part) for part in re.split(r"\+(?=/)", path)] for path in paths]
+    absolute = [os.path.dirname(part) for parts in every for part in parts if os.path.isabs(part)]
+    root = os.path.commonpath(absolute) if absolute else ""
+    return ["+".join(os.path.relpath(p, root) if os.path.isabs(p) else p for p in parts) for parts in every]
+
+
+def read_inside(path: Path) -> bytes:
+    """The content of a file of a folder, for a copy of it.
+
+    Raises:
+        ValueError: It is a link to a place outside of the folder, whose content may not be meant for others.
+    """
+    if leads_out(path, path.parent):
+        raise ValueError(f"{str(path)!r} is a link out of its folder, so it is not copied; put the file itself there")
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of a folder, for a copy of it; what is wrong with it is a ValueError that names the file."""
+    try:
+        return read_inside(path).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a folder, for a copy of it; what is wrong with it is a ValueError that names it."""
+    return parse_object(read_inside(path), path)
+
+
+def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
+    """The object in a JSON text that is, or will be, in a file; what is wrong is a ValueError that names the file."""
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(path)!r} holds a {type(found).__name__}, but must hold an object of names and values")
+    return found
+
+
 def read_json(path: Path) -> Any:
     """What a JSON file says; whatever is wrong with it is a ValueError, as a clause, but for what the disk says."""
     require_plain(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is no text in UTF-8: {error.reason} at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    return parse_json(path.read_bytes())

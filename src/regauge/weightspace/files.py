@@ -96,7 +96,9 @@ def load_net(
         made, about = json.loads(header["net"]), json.loads(header["about"])
         symmetries = tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"])
         written = made.get("probes", [])
-    except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(written, list):
+            raise ValueError("its probes are no list")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _damage(path, error) from error
     if len(modules) != len(written):
         raise ValueError(
@@ -109,7 +111,7 @@ def load_net(
         net = make_net(made, tensors, modules)
     except MismatchError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise _damage(path, error) from error
     return net.eval(), about
 

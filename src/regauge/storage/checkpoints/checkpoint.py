@@ -110,9 +110,12 @@ class Checkpoint(Mapping[str, Tensor]):
         found: dict[str, StoredTensor] = {}
         headers: dict[Path, Mapping[str, str]] = {}
         loaded: Params = {}
+        everywhere: dict[str, list[str]] = {}
         for shard in [file.parent / name for name in dict.fromkeys(index.values())] or [file]:
             stored, headers[shard], params = _read(shard)
             own = [name for name in stored if not index or index.get(name) == shard.name]
+            for name in stored:
+                everywhere.setdefault(name, []).append(shard.name)
             found |= {name: stored[name] for name in own}
             loaded |= {name: params[name] for name in own} if params is not None else {}
         absent = [name for name in index if name not in found]
@@ -121,6 +124,8 @@ class Checkpoint(Mapping[str, Tensor]):
                 f"{str(file)!r} says that {absent[0]!r} is in {index[absent[0]]!r}, but it is not; index and shards "
                 "are of different checkpoints"
             )
+        if index:
+            _require_named(file, index, everywhere)
         require_unquantized(str(path), file, {name: one.dtype for name, one in found.items()})
         return cls(str(path), file, found, headers, loaded or None)
 
@@ -358,6 +363,23 @@ def require_same_kinds(checkpoints: Sequence[Checkpoint]) -> None:
                     f"{name!r} is {tensor.dtype} in {first.label} and {other.stored[name].dtype} in {other.label}; "
                     "floating-point numbers and integers have no common meaning: convert one of them"
                 )
+
+
+def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Sequence[str]]) -> None:
+    """Refuse shards with tensors that their index leaves out, or that two of them have: which is meant is not known."""
+    left_out = [name for name in shards if name not in index]
+    if left_out:
+        where = shards[left_out[0]][0]
+        raise ValueError(
+            f"{str(file)!r} leaves out {shorten(left_out)}, which {where!r} has; index and shards are of different "
+            "checkpoints: fetch all of them again"
+        )
+    twice = next((name for name, own in shards.items() if len(own) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"{twice!r} is in {shorten(shards[twice])} of {str(file)!r}, and which is meant is not known; fetch index "
+            "and shards again"
+        )
 
 
 def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:

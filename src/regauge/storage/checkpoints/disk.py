@@ -2,10 +2,10 @@
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from glob import escape
 from pathlib import Path
 
 from regauge.storage.checkpoints.memory_limit import size_text
@@ -17,6 +17,8 @@ except ImportError:  # Windows, where files that are open cannot be removed
 
 PARTIAL = ".partial"
 """How the names of files end that are not complete."""
+TEMPORARY = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{12}}{re.escape(PARTIAL)}", re.DOTALL)
+"""The names under which files are written before they have their own."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -66,8 +68,14 @@ def held(temporary: Path) -> Iterator[None]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed runs left of a file, `.NAME.*.partial` beside it; what a living process writes stays."""
-    for leftover in path.parent.glob(f".{escape(path.name)}.*{PARTIAL}"):
+    """Remove what killed runs left of a file beside it, under a name of `TEMPORARY`.
+
+    What a living process writes stays, and so do files of other names, and links.
+    """
+    for leftover in path.parent.iterdir():
+        found = TEMPORARY.fullmatch(leftover.name)
+        if found is None or found["name"] != path.name or not leftover.is_file() or leftover.is_symlink():
+            continue
         with suppress(OSError):
             if fcntl is None:
                 leftover.unlink()

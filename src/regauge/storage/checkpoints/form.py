@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.memory_limit import read_size
 from regauge.storage.checkpoints.writing import SUFFIX, Shard
+from regauge.storage.plain_files import parse_object
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 """Dtypes that a network can be written in, by their names."""
@@ -87,11 +89,12 @@ class Form:
             return known
         return ("model" if named is None else named[1]) + INDEX_SUFFIX
 
-    def describe(self, config: str) -> str:
-        """The text of a config.json with this dtype wherever it names one."""
+    def describe(self, content: bytes, config: Path) -> bytes:
+        """The content of a config.json with this dtype wherever it names one."""
         if self.dtype is None:
-            return config
-        return json.dumps(_rename(json.loads(config), _name(self.dtype)), indent=2, ensure_ascii=False) + "\n"
+            return content
+        named = _rename(parse_object(content, config), _name(self.dtype))
+        return (json.dumps(named, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 AS_STORED = Form()

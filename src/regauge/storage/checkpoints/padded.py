@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from regauge.core.params import work_dtype
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.adapters import CONFIG, Factors, read_factors
 from regauge.storage.checkpoints.formats.state_dicts import shorten
+from regauge.storage.plain_files import read_object
 
 
 class Padded(Checkpoint):
@@ -134,7 +134,7 @@ def _factors(adapter: Checkpoint) -> Mapping[str, Factors]:
 
 def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
     """The configuration of an adapter with other ranks and the same scales."""
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_object(folder / CONFIG)
     ranks = {module: one.rank for module, one in factors.items()}
     alphas = {
         m: _tidy(one.scale * (one.rank**0.5 if config.get("use_rslora") else one.rank)) for m, one in factors.items()

@@ -14,15 +14,18 @@ import math
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from regauge.core.expressions import Expression
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.formats.changes import Added, LowRank, Replaced, Trained
 from regauge.storage.checkpoints.formats.state_dicts import shorten
+from regauge.storage.plain_files import read_object
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -193,7 +196,7 @@ class AdapterConfig:
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of `B A` in a module."""
-        alpha = next((one for key, one in self.alphas.items() if _names(key, module)), self.alpha)
+        alpha = next((one for key, one in self.alphas.items() if _ending(key).fullmatch(module)), self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
@@ -205,7 +208,7 @@ def read_config(folder: Path) -> AdapterConfig:
     """
     path = folder / CONFIG
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config = read_object(path)
         kind, alphas = config["peft_type"], config.get("alpha_pattern") or {}
         found = AdapterConfig(
             float(config.get("lora_alpha", 8)),
@@ -213,7 +216,9 @@ def read_config(folder: Path) -> AdapterConfig:
             bool(config.get("use_rslora")),
             bool(config.get("fan_in_fan_out")),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for pattern in found.alphas:
+            _ending(pattern)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{str(path)!r} is no configuration of an adapter: {type(error).__name__} {error}") from error
     if kind != "LORA":
         raise ValueError(
@@ -298,6 +303,7 @@ def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) 
     return next((s for s in starts if all(s + name in expected for name in changes)), "")
 
 
-def _names(pattern: str, module: str) -> bool:
-    """Whether a key of `alpha_pattern`, a regular expression, names a module by the end of its path."""
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+@lru_cache(maxsize=2048)
+def _ending(pattern: str) -> Expression:
+    """What a key of `alpha_pattern`, a regular expression, names: modules by the ends of their paths."""
+    return Expression(rf"(.*\.)?({pattern})")

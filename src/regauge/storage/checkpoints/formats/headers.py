@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from regauge.core.typed_json import parse_json
 from regauge.storage.architecture import TensorSpec
 
 DTYPES = {
@@ -74,7 +75,10 @@ def read_header(file: Path) -> Header:
             raise ValueError("its header is cut off")
         text = stream.read(length)
     try:
-        header = json.loads(text)
+        header = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"its header is malformed: {error}") from error
+    try:
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("its metadata are not all strings")
@@ -87,13 +91,13 @@ def read_header(file: Path) -> Header:
             dtype, shape, begin = DTYPES[entry["dtype"]], tuple(entry["shape"]), end
             if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
                 raise ValueError(f"{name!r} has shape {list(shape)}, which is none")
+            if math.prod(max(1, length) for length in shape) * dtype.itemsize >= 1 << 63:
+                raise ValueError(f"{name!r} has shape {list(shape)}, which is too large for a tensor")
             end += dtype.itemsize * math.prod(shape)
             if entry["data_offsets"] != [begin, end]:
                 raise ValueError(f"the place of {name!r} does not fit its shape")
             tensors[name] = StoredTensor(name, file, dtype, shape, start + begin, end - begin)
-    except RecursionError as error:
-        raise ValueError("its header is malformed: it is nested too deeply") from error
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its header is malformed: {type(error).__name__} {error}") from error
     if start + end != size:
         raise ValueError(f"it has {size} bytes instead of {start + end}")

@@ -3,8 +3,11 @@
 Torch files are pickles and can run code when they are loaded; they are read with `weights_only=True`, always.
 """
 
+import os
 import pickle
+import struct
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +20,8 @@ from regauge.core.params import Params
 from regauge.storage.checkpoints.formats.quantized import refusal
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+SHARED = 1 << 26
+"""Bytes up to which the values of a tensor may lie on one another."""
 WRAPPERS = ("state_dict", "model")
 """Names under which training scripts put the state dict beside optimizer states and the like."""
 
@@ -30,6 +35,7 @@ def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
         f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "
         "fetch it again"
     )
+    _require_stored(source, label)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old pickles and quantized tensors; both are refused in a sentence
@@ -41,7 +47,12 @@ def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
             f"{label!r} holds pickled Python objects besides tensors; loading them could run any code, so it is "
             "refused: save `module.state_dict()` instead, best as .safetensors"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
+    except MemoryError as error:
+        raise ValueError(f"{label!r} claims more than the memory holds; {damaged}") from error
+    except (
+        RuntimeError, OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
+        OverflowError, ArithmeticError, NotImplementedError, struct.error, zipfile.BadZipFile,
+    ) as error:  # fmt: skip
         raise ValueError(damaged) from error
     for name in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
@@ -53,6 +64,23 @@ def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
             "save `module.state_dict()`"
         )
     return content
+
+
+def _require_stored(source: Path | BinaryIO, label: str) -> None:
+    """Refuse compressed records, which torch never writes: they may become far larger than the file."""
+    try:
+        with zipfile.ZipFile(source) as archive:
+            packed = [one.filename for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED]
+            size = sum(one.file_size for one in archive.infolist())
+            length = source.stat().st_size if isinstance(source, Path) else source.seek(0, os.SEEK_END)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # not a zip file, which torch says
+        return
+    finally:
+        if not isinstance(source, Path):
+            source.seek(0)
+    if packed or size > length:
+        what = f"the compressed record {packed[0]!r}" if packed else f"records of {size} bytes in {length}"
+        raise ValueError(f"{label!r} holds {what}, which torch never writes; save `module.state_dict()` again")
 
 
 def load_torch_file(path: Path) -> Params:
@@ -67,9 +95,18 @@ def load_torch_file(path: Path) -> Params:
             f"{str(path)!r} holds entries that are no tensors ({shorten(others)}); save only "
             "`module.state_dict()`, or put it under 'state_dict'"
         )
+    if len(set(map(str, content))) < len(content):
+        raise ValueError(
+            f"{str(path)!r} holds two tensors of one name, such as 1 and '1'; give every tensor a name of its own"
+        )
     for name, tensor in content.items():
         if tensor.is_quantized:
             raise ValueError(refusal(str(path), f"torch: {name!r} is {tensor.dtype}", "torch"))
+        if tensor.layout == torch.strided and tensor.nbytes > max(SHARED, tensor.untyped_storage().nbytes()):
+            raise ValueError(
+                f"{str(name)!r} in {str(path)!r} repeats {tensor.untyped_storage().nbytes()} bytes to {tensor.nbytes}; "
+                "save it with `.clone()`, as what it holds"
+            )
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout}"
             raise ValueError(f"{str(name)!r} in {str(path)!r} is {kind}; save it as a dense tensor with its values")

@@ -21,9 +21,15 @@ from regauge.storage.checkpoints.formats.state_dicts import shorten
 from regauge.storage.checkpoints.names.boxes import Boxes, whole
 from regauge.storage.checkpoints.names.conversion import Blank, Conversion, conversion_of
 from regauge.storage.checkpoints.names.rearranging import RearrangementError, Rearranging
-from regauge.storage.plain_files import require_plain
+from regauge.storage.plain_files import read_json, require_plain
 
 CONFIG = "config.json"
+REMOTE, CODE = "trust_remote_code", "it needs code of its own folder, which is never run"
+"""What transformers advises where a folder brings code, and what is said instead."""
+LAYERS, EXPERTS = re.compile(r"(^|_)(layers?|depths?|blocks)$"), re.compile(r"(^|_)experts$")
+"""Settings that say how many layers, or experts, there are."""
+LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
+"""As many layers are built for the fewest tensors, and without any; and as many experts at most."""
 
 
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:
@@ -39,12 +45,15 @@ def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> C
     import transformers
 
     require_plain(folder / CONFIG)
+    with _configured(folder, "is no configuration that can be read"):
+        _require_sizes(read_json(folder / CONFIG), MOST if stored is None else max(LEAST, len(stored)))
     with _configured(folder, "is no configuration that transformers knows"):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "use_cache", False):
         config.use_cache = False  # It is not part of the function of the weights, and tracing it costs a second export.
-    names = getattr(config, "architectures", None) or []
-    named = getattr(transformers, str(names[0]), None) if names else None
+    with _configured(folder, "names no model class"):
+        named = _find_class(transformers, getattr(config, "architectures", None) or [])
+        _choose_attention(config)
     automatic: Any = transformers.AutoModel
     first = partial(named, config) if named else partial(automatic.from_config, config)
     if stored is None:
@@ -62,13 +71,46 @@ def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> C
     return first
 
 
+def _require_sizes(settings: Any, most: int) -> None:
+    """Raise a ValueError if a configuration has more layers than its files can hold tensors of."""
+    left = [settings]
+    while left:
+        part = left.pop()
+        for key, value in part.items() if isinstance(part, dict) else ():
+            left.append(value)
+            limit = most if LAYERS.search(key) else MOST_EXPERTS if EXPERTS.search(key) else None
+            for one in value if isinstance(value, list) else [value]:
+                if limit is not None and isinstance(one, int) and one > limit:
+                    raise ValueError(
+                        f"{key!r} is {one}, but its files hold {limit} at most; give the files of the model"
+                    )
+
+
+def _find_class(transformers: Any, names: Any) -> Any:
+    """The model class that a configuration names; None if transformers has none of that name."""
+    if not isinstance(names, list | tuple) or not names:
+        return None
+    found = getattr(transformers, str(names[0]), None)
+    if found is not None and not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
+        raise ValueError(f"{names[0]!r} is something else")
+    return found
+
+
+def _choose_attention(config: Any) -> None:
+    """Leave no way to compute attention but those of torch: other names would be looked for on the hub."""
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if getattr(part, "_attn_implementation", None) not in (None, "eager", "sdpa"):
+            part._attn_implementation = "eager"
+
+
 @contextmanager
 def _configured(folder: Path, what: str) -> Iterator[None]:
     """Code of transformers that runs on a configuration, whose values may break it anywhere."""
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{str(folder / CONFIG)!r} {what}: {type(error).__name__}: {error}") from error
+        reason = CODE if REMOTE in str(error) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{str(folder / CONFIG)!r} {what}: {reason}") from error
 
 
 def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:

@@ -1,23 +1,28 @@
 """Where a checkpoint comes from: the command that wrote it, its settings, and the SHA-256 of every input.
 
 In a folder that is the file `regauge.json`, in a single `.safetensors` file the string `regauge` of the header. Equal
-runs write equal texts: times, the name of the output and how much memory was allowed are left out.
+runs write equal texts: times, the name of the output and how much memory was allowed are left out. Of absolute paths it
+holds what follows the folder that all of them lie in.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regauge.core.escaping import escape, escape_code
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
+from regauge.core.typed_json import parse_json
 from regauge.names import VERSION
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.headers import PROVENANCE, read_header
 from regauge.storage.checkpoints.formats.location import locate, shards_of, split_sum
 from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES
 from regauge.storage.checkpoints.writing import SUFFIX
+from regauge.storage.plain_files import leads_out, short_paths
 
 IN_FOLDER = "regauge.json"
 """The provenance of a checkpoint that is a folder."""
@@ -28,6 +33,7 @@ WEIGHTS = (SUFFIX, *TORCH_SUFFIXES)
 BLOCK = 1 << 20
 """Bytes that are hashed at once."""
 
+LOG = logging.getLogger(__name__)
 _KNOWN: dict[tuple[int, ...], str] = {}
 """Hashes by what changes when a file is written."""
 
@@ -102,10 +108,10 @@ class Provenance:
         unknown = {path for own in files.values() for path in own if _stamp(path) not in _KNOWN}
         advance = progress("hashing", sum(path.stat().st_size for path in unknown)) if unknown else no_advance
         inputs = []
-        for one, own in files.items():
-            entry: dict[str, Any] = {"as": one.role, "path": one.path}
+        for (one, own), path in zip(files.items(), short_paths([one.path for one in files]), strict=True):
+            entry: dict[str, Any] = {"as": one.role, "path": path}
             is_one = len({path.parent for path in own}) == 1
-            names = {path: path.name if is_one else f"{path.parent.name}/{path.name}" for path in own}
+            names = {path: escape(path.name if is_one else f"{path.parent.name}/{path.name}") for path in own}
             entry["sha256"] = {names[path]: hash_file(path, advance) for path in own}
             known = read_provenance(one.source)
             if known is not None:
@@ -127,11 +133,12 @@ class Provenance:
 
 def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """A provenance in short: the version and the command, and each input with the hashes of its weights."""
-    facts = [(f"regauge {document['regauge']}, {document['command']}", "")]
+    facts = [(escape(f"regauge {document['regauge']}, {document['command']}"), "")]
     for one in document["inputs"]:
         digests: Mapping[str, str] = one["sha256"]
-        weights = [f"`{n}` {digest[:12]}" for n, digest in digests.items() if n.endswith(WEIGHTS) or len(digests) == 1]
-        facts.append((f"{one['as']} {one['path']}", ", ".join(weights[:4]) + (" ..." if len(weights) > 4 else "")))
+        named = [(n, digest[:12]) for n, digest in digests.items() if n.endswith(WEIGHTS) or len(digests) == 1]
+        weights = [f"{escape_code(name)} {escape(digest)}" for name, digest in named[:4]]
+        facts.append((escape(f"{one['as']} {one['path']}"), ", ".join(weights) + (" ..." if len(named) > 4 else "")))
     return tuple(facts)
 
 
@@ -146,19 +153,42 @@ def name_networks(**networks: object) -> tuple[Input, ...]:
 
 
 def read_provenance(path: str | Path) -> dict[str, Any] | None:
-    """What a checkpoint says about where it comes from, or None if it says nothing."""
+    """What a checkpoint says about where it comes from; None if it says nothing, or is malformed."""
     path = Path(path)
     try:
         beside = path / IN_FOLDER if path.is_dir() else path.with_name(IN_FOLDER) if _is_index(path) else None
-        if beside is not None and beside.is_file():
+        if beside is not None and beside.is_file() and not leads_out(beside, beside.parent):
             text = beside.read_text(encoding="utf-8")
         else:
             main = locate(path)
             text = read_header(main).metadata.get(PROVENANCE, "") if main.suffix == SUFFIX else ""
-        found = json.loads(text) if text else None
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(text) if text else None
+    except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "command" in found else None
+    if not isinstance(found, dict) or "command" not in found:
+        return None
+    if not all(map(_is_whole, (found, *_ancestors(found)))):
+        LOG.info(f"what {str(path)!r} says about where it comes from is malformed, and is ignored")
+        return None
+    return found
+
+
+def _ancestors(document: Mapping[str, Any]) -> Iterable[Any]:
+    found = document.get("ancestors", {})
+    return found.values() if isinstance(found, dict) else (found,)
+
+
+def _is_whole(document: Any) -> bool:
+    """Whether the provenance of one checkpoint has all of its parts."""
+    if not isinstance(document, dict):
+        return False
+    inputs = document.get("inputs")
+    texts = [document.get("regauge"), document.get("command")]
+    for one in inputs if isinstance(inputs, list) else [None]:
+        if not isinstance(one, dict) or not isinstance(hashes := one.get("sha256"), dict):
+            return False
+        texts += [one.get("as"), one.get("path"), one.get("provenance", ""), *hashes.values()]
+    return all(isinstance(text, str) for text in texts)
 
 
 def hash_file(path: Path, advance: Advance = no_advance) -> str:

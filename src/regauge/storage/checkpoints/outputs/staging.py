@@ -1,7 +1,8 @@
 """An output that appears whole or not at all, and that an interrupted run can resume.
 
 Everything is written into a folder beside the output, `OUT.partial`. When all of it is on the disk it takes the place
-of the output. The finished shards, and what they were made from, are listed in `OUT.partial/run.json`.
+of the output. The finished shards, and what they were made from, are listed in `OUT.partial/run.json`. A folder of that
+name that regauge has not made is refused.
 """
 
 import json
@@ -19,10 +20,22 @@ from torch import Tensor
 
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.checkpoints.checkpoint import Checkpoint, index_metadata
-from regauge.storage.checkpoints.disk import PARTIAL, FullDiskError, full_disks_told, require_space
+from regauge.storage.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_disks_told, require_space
 from regauge.storage.checkpoints.formats.headers import PROVENANCE
 from regauge.storage.checkpoints.formats.state_dicts import shorten
-from regauge.storage.checkpoints.outputs.carrying import carry_files
+from regauge.storage.checkpoints.outputs.carrying import Carried, carry_files
+from regauge.storage.checkpoints.outputs.ledger import (
+    CONTENT,
+    LEDGER,
+    LOCK,
+    PROGRESS,
+    REPLACED,
+    empty_own,
+    read_ledger,
+    remove_own,
+    require_own,
+    write_ledger,
+)
 from regauge.storage.checkpoints.outputs.provenance import IN_FOLDER, Provenance
 from regauge.storage.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
 from regauge.storage.checkpoints.writing import (
@@ -41,7 +54,6 @@ from regauge.storage.checkpoints.writing import (
 REFUSALS = (ValueError, KeyError, TypeError)
 """Errors about inputs: what such a run left is of no use to a later one."""
 IN_USE = "another process is writing {!r}; wait for it, or end it"
-CONTENT, REPLACED, LEDGER = "output", "replaced", "run.json"
 LOG = logging.getLogger(__name__)
 
 
@@ -56,7 +68,8 @@ class Staging:
 
     Raises:
         FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
-            an interrupted run left something and neither `resume` nor `overwrite` says what to do with it.
+            an interrupted run left something and neither `resume` nor `overwrite` says what to do with it; or the
+            folder `OUT.partial` is not of regauge.
         FileNotFoundError: The folder of the output is not there.
         OSError: The disk has no room for what is to be written.
         ValueError: What is to be resumed was made from other inputs, or another process is at work on it.
@@ -75,8 +88,8 @@ class Staging:
         require_parent(out)
         self.out = out.resolve() if out.is_symlink() and out.is_dir() else out
         self.folder, self.provenance = partial_of(self.out), provenance
-        self.content, self.progress = self.folder / CONTENT, self.folder / "progress.safetensors"
-        self._replaced, self._ledger = self.folder / REPLACED, self.folder / LEDGER
+        self.content, self.progress = self.folder / CONTENT, self.folder / PROGRESS
+        self._replaced = self.folder / REPLACED
         self.beside: dict[str, bytes | None] = {}
         self._inputs = json.loads(json.dumps(inputs))
         self._shards: dict[str, list[int]] = {}
@@ -158,8 +171,12 @@ class Staging:
 
     def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
         """Write the index of a folder, and copy what goes along with its weights."""
-        carried, left = ([], []) if source is None else carry_files(source, self.content, self.out)
-        for names, what in ((carried, "copied from"), (left, "left in")):
+        found = Carried() if source is None else carry_files(source, self.content, self.out)
+        for names, what in (
+            (found.copied, "copied from"),
+            (found.left, "left in"),
+            (found.outward, "left, as links to other places, in"),
+        ):
             if names and source is not None:
                 LOG.info(f"{what} {str(source.path.parent)!r}: {shorten(names, 12)}")
         for name, content in self.beside.items():
@@ -169,7 +186,7 @@ class Staging:
                 save_bytes(content, self.content / name)
         config = self.content / "config.json"
         if source is not None and config.is_file():
-            save_text(source.form.describe(config.read_text(encoding="utf-8")), config)
+            save_bytes(source.form.describe(config.read_bytes(), source.path.with_name(config.name)), config)
         if len(shards) > 1:
             name = INDEX if source is None else source.form.index(shards, source.path.name)
             write_index(shards, self.content, name, {} if source is None else index_metadata(source))
@@ -181,17 +198,18 @@ class Staging:
     def close(self, *, is_kept: bool = True) -> None:
         """Release the lock; keep partial output for `--resume`, or remove it."""
         if not (is_kept or os.path.lexists(self._replaced) or _is_complete(self.folder)):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_own(self.folder)
         self._lock.release()
 
     def _is_of_use(self) -> bool:
         """Whether an interrupted run can be resumed."""
-        return not self._ledger.exists() or json.loads(self._ledger.read_text(encoding="utf-8"))["inputs"] is not None
+        document = read_ledger(self.folder)
+        return document is not None and document["inputs"] is not None
 
     def _begin(self, *, resume: bool) -> None:
         """Keep of what an interrupted run left what is to be resumed."""
-        if resume and self._ledger.exists():
-            document = json.loads(self._ledger.read_text(encoding="utf-8"))
+        document = read_ledger(self.folder) if resume else None
+        if document is not None:
             if document["inputs"] != self._inputs:
                 changed = sorted(k for k in self._inputs if document["inputs"].get(k) != self._inputs[k])
                 raise ValueError(
@@ -200,15 +218,12 @@ class Staging:
                 )
             self._shards = document["shards"]
         else:
-            for path in self.folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != "lock":
-                    path.unlink()
+            empty_own(self.folder)
+            self._save()
         self.content.mkdir(exist_ok=True)
-        for path in self.content.glob(f".*{PARTIAL}"):
-            path.unlink()
-        self._save()
+        for path in self.content.iterdir():
+            if TEMPORARY.fullmatch(path.name) or path.is_symlink():
+                path.unlink()
 
     def _needed(self) -> int:
         """How many bytes are still to be written."""
@@ -216,8 +231,7 @@ class Staging:
         return max(0, self._nbytes - sum(path.stat().st_size for path in found))
 
     def _save(self, *, is_complete: bool = False) -> None:
-        document = {"inputs": self._inputs, "shards": self._shards, "is_complete": is_complete}
-        save_text(json.dumps(document, indent=1), self._ledger)
+        write_ledger(self.folder, {"inputs": self._inputs, "shards": self._shards, "is_complete": is_complete})
 
 
 def partial_of(out: Path) -> Path:
@@ -233,8 +247,8 @@ def require_place(out: Path, *, overwrite: bool) -> None:
     if partial_of(out).is_dir():
         lock = _lock(out)
         _finish(out)
-        if {path.name for path in partial_of(out).iterdir()} == {"lock"}:
-            shutil.rmtree(partial_of(out))
+        if {path.name for path in partial_of(out).iterdir()} == {LOCK}:
+            remove_own(partial_of(out))
         lock.release()
     _require_name(out, overwrite=overwrite)
 
@@ -258,10 +272,8 @@ def _finish(out: Path) -> None:
 
 def _is_complete(folder: Path) -> bool:
     """Whether a run ended while it put a file in its place."""
-    ledger = folder / LEDGER
-    if not (ledger.exists() and (folder / CONTENT).exists()):
-        return False
-    return bool(json.loads(ledger.read_text(encoding="utf-8")).get("is_complete"))
+    document = read_ledger(folder)
+    return document is not None and (folder / CONTENT).exists() and bool(document.get("is_complete"))
 
 
 def _require_name(out: Path, *, overwrite: bool) -> None:
@@ -280,15 +292,16 @@ def _lock(out: Path) -> FileLock:
     """A lock on an output, in the folder where it is made."""
     folder = partial_of(out)
     while True:
+        require_own(folder)
         folder.mkdir(exist_ok=True)
-        lock = FileLock(folder / "lock", timeout=0)
+        lock = FileLock(folder / LOCK, timeout=0)
         try:
             lock.acquire()
         except Timeout as error:
             raise ValueError(IN_USE.format(str(out))) from error
         except FileNotFoundError:
             continue
-        if (folder / "lock").exists():
+        if (folder / LOCK).exists():
             return lock
         lock.release()  # of a process that ended meanwhile and removed its folder
 

@@ -1,0 +1,54 @@
+"""Text out of files as it is shown: nothing in it can move a cursor, begin a line, or become markup."""
+
+import json
+import re
+
+UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters, line ends, halves of characters, and what is not seen or turns the direction of a text."""
+MARKDOWN = re.compile(r"([\\*\[\]])")
+"""What is markup within a line of Markdown."""
+
+
+def escape(text: str) -> str:
+    r"""A text on one line, with each character that is not seen as Python writes it.
+
+    >>> print(escape("\x1b[31mred\nname"))
+    \x1b[31mred\nname
+    """
+    return UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def escape_lines(text: str) -> str:
+    """The same for a text of several lines, which stay."""
+    return "\n".join(map(escape, text.split("\n")))
+
+
+def escape_json(text: str) -> str:
+    """A JSON text of several lines with the same characters as JSON writes them."""
+    return "\n".join(UNSEEN.sub(_in_json, line) for line in text.split("\n"))
+
+
+def _in_json(found: re.Match[str]) -> str:
+    return json.dumps(found.group())[1:-1]
+
+
+def escape_html(text: str) -> str:
+    """A text without tags and entities, for pages and Markdown."""
+    return escape(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def escape_markdown(text: str) -> str:
+    r"""A text on one line of Markdown that is shown as it is, without links, pictures and tags.
+
+    >>> print(escape_markdown("![x](y) <b> `code`"))
+    !\[x\](y) &lt;b&gt; &#96;code&#96;
+    """
+    return escape_html(MARKDOWN.sub(r"\\\1", text)).replace("`", "&#96;")
+
+
+def escape_code(text: str) -> str:
+    """A text as code on one line of Markdown; quotation marks take the place of backquotes."""
+    return "`" + escape_html(text).replace("`", "'") + "`"
