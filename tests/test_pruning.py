@@ -205,6 +205,27 @@ def test_fitted_readers_are_never_worse_on_their_own_objective() -> None:
     assert reading.moments.shape == (1, 13, 13)
 
 
+@pytest.mark.parametrize("name", ["cnn_flatten", "batch_norm", "llama"])
+def test_by_default_others_take_the_place_of_removed_units(name: str) -> None:
+    """With a task outputs stay nearest to those of the given network; without one magnitude decides."""
+    _, module, symmetry, task = prepared(name)
+    (inputs, _), *_ = task.batches
+    given, errors = task.run(params_of(module), inputs), {}
+    for label, criterion in ({"default": None} | CRITERIA).items():
+        result = rg.prune(module.state_dict(), symmetry, share=0.5, criterion=criterion, task=task)
+        assert result.module is not None
+        made = replace(task, module=result.module).run(result.params, inputs)
+        errors[label] = float((made - given).square().mean())
+        assert result.certificate is not None
+        assert result.certificate.given == pytest.approx(relative_change([given], [made]), rel=1e-6)
+        assert str(result.certificate).startswith("outputs differ from those of the given network by ")
+    assert errors["default"] == errors["output"] == min(errors.values())
+    alone, by_magnitude = (rg.prune(module.state_dict(), symmetry, share=0.5, criterion=c) for c in (None, Magnitude()))
+    assert all(torch.equal(alone.params[key], by_magnitude.params[key]) for key in alone.params)
+    assert "with data those go that others can stand in for" in str(alone)
+    assert "with data" not in str(by_magnitude)
+
+
 def test_dead_and_constant_units_are_folded_where_something_can_take_them_up() -> None:
     module, symmetry, task = relu_net()
     params = params_of(module)
