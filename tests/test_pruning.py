@@ -140,6 +140,33 @@ def test_the_symmetry_of_what_is_left_is_what_discovery_finds(name: str) -> None
     assert {name: tuple(t.shape) for name, t in result.params.items()} == dict(result.symmetry.shapes)
 
 
+class Gated(nn.Module):
+    """A depthwise convolution whose halves are multiplied, as in NAFNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.each = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.out = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.each(self.into(x)).chunk(2, 1)
+        result: Tensor = self.out(first * second)
+        return result
+
+
+def test_units_of_a_gated_depthwise_convolution_are_removed_from_both_halves() -> None:
+    torch.manual_seed(0)
+    module, images = Gated().double(), torch.randn(2, 3, 6, 6, generator=generator(0)).double()
+    task = rg.Task(module, [(images, torch.zeros(1))], lambda output, _: output.square().mean())
+    result = rg.prune(params_of(module), rg.discover(module, (images,)), share=0.5, task=task)
+    assert [*result.sizes.values()] == [(8, 4)]
+    assert result.params["each.weight"].shape == (8, 1, 3, 3)
+    assert result.module is not None
+    assert result.module.each.groups == 8
+    assert result.certificate is not None
+    assert result.certificate.ok
+
+
 def relu_net() -> tuple[nn.Module, rg.Symmetry, rg.Task]:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).double()
