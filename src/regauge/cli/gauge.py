@@ -113,7 +113,7 @@ def method_of(options: Gauge, scheme: RoundToNearest, *, is_by_function: bool = 
         "random": rg.RandomRotation(scheme, is_kept_always=is_whole),
         "learned": rg.LearnedRotation(scheme, steps=options.steps, by=options.by),
     }
-    chosen = None if options.method == "best" else (methods[options.method],)
+    chosen: tuple[GaugeMethod, ...] | None = None if options.method == "best" else (methods[options.method],)
     if chosen is None and not is_by_function:
         chosen = default_methods(scheme, options.steps, is_loss=is_loss, is_by_function=False)
     by: Literal["loss", "weights"] = "loss" if is_loss else "weights"

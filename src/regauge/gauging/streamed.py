@@ -76,8 +76,8 @@ def choose_streamed(
     if kept == AS_IT_IS:
         moves = (Move(symmetry, symmetry.identity()),)
         notes.append(NOTHING_BETTER)
-    numbers = [-values.get(name, 0.0) for name in (kept, AS_IT_IS)]
-    return Chosen(moves, *numbers, (), OF_WEIGHTS, fixed_reasons(symmetry, uncovered), tuple(notes), trials)
+    after, before_it = (-values.get(name, 0.0) for name in (kept, AS_IT_IS))
+    return Chosen(moves, after, before_it, (), OF_WEIGHTS, fixed_reasons(symmetry, uncovered), tuple(notes), trials)
 
 
 def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tensor]:
