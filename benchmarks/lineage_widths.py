@@ -45,7 +45,8 @@ class Narrow:
 def narrow(family: Family, params: Params, share: float) -> Narrow:
     """Remove a share of the units of each group."""
     inputs, targets = (part[:100] for part in family.test)
-    pruned = rg.prune(params, family.symmetry, share=share, task=rg.Task(family.module, [(inputs, targets)]))
+    task, criterion = rg.Task(family.module, [(inputs, targets)]), rg.pruning.Magnitude()
+    pruned = rg.prune(params, family.symmetry, share=share, criterion=criterion, task=task)
     assert pruned.module is not None
     return Narrow(replace(family, module=pruned.module.eval()), pruned.params, pruned.kept)
 

@@ -1,11 +1,12 @@
 """Tables of scale pairs of other tools: those that hold, and what is wrong with those that do not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folder_cases import FolderCase, causal
+from folder_cases import DENSE, FolderCase, causal
 
 from regauge.cli.main import main
 from regauge.gauging.mappings import ScalePair, read_table, resolve_pair
@@ -69,6 +70,49 @@ def test_clipped_values_cannot_be_scaled(capsys: pytest.CaptureFixture[str]) -> 
     assert own
     assert {row["verdict"] for row in own} == {"holds"}
     assert not any(row["smooth"].endswith("v_proj") for row in own)
+
+
+GROUPED = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+def test_what_a_layer_reads_is_not_guessed_from_lengths(family: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sixteen channels of values, 32 that the next layer reads, and 16 that it makes."""
+    found = audited(causal(family, **GROUPED), [VALUES, HIDDEN], capsys)
+    assert [row["verdict"] for row in found] == ["skipped", "holds"]
+    assert (
+        found[0]["reason"] == "it has 16 channels, but model.layers.0.self_attn.o_proj reads 32: no tool scales these"
+    )
+
+
+FUSED = [
+    {"smooth_layer": "re:.*qkv_proj$", "balance_layers": ["re:.*o_proj$"]},
+    {"smooth_layer": "re:.*gate_up_proj$", "balance_layers": ["re:.*down_proj$"]},
+]
+
+
+def test_the_last_rows_of_fused_layers_are_scaled(capsys: pytest.CaptureFixture[str]) -> None:
+    found = audited(causal("Phi3", **ONE), FUSED, capsys)
+    assert [row["verdict"] for row in found] == ["holds", "holds"]
+    main(["gauge", "model", "--mappings", "autoawq", "-o", "own.json"])
+    rows = [(row["smooth_layer"], row["balance_layers"]) for row in json.loads(Path("own.json").read_text())]
+    block = "model.layers.0"
+    assert (f"{block}.self_attn.qkv_proj", [f"{block}.self_attn.o_proj"]) in rows
+    assert (f"{block}.mlp.gate_up_proj", [f"{block}.mlp.down_proj"]) in rows
+    capsys.readouterr()
+    main(["audit", "model", "--mappings", "own.json", "--json"])
+    assert {row["verdict"] for row in json.loads(capsys.readouterr().out)["findings"]} == {"holds"}
+    # With grouped queries the last rows are keys and values, not what the next layer reads.
+    found = audited(causal("Phi3", **ONE | {"num_key_value_heads": 2}), FUSED, capsys)
+    assert [row["verdict"] for row in found] == ["broken", "holds"]
+    assert found[0]["change"] > 1e-2
+
+
+def test_layers_that_keep_their_inputs_first_are_read_by_the_symmetry(capsys: pytest.CaptureFixture[str]) -> None:
+    """The weights of GPT-2 are [inputs, outputs], and as many of each here."""
+    table = [{"smooth_layer": "c_attn", "balance_layers": ["attn.c_proj"]}]
+    found = audited(replace(DENSE["gpt2"], settings={**DENSE["gpt2"].settings, "n_layer": 1}), table, capsys)
+    assert [row["verdict"] for row in found] == ["holds"]
 
 
 def test_rows_are_read_in_all_forms_and_resolved_within_their_block() -> None:

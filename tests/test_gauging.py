@@ -111,14 +111,14 @@ def mlp(seed: int) -> tuple[nn.Module, Params, rg.Symmetry]:
 
 def test_ranges_agree_and_the_end_does_not_depend_on_where_the_network_was() -> None:
     _, params, symmetry = mlp(0)
-    result = rg.gauge(params, symmetry)
+    result = rg.gauge(params, symmetry, method=rg.Equalize())
     for first, second in (("0", "2"), ("2", "4")):
         incoming = result.params[f"{first}.weight"].abs().amax(1)
         outgoing = result.params[f"{second}.weight"].abs().amax(0)
         assert torch.allclose(incoming, outgoing, rtol=1e-5)
     assert result.objective == pytest.approx(0.0, abs=1e-4)
     scaled = symmetry.act(symmetry.random(generator(1), parts=["scale"]), params)
-    again = rg.gauge(scaled, symmetry)
+    again = rg.gauge(scaled, symmetry, method=rg.Equalize())
     assert again.initial < -0.1
     assert all(torch.allclose(result.params[key], again.params[key], rtol=1e-4) for key in params)
     assert all(torch.equal(result.params[k], result.symmetry.act(result.element, params)[k]) for k in params)
@@ -129,7 +129,7 @@ def test_depthwise_channels_are_equalized_through_batch_normalization() -> None:
     spoiled = dict(params)
     spoiled["body.3.weight"] = params["body.3.weight"] * torch.logspace(-2, 2, 8).double().reshape(-1, 1, 1, 1)
     spoiled["body.4.running_var"] = params["body.4.running_var"] * torch.logspace(-4, 4, 8).double()
-    result = rg.gauge(spoiled, symmetry)
+    result = rg.gauge(spoiled, symmetry, method=rg.Equalize())
     per_tensor = RoundToNearest(8, is_per_tensor=True)
     before = rounding_errors(spoiled, symmetry, per_tensor)
     assert result.objective > result.initial
@@ -262,7 +262,7 @@ def test_half_precision_is_rounded_once_and_reported_apart() -> None:
 
 def test_a_wrong_move_is_not_certified() -> None:
     case, module, params, symmetry, _ = prepared("ViT")
-    move = rg.gauge(params, symmetry).moves[0]
+    move = rg.gauge(params, symmetry, method=rg.Equalize()).moves[0]
     group = next(g for g in symmetry.groups if g.scales and len(g.placements) > 2)
     reader = next(p for p in group.placements if any(p.scale) and (p.parameter, p.axis) in symmetry.readers)
     broken = replace(group, placements=tuple(p for p in group.placements if p != reader))

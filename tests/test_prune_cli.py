@@ -10,6 +10,7 @@ import torch
 import transformers
 from folder_cases import DENSE, SMALL_LLAMA, FolderCase, first_tensor, logits, open_clean
 
+import regauge as rg
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import load
@@ -102,6 +103,42 @@ def relu() -> Params:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def test_the_default_needs_data_and_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
+    """A Llama cut to a half by data, and its page says how far it is from the given one, and how much was cut."""
+    replace(LLAMA, settings={**LLAMA.settings, "num_hidden_layers": 1}).save(Path("model"), 0)
+    tokens = torch.randint(3, 24, (12, 6), generator=torch.Generator().manual_seed(1))
+    save({"inputs": tokens, "targets": tokens}, "data.safetensors")
+    main(["prune", "model", "-o", "small", "--share", "0.5", "--data", "data.safetensors", "--batch", "8"])
+    facts = facts_of("small")
+    assert facts["criterion"] == "output"
+    assert facts["certificate"]["given"] > 1e-3
+    assert "outputs differ from those of the given network by " in capsys.readouterr().out
+    page = Path("small/regauge.prune.html").read_text()
+    cut = sum(row["after"] < row["before"] for row in facts["groups"])
+    assert f"{cut} of " in page
+    assert "groups lost units: 50% were asked for" in page
+    assert "differ from those of the given one by" in page
+    main(["prune", "model", "-o", "again", "--share", "0.5"])
+    assert facts_of("again")["criterion"] == "magnitude"
+    assert "with data those go that others can stand in for" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_and_the_function_prune_alike() -> None:
+    Path("models.py").write_text(MODELS)
+    save(relu(), "in.safetensors")
+    inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    targets = torch.arange(32) % 3
+    save({"inputs": inputs, "targets": targets}, "data.safetensors")
+    options = ["--model", "models.py:relu", "--data", "data.safetensors", "--share", "0.5"]
+    main(["prune", "in.safetensors", "-o", "out.safetensors", *options])
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    result = rg.prune(relu(), rg.discover(module, (inputs[:2],)), share=0.5, task=rg.Task(module, [(inputs, targets)]))
+    found = load("out.safetensors")
+    assert all(torch.equal(found[key], result.params[key]) for key in result.params)
+    losses = facts_of("out.safetensors")["losses"]
+    assert losses == {when: dict(row) for when, row in result.losses.items()}
 
 
 @pytest.mark.parametrize("criterion", ["taylor", "output", "random"])

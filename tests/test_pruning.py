@@ -140,6 +140,33 @@ def test_the_symmetry_of_what_is_left_is_what_discovery_finds(name: str) -> None
     assert {name: tuple(t.shape) for name, t in result.params.items()} == dict(result.symmetry.shapes)
 
 
+class Gated(nn.Module):
+    """A depthwise convolution whose halves are multiplied, as in NAFNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.each = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.out = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.each(self.into(x)).chunk(2, 1)
+        result: Tensor = self.out(first * second)
+        return result
+
+
+def test_units_of_a_gated_depthwise_convolution_are_removed_from_both_halves() -> None:
+    torch.manual_seed(0)
+    module, images = Gated().double(), torch.randn(2, 3, 6, 6, generator=generator(0)).double()
+    task = rg.Task(module, [(images, torch.zeros(1))], lambda output, _: output.square().mean())
+    result = rg.prune(params_of(module), rg.discover(module, (images,)), share=0.5, task=task)
+    assert [*result.sizes.values()] == [(8, 4)]
+    assert result.params["each.weight"].shape == (8, 1, 3, 3)
+    assert result.module is not None
+    assert result.module.each.groups == 8
+    assert result.certificate is not None
+    assert result.certificate.ok
+
+
 def relu_net() -> tuple[nn.Module, rg.Symmetry, rg.Task]:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).double()
@@ -203,6 +230,27 @@ def test_fitted_readers_are_never_worse_on_their_own_objective() -> None:
     best = torch.linalg.lstsq(design, target).solution
     assert values[True] == pytest.approx(float((design @ best - target).square().sum(1).mean()), rel=1e-4)
     assert reading.moments.shape == (1, 13, 13)
+
+
+@pytest.mark.parametrize("name", ["cnn_flatten", "batch_norm", "llama"])
+def test_by_default_others_take_the_place_of_removed_units(name: str) -> None:
+    """With a task outputs stay nearest to those of the given network; without one magnitude decides."""
+    _, module, symmetry, task = prepared(name)
+    (inputs, _), *_ = task.batches
+    given, errors = task.run(params_of(module), inputs), {}
+    for label, criterion in ({"default": None} | CRITERIA).items():
+        result = rg.prune(module.state_dict(), symmetry, share=0.5, criterion=criterion, task=task)
+        assert result.module is not None
+        made = replace(task, module=result.module).run(result.params, inputs)
+        errors[label] = float((made - given).square().mean())
+        assert result.certificate is not None
+        assert result.certificate.given == pytest.approx(relative_change([given], [made]), rel=1e-6)
+        assert str(result.certificate).startswith("outputs differ from those of the given network by ")
+    assert errors["default"] == errors["output"] == min(errors.values())
+    alone, by_magnitude = (rg.prune(module.state_dict(), symmetry, share=0.5, criterion=c) for c in (None, Magnitude()))
+    assert all(torch.equal(alone.params[key], by_magnitude.params[key]) for key in alone.params)
+    assert "with data those go that others can stand in for" in str(alone)
+    assert "with data" not in str(by_magnitude)
 
 
 def test_dead_and_constant_units_are_folded_where_something_can_take_them_up() -> None:

@@ -46,6 +46,7 @@ from .core.task import Task as Task
 from .discovery import TraceError as TraceError
 from .discovery import discover as discover
 from .discovery import fold as fold
+from .gauging import BestGauge as BestGauge
 from .gauging import Chain as Chain
 from .gauging import Equalize as Equalize
 from .gauging import Hadamard as Hadamard

@@ -3,46 +3,50 @@
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 import regauge as rg
 from regauge.alignment.streamed.job import FileJob
-from regauge.alignment.streamed.memory import row_ranges
 from regauge.cli.audit import write_mappings
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.gauge_options import Gauge
 from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
-from regauge.cli.tasks import convert, load_batches
+from regauge.cli.tasks import convert, dtype_of, example_task, load_batches, task_of
 from regauge.cli.tracing import Traced
 from regauge.cli.transformers_models import Values
 from regauge.cli.untied import untied
 from regauge.cli.vocabulary import bring_together
-from regauge.core.params import require_finite
-from regauge.core.task import Batch, arguments
-from regauge.gauging import Certificate, GaugeMethod, LayerMeasures, Move, RoundToNearest, certify, move_tensor
-from regauge.gauging.method import GaugeProblem, fixed_reasons, to_work
-from regauge.gauging.methods.rotations import Rotation
-from regauge.gauging.moves import Uncovered, rotating, uncover_rotations
+from regauge.core.params import require_finite, work_dtype
+from regauge.core.task import arguments
+from regauge.gauging import (
+    BestGauge,
+    Certificate,
+    GaugeMethod,
+    GaugeResult,
+    LayerMeasures,
+    RoundToNearest,
+    choose_streamed,
+    default_methods,
+    moved_pieces,
+)
 from regauge.gauging.result import Chosen, describe_fixed
+from regauge.gauging.rounding import REPORTED
 from regauge.names import VERSION
 from regauge.report.gauge_page import gauge_page
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import size_text
-from regauge.storage.checkpoints.writing import Pieces, path_beside, save_text
+from regauge.storage.checkpoints.writing import path_beside, save_text
 
 BESIDE = ".gauge.json"
-BITS = (8, 4, 3)
-"""Bits at which the errors of layers are reported, per row."""
 HELD = 4
 """Copies in float64 that choosing holds: the values, what a step makes of them, and what rounding makes of these."""
+ROTATING = ("best", "hadamard", "random")
+"""Methods that go on tensor by tensor, with rotations alone, where the model has no values here."""
 HELD_BY_FUNCTION = 48
 """Copies in float64 that learning by function holds, which moves gradients along with the values."""
-PIECE = 1 << 23
-"""Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
 FORMAT, FORMAT_VERSION = "regauge.gauge", 1
 
 
@@ -56,32 +60,24 @@ def run(options: Gauge) -> None:
     if options.mappings is not None:
         write_mappings(options)
         return
-    method = method_of(options)
+    scheme = _scheme(options)
     job = open_checkpoints(options, [options.checkpoint], gauge_path)
     job = replace(job, checkpoints=bring_together(job.checkpoints).networks)
     with ExitStack() as stack:
         name = name_model(options.model, job.source) if options.symmetry is None else options.model
         if options.untie:
             name, job = stack.enter_context(untied(name, job))
-        found, kwargs, uncovered, can_run = _read(options, method, name, job)
-        job = replace(job, checkpoints=found.checkpoints)
-        if _fits(job):
+        found, kwargs, is_held = _read(options, name, job)
+        if is_held:
             require_finite(found.checkpoints[0].params, job.source.label)
-        chosen = _choose(method, found, uncovered, kwargs, options)
-        measures = LayerMeasures(found.symmetry, [RoundToNearest(bits) for bits in BITS])
-        certificate, reason = None, "the model has no values here: it is larger than what is run, or is not known"
-        if can_run and found.model is not None and _fits(job):
-            with show_status("running the network before and after"):
-                certificate = certify(
-                    found.checkpoints[0].params,
-                    chosen.moves,
-                    found.model.module,
-                    found.model.inputs,
-                    kwargs,
-                    outputs=options.inputs.outputs or None,
-                )
+        job = replace(job, checkpoints=found.checkpoints)
+        chosen = _choose(options, scheme, job, found, kwargs, is_held=is_held)
+        measures = LayerMeasures(found.symmetry, [*dict.fromkeys((scheme, *REPORTED))])
+        certificate, reason = chosen.certificate if isinstance(chosen, GaugeResult) else None, ""
+        if certificate is None:
+            reason = "the model has no values here: it is larger than what is run, or is not known"
+        else:
             _require_same(certificate)
-            reason = ""
         facts = _facts(options, chosen, certificate, reason)
 
         def save_beside(path: Path) -> None:
@@ -89,40 +85,51 @@ def run(options: Gauge) -> None:
             save_facts(facts, path)
 
         with show_progress(is_counted=False) as progress:
-            job.write(_pieces(found.checkpoints[0], chosen.moves, measures), save_beside, progress)
+            job.write(moved_pieces(found.checkpoints[0], chosen.moves, measures), save_beside, progress)
     _tell(options.output, chosen, certificate, reason, measures, found)
 
 
-def method_of(options: Gauge) -> GaugeMethod:
-    """The method that the options ask for; rotations that were asked for are kept, whatever weights alone say."""
+def _scheme(options: Gauge) -> RoundToNearest:
+    """The rounding that a gauge is chosen for; options that do not go together are refused."""
     if options.group < 0:
         raise UsageError(f"--group is {options.group}; it counts values that share a scale, or is left out")
-    scheme = RoundToNearest(options.bits, options.group or None)
     if options.method == "smooth" and options.data is None:
         raise UsageError("the method 'smooth' looks at what layers read: give --data, or choose another one")
     if options.by == "function" and (options.method != "learned" or options.data is None):
         raise UsageError("--by function is for --method learned with --data, whose batches the model is run on")
+    if options.test is not None and options.data is None:
+        raise UsageError("--test judges what --data chose: give --data, too")
+    return RoundToNearest(options.bits, options.group or None)
+
+
+def method_of(options: Gauge, scheme: RoundToNearest, *, is_by_function: bool = True) -> BestGauge:
+    """The method that the options ask for: what is chosen loses no more than nothing, unless it is to be kept."""
+    is_loss = options.data is not None
+    is_whole = is_loss or options.keep
     methods: dict[str, GaugeMethod] = {
         "equalize": rg.Equalize(),
         "smooth": rg.Smooth(scheme),
-        "hadamard": rg.Hadamard(scheme, is_kept_always=True),
-        "random": rg.RandomRotation(scheme, is_kept_always=True),
+        "hadamard": rg.Hadamard(scheme, is_kept_always=is_whole),
+        "random": rg.RandomRotation(scheme, is_kept_always=is_whole),
         "learned": rg.LearnedRotation(scheme, steps=options.steps, by=options.by),
     }
-    return methods[options.method]
+    chosen: tuple[GaugeMethod, ...] | None = None if options.method == "best" else (methods[options.method],)
+    if chosen is None and not is_by_function:
+        chosen = default_methods(scheme, options.steps, is_loss=is_loss, is_by_function=False)
+    by: Literal["loss", "weights"] = "loss" if is_loss else "weights"
+    return BestGauge(scheme, chosen, by, options.steps, options.keep)
 
 
-def _read(
-    options: Gauge, method: GaugeMethod, name: str | None, job: FileJob
-) -> tuple[Networks, dict[str, Any], Uncovered, bool]:
-    """The checkpoint under the names of its model, example inputs, its rotations, and whether the model can run."""
+def _read(options: Gauge, name: str | None, job: FileJob) -> tuple[Networks, dict[str, Any], bool]:
+    """The checkpoint under the names of its model, keyword inputs, and whether its values are held in memory."""
     model: Model | None = None
     traced, kwargs = None, {}
     if name is not None:
-        values: Values = "never" if not _fits(job) else "if small" if options.data is None else "always"
+        is_run = options.data is not None or options.method == "learned"
+        values: Values = "never" if not _fits(job) else "always" if is_run else "if small"
         model = load_model(name, options.inputs, values=values)
         if options.data is not None:
-            args, named = arguments(_batches(options)[0][0])
+            args, named = arguments(convert(load_batches(options.data, options.batch)[0][0], torch.float32))
             model = replace(model, inputs=args, kwargs=named, further=())
         with show_status("tracing the model"):
             if options.symmetry is None:
@@ -131,83 +138,63 @@ def _read(
                 traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
             else:
                 kwargs = dict(model.kwargs or {})
-    can_run = model is not None and not model.is_meta
-    is_held = can_run or not isinstance(method, Rotation)
-    copies = HELD_BY_FUNCTION if options.by == "function" else HELD
-    if is_held and not _fits(job, copies):
-        raise UsageError(
-            f"the method {options.method!r} needs all values in memory, which takes "
-            f"{size_text(_needed(job, copies))}, more than the {size_text(job.limit.nbytes)} that are allowed: allow "
-            "more --memory, or say --method hadamard"
-        )
-    where = replace(options, model=name)
-    found = read_networks(where, job.checkpoints, is_streamed=not is_held, traced=traced)
-    found = replace(found, model=model)
-    uncovered = Uncovered(None, rotating(found.symmetry), {})
-    if model is not None and options.method not in ("equalize", "smooth") and not found.symmetry.ones:
-        with show_status("looking for rotations behind gains"):
-            read, outputs = _reader(found), options.inputs.outputs or None
-            uncovered = uncover_rotations(read, found.symmetry, model.module, model.inputs, kwargs, outputs)
-    return found, kwargs, uncovered, can_run
-
-
-def _batches(options: Gauge) -> list[Batch]:
-    """The batches of --data, in float32."""
-    assert options.data is not None
-    loaded = load_batches(options.data, options.batch)
-    return [(convert(inputs, torch.float32), targets) for inputs, targets in loaded]
-
-
-def _reader(found: Networks) -> Any:
-    """Reads a parameter by any name that it has."""
-    (checkpoint,) = found.checkpoints
-    alias = {name: names for names in found.symmetry.tied for name in names}
-
-    def read(name: str) -> torch.Tensor:
-        known = next((one for one in (name, *alias.get(name, ())) if one in checkpoint.stored), name)
-        return checkpoint.read(known) if known in checkpoint.stored else checkpoint.params[name]
-
-    return read
+    elif options.data is not None:
+        raise UsageError("--data needs the model that runs on them: name it with --model")
+    is_held = _fits(job) and (model is None or not model.is_meta or options.method not in ROTATING)
+    if not is_held and (options.method not in ROTATING or options.data is not None):
+        raise UsageError(_too_large(options, job, HELD))
+    found = read_networks(replace(options, model=name), job.checkpoints, is_streamed=not is_held, traced=traced)
+    return replace(found, model=model), kwargs, is_held
 
 
 def _choose(
-    method: GaugeMethod, found: Networks, uncovered: Uncovered, kwargs: dict[str, Any], options: Gauge
-) -> Chosen:
-    """Choose the moves of the checkpoint; random and Hadamard rotations need no weights in memory."""
+    options: Gauge,
+    scheme: RoundToNearest,
+    job: FileJob,
+    found: Networks,
+    kwargs: dict[str, Any],
+    *,
+    is_held: bool,
+) -> GaugeResult | Chosen:
+    """Choose the moves of the checkpoint; of one that does not fit in memory these are rotations."""
     generator = torch.Generator().manual_seed(options.seed)
-    if isinstance(method, Rotation):
-        element = method.rotate(uncovered.symmetry, generator)
-        before = () if uncovered.before is None else (uncovered.before,)
-        fixed = fixed_reasons(found.symmetry, uncovered)
-        return Chosen((*before, Move(uncovered.symmetry, element)), 0.0, 0.0, (), "", fixed)
-    task = None
-    if found.model is not None and method.needs_task:
-        if found.model.inputs and kwargs:
-            raise UsageError("the model needs masks beside its data: give batches whose inputs are named")
-        first = [(found.model.inputs or kwargs, torch.zeros(1))]
-        batches = _batches(options) if options.by == "function" else first
-        task = rg.Task(found.model.module, batches, outputs=options.inputs.outputs or None)
-    problem = GaugeProblem(to_work(found.checkpoints[0].params), found.symmetry, task, generator)
-    problem.__dict__["uncovered"] = uncovered
+    method = method_of(options, scheme, is_by_function=_fits(job, HELD_BY_FUNCTION))
+    model, outputs = found.model, options.inputs.outputs or None
+    if is_held:
+        if options.by == "function" and not _fits(job, HELD_BY_FUNCTION):
+            raise UsageError(_too_large(options, job, HELD_BY_FUNCTION))
+        task, test = _tasks(options, found, kwargs)
+        with show_status("choosing a gauge"):
+            params = found.checkpoints[0].params
+            return rg.gauge(params, found.symmetry, method=method, task=task, test=test, generator=generator)
+    module, inputs = (None, ()) if model is None else (model.module, model.inputs)
+    ways: Any = {"module": module, "inputs": inputs, "kwargs": kwargs, "outputs": outputs}
     with show_status("choosing a gauge"):
-        chosen = method.choose(problem)
-    return chosen if chosen.moves else replace(chosen, moves=(Move(found.symmetry, found.symmetry.identity()),))
+        return choose_streamed(found.checkpoints[0], found.symmetry, method, **ways, generator=generator)
 
 
-def _pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
-    """The moved tensors piece by piece, which are measured on the way."""
+def _too_large(options: Gauge, job: FileJob, copies: int) -> str:
+    what = "choosing by data" if options.method in ROTATING else f"the method {options.method!r}"
+    return (
+        f"{what} needs all values in memory, which takes {size_text(_needed(job, copies))}, more than the "
+        f"{size_text(job.limit.nbytes)} that are allowed: allow more --memory, or say --method hadamard without --data"
+    )
 
-    def pieces(name: str) -> Any:
-        shape = checkpoint.stored[name].shape
-        ranges = [row_ranges(move.symmetry, name, shape, PIECE) for move in moves]
-        for rows in next((one for one in ranges if one == [None]), ranges[0]):
-            tensor = checkpoint.read(name, rows=rows)
-            require_finite({name: tensor}, checkpoint.label)
-            moved = move_tensor(moves, name, tensor)
-            measures.add(name, tensor, moved)
-            yield moved
 
-    return pieces
+def _tasks(options: Gauge, found: Networks, kwargs: dict[str, Any]) -> tuple[rg.Task | None, rg.Task | None]:
+    """The model on the data that choose, or else on example inputs, and on those that judge."""
+    model = found.model
+    if model is None or model.is_meta:
+        return None, None
+    if options.data is None:
+        return example_task(model, kwargs, options.inputs.outputs), None
+    dtype = work_dtype(dtype_of(found.checkpoints[0].params))
+    module, outputs = model.module.to(dtype), options.inputs.outputs
+    task, test = (
+        None if text is None else task_of(module, load_batches(text, options.batch), options.loss, dtype, outputs)
+        for text in (options.data, options.test)
+    )
+    return task, test
 
 
 def save_facts(facts: dict[str, Any], path: Path) -> None:
@@ -218,7 +205,9 @@ def save_facts(facts: dict[str, Any], path: Path) -> None:
     save_text(gauge_page(path), path.with_suffix(".html"))
 
 
-def _facts(options: Gauge, chosen: Chosen, certificate: Certificate | None, reason: str) -> dict[str, Any]:
+def _facts(
+    options: Gauge, chosen: GaugeResult | Chosen, certificate: Certificate | None, reason: str
+) -> dict[str, Any]:
     rotated = [
         {"group": g.name, "kind": g.kind, "size": g.size, "copies": move.symmetry.count_copies(g.name)}
         for move in chosen.moves
@@ -239,6 +228,7 @@ def _facts(options: Gauge, chosen: Chosen, certificate: Certificate | None, reas
         "certificate": None if certificate is None else {"ok": certificate.ok} | asdict(certificate),
         "not_run": reason,
         "objective": {"before": chosen.initial, "after": chosen.objective, "unit": chosen.unit},
+        "trials": None if chosen.trials is None else asdict(chosen.trials),
         "ones": sorted(ones),
         "rotated": rotated,
         "fixed": [{"name": name, "reason": why} for name, why in chosen.fixed],
@@ -248,7 +238,7 @@ def _facts(options: Gauge, chosen: Chosen, certificate: Certificate | None, reas
 
 def _tell(
     out: Path,
-    chosen: Chosen,
+    chosen: GaugeResult | Chosen,
     certificate: Certificate | None,
     reason: str,
     measures: LayerMeasures,
@@ -258,11 +248,9 @@ def _tell(
         tell(f"not run on outputs: {reason}", not_run=reason)
     else:
         tell(certificate, certificate={"ok": certificate.ok} | asdict(certificate))
-    if chosen.unit:
-        tell(
-            f"objective {chosen.initial:.4g} -> {chosen.objective:.4g} {chosen.unit}",
-            objective={"before": chosen.initial, "after": chosen.objective, "unit": chosen.unit},
-        )
+    if chosen.trials is not None:
+        objective = {"before": chosen.initial, "after": chosen.objective, "unit": chosen.unit}
+        tell(chosen.trials, trials=asdict(chosen.trials), objective=objective)
     tell_table("rounding", measures.totals(), "mean relative squared error of rounded layers", digits=4)
     tell_notes([*chosen.notes, *describe_fixed(chosen.fixed), *found.checkpoints[0].notes])
     tell_written(out, gauge_path(out), gauge_path(out).with_suffix(".html"))

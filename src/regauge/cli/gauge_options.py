@@ -12,6 +12,7 @@ from regauge.cli.options import (
     Checkpoint,
     ExampleInputs,
     Json,
+    Loss,
     Model,
     Output,
     Seed,
@@ -33,14 +34,21 @@ class Gauge:
     """Where the moved checkpoint goes, a .safetensors file or a folder."""
     model: Model = None
     symmetry: SymmetryFile = None
-    method: Literal["equalize", "smooth", "hadamard", "random", "learned"] = "hadamard"
-    """equalize: scales until ranges agree; smooth: scales between activations and weights, as AWQ searches them, which
-    needs data; hadamard and random: rotations of the residual stream and of attention's values, queries and keys;
-    learned: the same by descent on the rounding error, with --by function of scales, too. See docs/quantization.md."""
-    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "scales look at the first.")] = None
+    method: Literal["best", "equalize", "smooth", "hadamard", "random", "learned"] = "best"
+    """best: equalize, hadamard and learned are tried, and what loses least by rounding is kept. equalize: scales until
+    ranges agree; smooth: scales between activations and weights, as AWQ searches them, which needs data; hadamard and
+    random: rotations of the residual stream and of attention's values, queries and keys; learned: the same by descent
+    on the rounding error, with --by function of scales, too. See docs/quantization.md."""
+    keep: bool = False
+    """Keep the gauge even where rounding loses more there than in the one that the checkpoint has."""
+    data: Annotated[
+        str | None, arg(metavar="DATA", help=BATCHES_HELP + "the loss after rounding, which then decides.")
+    ] = None
+    test: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "judging what --data chose.")] = None
+    loss: Loss = "cross-entropy"
     batch: Batch = 16
     bits: int = 4
-    """Bits of the rounding that scales and learned rotations are chosen for."""
+    """Bits of the rounding that a gauge is chosen for."""
     group: int = 0
     """Values that share a scale there; a whole row where left out."""
     steps: int = 100
@@ -57,8 +65,8 @@ class Gauge:
     """Replace the output and what is beside it if they exist."""
     seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much may be held at once, for example 4GB; half of the machine's memory where left out. hadamard and random
-    go tensor by tensor; the values of the checkpoint must fit for the others, and for the proof on outputs."""
+    """How much may be held at once, for example 4GB; half of the machine's memory where left out. Of what does not fit,
+    rotations alone are tried, tensor by tensor, and the model is not run."""
     inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
     json: Json = False

@@ -21,6 +21,7 @@ from regauge.cli.tracing import Traced
 from regauge.core.params import Params
 from regauge.names import VERSION
 from regauge.pruning import Criterion, Magnitude, OutputError, Pruned, RandomUnits, Taylor
+from regauge.pruning.prune_network import WITHOUT_DATA
 from regauge.report.prune_page import prune_page
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.memory_limit import size_text
@@ -45,6 +46,9 @@ def prune_path(checkpoint: Path) -> Path:
 
 def run(options: Prune) -> None:
     """Prune, write the smaller checkpoint, and say what was removed."""
+    if options.criterion is None:
+        options = replace(options, criterion="magnitude" if options.data is None else "output")
+    assert options.criterion is not None
     criterion = CRITERIA[options.criterion]()
     if not 0 <= options.share < 1:
         raise UsageError(f"--share is {options.share}; it is from 0 to below 1: some unit must stay")
@@ -200,5 +204,6 @@ def _tell(out: Path, facts: dict[str, Any], result: Pruned) -> None:
         tell_table("losses", rows)
     for key, change in facts["config"].items():
         tell(f"{CONFIG}: {key} {change['before']} -> {change['after']}", config={key: change})
-    tell_notes([*result.notes, *result.describe_fixed()])
+    notes = [WITHOUT_DATA] if not facts["losses"] and facts["share"] else []
+    tell_notes([*result.notes, *notes, *result.describe_fixed()])
     tell_written(out, prune_path(out), prune_path(out).with_suffix(".html"))

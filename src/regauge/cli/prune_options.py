@@ -35,9 +35,10 @@ class Prune:
     symmetry: SymmetryFile = None
     share: float = 0.0
     """Of the units of each group that are removed in all, from 0 to below 1."""
-    criterion: Literal["magnitude", "taylor", "output", "random"] = "magnitude"
-    """Which units go first. magnitude: sums of squares; taylor: gradient times weight; output: what layers put out,
-    with the weights that read the other units fitted. docs/pruning.md tells more."""
+    criterion: Literal["magnitude", "taylor", "output", "random"] | None = None
+    """Which units go first; output with --data, and magnitude without, where left out. magnitude: sums of squares;
+    taylor: gradient times weight; output: what layers put out, with the weights that read the other units fitted.
+    docs/pruning.md tells more."""
     groups: tuple[str, ...] = ()
     """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "for criteria and the loss.")] = None

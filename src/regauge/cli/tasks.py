@@ -1,5 +1,6 @@
 """What DATA means: batches from a factory or a file, or a signal; the task of a model on them, and networks judged."""
 
+import inspect
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,7 +201,23 @@ def task_of(
     with users_code("the model fails on the data"), torch.no_grad():
         for batch in converted:  # in whatever batch: later it would be after hours of work
             task.loss(blank, batch)
-    return task
+    if loss == "mse":
+        return task
+    # From here on the loss is that of Python, which methods recognize.
+    classes = [(inputs, targets.long()) for inputs, targets in converted]
+    return rg.Task(module, classes, outputs=outputs or None)
+
+
+def example_task(model: Model, kwargs: Mapping[str, Any], outputs: tuple[str, ...] = ()) -> rg.Task:
+    """A model on its example inputs, which have no targets; the loss is the mean square of the output."""
+    inputs: Any = dict(kwargs) if kwargs else model.inputs
+    if model.inputs and kwargs:
+        inputs = inspect.signature(model.module.forward).bind(*model.inputs, **kwargs).arguments
+    return rg.Task(model.module, [(inputs, torch.zeros(1))], _size, outputs or None)
+
+
+def _size(output: Tensor, _: Any) -> Tensor:
+    return output.float().square().mean()
 
 
 def convert(inputs: Any, dtype: torch.dtype) -> Any:

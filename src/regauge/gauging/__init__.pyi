@@ -11,6 +11,8 @@ from .mappings import write_table as write_table
 from .measures import LayerMeasures as LayerMeasures
 from .method import GaugeMethod as GaugeMethod
 from .method import GaugeProblem as GaugeProblem
+from .methods.best_gauge import BestGauge as BestGauge
+from .methods.best_gauge import default_methods as default_methods
 from .methods.chain import Chain as Chain
 from .methods.equalize import Equalize as Equalize
 from .methods.learned_rotation import LearnedRotation as LearnedRotation
@@ -23,7 +25,11 @@ from .moves import move_tensor as move_tensor
 from .moves import rotating as rotating
 from .moves import uncover_rotations as uncover_rotations
 from .result import GaugeResult as GaugeResult
+from .result import Trials as Trials
 from .rounding import RoundToNearest as RoundToNearest
+from .rounding import mean_error as mean_error
 from .rounding import round_network as round_network
 from .rounding import rounded_activations as rounded_activations
 from .rounding import rounding_errors as rounding_errors
+from .streamed import choose_streamed as choose_streamed
+from .streamed import moved_pieces as moved_pieces

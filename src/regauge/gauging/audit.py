@@ -28,7 +28,8 @@ class Finding:
         row: The number of the row.
         smooth: The module that is divided.
         balance: The modules whose inputs are multiplied.
-        verdict: "holds"; "broken"; "skipped" where sizes do not agree; "unmatched" where the row names no modules.
+        verdict: "holds"; "broken"; "skipped" where sizes do not agree, so that no tool scales the pair; "unmatched"
+            where the row names no modules.
         change: The relative change of the outputs when the pair is scaled by random factors in [1/2, 2].
         missing: Parameters that must be scaled, too, and are not.
         extra: Parameters that must not be scaled so.
@@ -59,6 +60,10 @@ def audit(
     convert: Convert = dict,
 ) -> list[Finding]:
     """Try every pair of a table: scale it alone by random factors, as a tool would, and run the model in float64.
+
+    Tools multiply what balance layers read, and divide what the smooth layer makes: its last outputs where it makes
+    more than is read, as a fused layer of queries, keys and values does. The axis along which a layer reads is that of
+    the symmetry; where no group acts there, it is that of torch's layers. Lengths decide nothing.
 
     Args:
         table: Pairs with patterns; see `read_table`.
@@ -103,37 +108,60 @@ class _Audit:
         return found
 
     def _try(self, row: int, pair: ScalePair, wide: Params, start: Params, reference: list[Tensor]) -> Finding:
-        size = wide[f"{pair.smooth}.weight"].shape[0]
+        name = f"{pair.smooth}.weight"
+        axis = self._output_axis(name, wide)
+        made = wide[name].shape[axis]
+        counts = {one: wide[f"{one}.weight"].shape[self._input_axis(f"{one}.weight", wide)] for one in pair.balance}
+        reason = _why_skipped(made, counts, is_norm=wide[name].ndim == 1)
+        if any(self._layer_number(one, "groups") > 1 for one in pair.balance):
+            reason = "a balance layer reads its channels in groups: no tool scales these"
+        if reason:
+            return Finding(row, pair.smooth, pair.balance, "skipped", reason=reason)
+        size = next(iter(counts.values()))
         drawn = torch.rand(size, generator=self.generator, device=self.generator.device, dtype=torch.float64)
         factors = torch.exp2(2 * drawn.cpu() - 1)
-        scaled = self._scaled(pair, wide, factors)
-        if isinstance(scaled, str):
-            return Finding(row, pair.smooth, pair.balance, "skipped", reason=scaled)
-        moved = self._named(scaled)
+        moved = self._named(self._scaled(pair, wide, factors))
         change = relative_change(reference, self.probe(moved))
         if change <= self.tolerance:
             return Finding(row, pair.smooth, pair.balance, "holds", change)
-        missing, extra, reason = self._explain(f"{pair.smooth}.weight", factors, start, moved)
+        missing, extra, reason = self._explain(name, axis, _of_last(factors, made), start, moved)
         return Finding(row, pair.smooth, pair.balance, "broken", change, missing, extra, reason)
 
-    def _scaled(self, pair: ScalePair, wide: Params, factors: Tensor) -> Params | str:
-        """The network as a tool makes it; a reason where sizes do not agree."""
+    def _scaled(self, pair: ScalePair, wide: Params, factors: Tensor) -> Params:
+        """The network as a tool makes it."""
         result = dict(wide)
-        weight = wide[f"{pair.smooth}.weight"]
+        name = f"{pair.smooth}.weight"
+        weight, axis = wide[name], self._output_axis(name, wide)
+        divisors = _of_last(factors, weight.shape[axis])
         offset = self._offset(pair.smooth, weight) if weight.ndim == 1 else 0.0
-        by_row = factors.reshape(-1, *[1] * (weight.ndim - 1))
-        result[f"{pair.smooth}.weight"] = (weight + offset) / by_row - offset
+        result[name] = (weight + offset) / _along(divisors, axis, weight.ndim) - offset
         bias = wide.get(f"{pair.smooth}.bias")
         if bias is not None:
-            result[f"{pair.smooth}.bias"] = bias / factors
-        for name in pair.balance:
-            reader = result[f"{name}.weight"]
-            axis = next((axis for axis in (1, 0) if axis < reader.ndim and reader.shape[axis] == len(factors)), None)
-            if axis is None:
-                return f"it has {len(factors)} channels, but {name} reads {reader.shape[-1]}: no tool scales these"
-            shape = [len(factors) if k == axis else 1 for k in range(reader.ndim)]
-            result[f"{name}.weight"] = reader * factors.reshape(shape)
+            result[f"{pair.smooth}.bias"] = bias / divisors
+        for name in (f"{one}.weight" for one in pair.balance):
+            reader = result[name]
+            result[name] = reader * _along(factors, self._input_axis(name, wide), reader.ndim)
         return result
+
+    def _input_axis(self, name: str, wide: Params) -> int:
+        """The axis of a weight along which its layer sums over what it reads."""
+        names = next((names for names in self.symmetry.tied if name in names), (name,))
+        known = {axis for one, axis in self.symmetry.readers if one in names}
+        if len(known) == 1:
+            return known.pop()
+        is_first = self._layer_number(name.removesuffix(".weight"), "transposed") > 0
+        return 0 if is_first else min(1, wide[name].ndim - 1)
+
+    def _layer_number(self, name: str, number: str) -> int:
+        """A number of a layer of torch; zero where others, or names of the files for parts of tensors, have none."""
+        try:
+            return int(getattr(self.module.get_submodule(name), number, 0))
+        except AttributeError:
+            return 0
+
+    def _output_axis(self, name: str, wide: Params) -> int:
+        """The axis of a weight that counts what its layer makes."""
+        return 1 if wide[name].ndim > 1 and self._input_axis(name, wide) == 0 else 0
 
     def _offset(self, name: str, weight: Tensor) -> float:
         """What a norm adds to its gain before it multiplies: one in Gemma, zero elsewhere."""
@@ -156,16 +184,16 @@ class _Audit:
         return 0.0
 
     def _explain(
-        self, name: str, factors: Tensor, start: Params, moved: Params
+        self, name: str, axis: int, divisors: Tensor, start: Params, moved: Params
     ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
         """What differs from the family of scales that comes nearest to what was done."""
         best: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         for direction in directions(diagonal(self.symmetry), "move"):
-            place = next((p for p in direction.places if p.name == name and p.axes[-1] == 0), None)
+            place = next((p for p in direction.places if p.name == name and p.axes[-1] == axis), None)
             if place is None or len(place.axes) > 1:
                 continue
             logs = torch.zeros(direction.count, dtype=torch.float64)
-            logs[place.index.flatten()] = -factors.log()[place.positions] / (place.exponent / 2)
+            logs[place.index.flatten()] = -divisors.log()[place.positions] / (place.exponent / 2)
             right = self.symmetry.act(scaled_element(self.symmetry.identity(), [(direction, logs)]), start)
             wrong = [one for one in right if not torch.allclose(right[one], moved[one], rtol=1e-9, atol=1e-12)]
             missing = tuple(one for one in wrong if torch.equal(moved[one], start[one]))
@@ -187,3 +215,23 @@ class _Audit:
         dtype = next(iter(self.probe.params.values())).dtype
         own = {n: t.to(dtype) if t.is_floating_point() else t for n, t in named.items() if n in self.probe.params}
         return {**self.probe.params, **own}
+
+
+def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
+    """Why no tool scales a pair whose smooth layer makes some channels, of which balance layers read others."""
+    if len({*counts.values()}) > 1:
+        listed = ", ".join(f"{name} reads {count}" for name, count in counts.items())
+        return f"its balance layers read different numbers of channels ({listed}): no tool scales these"
+    name, count = next(iter(counts.items()))
+    if made < count or (is_norm and made > count):
+        return f"it has {made} channels, but {name} reads {count}: no tool scales these"
+    return ""
+
+
+def _of_last(factors: Tensor, made: int) -> Tensor:
+    """The factors of all that a layer makes: those of its last outputs, and ones."""
+    return torch.cat([torch.ones(made - len(factors), dtype=factors.dtype), factors])
+
+
+def _along(factors: Tensor, axis: int, ndim: int) -> Tensor:
+    return factors.reshape([-1 if k == axis else 1 for k in range(ndim)])

@@ -11,7 +11,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.gauging.certificate import certify
 from regauge.gauging.method import GaugeMethod, GaugeProblem, to_work
-from regauge.gauging.methods.equalize import Equalize
+from regauge.gauging.methods.best_gauge import BestGauge
 from regauge.gauging.moves import Move, apply_moves
 from regauge.gauging.result import GaugeResult
 
@@ -23,6 +23,7 @@ def gauge(
     *,
     method: GaugeMethod | None = None,
     task: Task | None = None,
+    test: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> GaugeResult:
     """Move a network along its orbit to where it is easier to quantize: other weights, the same function.
@@ -32,6 +33,7 @@ def gauge(
 
     | method | what it moves | needs |
     | --- | --- | --- |
+    | `BestGauge` | what the best of several methods moves, or nothing | nothing else |
     | `Equalize` | every family of positive scales, until ranges agree | nothing else |
     | `Hadamard`, `RandomRotation` | every orthogonal and linear group | a task, to see behind gains |
     | `LearnedRotation` | the same, by descent on the error of rounding | a task, to see behind gains |
@@ -45,8 +47,10 @@ def gauge(
     Args:
         params: One network, unchanged itself. Buffers move with it.
         symmetry: That of its architecture.
-        method: `Equalize()` unless given.
-        task: The model and data, on which methods choose and the result is certified. Its loss is not used.
+        method: `BestGauge()` unless given: with a task its loss decides, with weights rounded to four bits; without one
+            the rounding error of weights. Other methods go by their own objectives.
+        task: The model and data, on which methods choose and the result is certified. Only `BestGauge` uses the loss.
+        test: The same with other data, which choose nothing; `BestGauge` judges what it kept on them.
         generator: The source of chance. The same state gives the same result.
 
     Returns:
@@ -62,7 +66,7 @@ def gauge(
         Nagel et al. (2019), Data-free quantization; Xiao et al. (2023), SmoothQuant; Lin et al. (2023), AWQ; Ashkboos
         et al. (2024), QuaRot; Liu et al. (2024), SpinQuant.
     """
-    method = Equalize() if method is None else method
+    method = BestGauge() if method is None else method
     bound = symmetry.bind(params)
     for name in bound.sites:
         if params[name].ndim != len(bound.shapes[name]):
@@ -70,7 +74,8 @@ def gauge(
     if method.needs_task and task is None:
         raise ValueError(f"{type(method).__name__} looks at what layers read: give a task with a module and batches")
     require_finite(params, "the network")
-    problem = GaugeProblem(to_work(params), bound, task, generator)
+    dtypes = {name: tensor.dtype for name, tensor in params.items()}
+    problem = GaugeProblem(to_work(params), bound, task, generator, test, dtypes)
     chosen = method.choose(problem)
     moves = chosen.moves or (Move(bound, bound.identity()),)
     certificate = None
@@ -87,4 +92,5 @@ def gauge(
         chosen.fixed,
         chosen.notes,
         certificate,
+        chosen.trials,
     )

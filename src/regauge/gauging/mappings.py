@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from regauge.core.arguments import check_arguments
 from regauge.core.expressions import Expression
-from regauge.core.scales import Direction, directions
+from regauge.core.scales import Direction, Place, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
 
@@ -20,6 +20,9 @@ EXPRESSION = "re:"
 @dataclass(frozen=True)
 class ScalePair:
     """A layer whose output channels are divided by scales, and the layers whose input channels are multiplied by them.
+
+    Of a layer that makes more than these read, such as a fused one of queries, keys and values, tools divide the last
+    output channels.
 
     Names are those of modules; in a table they may be patterns: `re:` and a regular expression for the beginning of a
     name, or the end of one.
@@ -60,11 +63,21 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
         return "what it divides is not the weight, and the bias, of one module"
     if {abs(place.exponent) for place in direction.places} != {2.0}:
         return "its exponents are not all one"
-    lengths = {symmetry.shapes[name][1] for name in readers} | {symmetry.shapes[name][0] for name in writers}
-    if len(lengths) > 1:
+    if any(place.axes != ((1,) if place.name in readers else (0,)) for place in direction.places):
+        return "its layers do not have what they read along the second axis of their weights, where tools scale"
+    orders = {_last_units(place, symmetry.shapes[place.name][place.axes[-1]]) for place in direction.places}
+    lengths = {symmetry.shapes[name][1] for name in readers}
+    if len(orders) > 1 or lengths != {len(next(iter(orders)))}:
         return "the layers behind it have other numbers of channels, as with grouped queries"
     order = [name for name in symmetry.shapes if name in readers]
     return ScalePair(modules.pop(), tuple(name.rpartition(".")[0] for name in order))
+
+
+def _last_units(place: Place, length: int) -> tuple[int, ...]:
+    """The units at the end of an axis, in their order; none where they lie elsewhere or with gaps between them."""
+    order = place.positions.argsort()
+    is_last = place.positions[order].tolist() == [*range(length - len(order), length)]
+    return tuple(place.index.flatten()[order].tolist()) if is_last else ()
 
 
 def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:

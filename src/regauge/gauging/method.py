@@ -1,8 +1,8 @@
 """What a method is given, and what it returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments
-from regauge.gauging.moves import Uncovered, rotating, uncover_rotations
+from regauge.gauging.moves import Move, Uncovered, apply_moves, rotating, uncover_rotations
 from regauge.gauging.result import Chosen
 
 
@@ -25,12 +25,21 @@ class GaugeProblem:
         symmetry: With every size known.
         task: Model and data, for methods that run it; None otherwise.
         generator: The source of chance; None for methods without.
+        test: Other data, which choose nothing; None where there are none.
+        dtypes: Of the tensors as they were given, where they are others.
     """
 
     params: Params
     symmetry: Symmetry
     task: Task | None = None
     generator: torch.Generator | None = None
+    test: Task | None = None
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    def moved(self, moves: Sequence[Move]) -> Params:
+        """The network after some moves, with values that its own dtypes hold."""
+        whole = apply_moves(moves, self.params)
+        return {n: t.to(self.dtypes[n]).to(t.dtype) if n in self.dtypes else t for n, t in whole.items()}
 
     @property
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -58,6 +67,8 @@ class GaugeMethod(ABC):
 
     needs_task = False
     """Whether it runs the model on data."""
+    label = ""
+    """What a network that it moved is called among others."""
 
     @abstractmethod
     def choose(self, problem: GaugeProblem) -> Chosen:

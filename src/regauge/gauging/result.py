@@ -1,6 +1,6 @@
 """The outcome of choosing a gauge."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regauge.core.element import Element
@@ -8,6 +8,37 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.certificate import Certificate
 from regauge.gauging.moves import Move
+
+AS_IT_IS = "as it is"
+"""The name of the network that is not moved, among those that are compared."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Networks of one orbit, compared by what rounding does to them.
+
+    Attributes:
+        measure: What was compared; the lower, the better.
+        values: It for each network that was tried, the one as it is first.
+        kept: Which of them was kept.
+        whole: The same without rounding, where it is a loss.
+        judged: The same on data that chose nothing, of the network as it is and of the one that was kept.
+    """
+
+    measure: str
+    values: Mapping[str, float]
+    kept: str
+    whole: float | None = None
+    judged: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        whole = "" if self.whole is None else f" ({self.whole:.4g} before rounding)"
+        judged = f"; on data that chose nothing: {_list_values(self.judged)}" if self.judged else ""
+        return f"{self.measure}: {_list_values(self.values)}{whole}; kept: {self.kept}{judged}"
+
+
+def _list_values(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{value:.4g} {name}" for name, value in values.items())
 
 
 @dataclass(frozen=True)
@@ -22,6 +53,7 @@ class Chosen:
         unit: Of the objective.
         fixed: Groups and gains that the method left as they are, each with the reason.
         notes: Sentences about what was chosen.
+        trials: What was compared, where several networks were.
     """
 
     moves: tuple[Move, ...]
@@ -31,6 +63,7 @@ class Chosen:
     unit: str
     fixed: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    trials: Trials | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +83,7 @@ class GaugeResult:
         fixed: Groups and gains that were left as they are, each with the reason.
         notes: Sentences about what was chosen.
         certificate: How much the outputs changed; None where there was no task to run.
+        trials: What was compared, where several networks were.
     """
 
     params: Params = field(repr=False)
@@ -61,6 +95,7 @@ class GaugeResult:
     fixed: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     certificate: Certificate | None = None
+    trials: Trials | None = None
 
     @property
     def symmetry(self) -> Symmetry:
@@ -76,6 +111,7 @@ class GaugeResult:
     def report(self) -> str:
         """How it went, and what was left as it is."""
         gained = f"objective {self.initial:.4g} -> {self.objective:.4g} {self.unit}".rstrip()
+        gained = gained if self.trials is None else str(self.trials)
         certified = [str(self.certificate)] if self.certificate is not None else []
         return "\n".join([gained, *certified, *self.notes, *describe_fixed(self.fixed)])
 

@@ -150,6 +150,10 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
     return result
 
 
+REPORTED = tuple(RoundToNearest(bits) for bits in (8, 4, 3))
+"""Roundings at which the errors of layers are reported, whatever a gauge is chosen for."""
+
+
 @check_arguments
 def round_network(
     params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Callable[[Tensor, tuple[int, ...]], Tensor]
@@ -172,6 +176,12 @@ def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Ro
         for name, rows in layer_rows(symmetry).items()
         if name in params
     }
+
+
+def mean_error(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> float:
+    """The mean over layers of the relative squared error of their rounded weights."""
+    errors = rounding_errors(params, symmetry, scheme)
+    return sum(errors.values()) / max(len(errors), 1)
 
 
 def relative_error(tensor: Tensor, rows: tuple[int, ...], scheme: RoundToNearest) -> float:

@@ -52,6 +52,12 @@ class Moments:
         count = dict.fromkeys(by_value, 0)
         for inputs, _ in map(as_pair, network.task.batches):
             found, values = network.read(inputs, list(by_value))
+            lost = next((value for value in by_value if value not in found.symmetry.sites), None)
+            if lost is not None:
+                raise ValueError(
+                    f"what {by_value[lost][0][0]!r} reads cannot be followed in a batch of another shape; "
+                    "give batches of one shape, or choose another criterion"
+                )
             for value, tensor in values.items():
                 site = next(one for one in found.symmetry.sites[value] if one.group.name == group)
                 samples = unit_values(found.symmetry, value, site, tensor).reshape(*shape, -1).double()

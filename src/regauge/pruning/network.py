@@ -100,7 +100,7 @@ class Network:
     def _traces(self) -> Traces:
         assert self.task is not None
         dtype = next((p.dtype for p in self.task.module.parameters() if p.is_floating_point()), torch.float32)
-        return Traces(self.symmetry, self.task.module, dtype, self.task.outputs)
+        return Traces(self.symmetry, self.task.module, dtype, self.task.outputs, only_read=False)
 
     def sites(self, group: str, *, reading: bool) -> list[tuple[str, Site]]:
         """Where a group acts along which layers sum over its units, or where it acts otherwise."""

@@ -12,7 +12,7 @@ from regauge.core.groups import Group
 from regauge.core.params import Params, require_finite
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.pruning.criteria import Criterion, Magnitude
+from regauge.pruning.criteria import Criterion, Magnitude, OutputError
 from regauge.pruning.exact import Removal, apply_removals, find_removals
 from regauge.pruning.network import Network
 from regauge.pruning.resizing import Accept, resize, shared_sizes
@@ -23,6 +23,11 @@ ROUNDS = 8
 """Searches for units that are not needed: without some, others are not needed either."""
 MIXED = "a matrix mixes its units, so that none of them can be removed alone"
 NORMED = "a norm over its units, or a size that the model keeps: the rest would compute something else without some"
+
+WITHOUT_DATA = (
+    "units were removed by their magnitude: with data those go that others can stand in for, and the weights that read "
+    "the others are fitted, which mostly loses far less"
+)
 
 Build = Callable[[Params, Symmetry, Accept], nn.Module]
 """Makes a module of smaller tensors with their symmetry, which must be accepted; a ValueError where it cannot."""
@@ -52,7 +57,7 @@ def prune(
         symmetry: That of its architecture.
         share: Of the units of each group that are removed in all, from 0 to below 1; or a share for each group by name.
             With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
-        criterion: `Magnitude()` unless given; see `regauge.pruning`.
+        criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
         task: The model and data: removals are proved on the inputs of the first batch. Without one, nothing is run,
             nothing is proved, and no exact removals are made.
         generator: The source of chance, for criteria that need it.
@@ -71,7 +76,8 @@ def prune(
     References:
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.
     """
-    criterion = Magnitude() if criterion is None else criterion
+    notes = (WITHOUT_DATA,) if criterion is None and task is None and _is_any(share) else ()
+    criterion = (Magnitude() if task is None else OutputError()) if criterion is None else criterion
     bound = symmetry.bind(params)
     for name in bound.sites:
         if name in params and params[name].ndim != len(bound.shapes[name]):
@@ -90,14 +96,19 @@ def prune(
     sets += [(group.name,) for group in bound.groups if not any(group.name in names for names in sets)]
     work = _Work(network, params, sets, build, named=frozenset(share) if isinstance(share, Mapping) else frozenset())
     work.choose_groups()
-    reference = network.run(network.params) if task is not None else []
+    reference = given = network.run(network.params) if task is not None else []
     exact: tuple[Removal, ...] = ()
     if task is not None:
         exact = work.remove_exactly(reference)
     change = network.change(reference, network.run(network.params)) if task is not None else 0.0
     first_losses = _losses(task, params, network) if task is not None else {}
     work.remove_by(criterion, shares, generator)
-    return work.finish(exact, change, first_losses)
+    result = work.finish(exact, change, first_losses, given)
+    return replace(result, notes=(*result.notes, *notes))
+
+
+def _is_any(share: float | Mapping[str, float]) -> bool:
+    return any(share.values()) if isinstance(share, Mapping) else share > 0
 
 
 def _shares(share: float | Mapping[str, float], symmetry: Symmetry) -> dict[str, float]:
@@ -301,7 +312,13 @@ class _Work:
             changed = {name for name, tensor in self.network.params.items() if tensor is not before[name]}
             self.network.take({name: after[name] if name in changed else params[name] for name in params})
 
-    def finish(self, exact: tuple[Removal, ...], change: float, losses: Mapping[str, Mapping[str, float]]) -> Pruned:
+    def finish(
+        self,
+        exact: tuple[Removal, ...],
+        change: float,
+        losses: Mapping[str, Mapping[str, float]],
+        given: list[Tensor],
+    ) -> Pruned:
         """Cut the tensors and build the module, and compare it with the network in which nothing reads what is gone."""
         task = self.network.task
         sizes = {name: (mask.shape[1], mask.shape[1] - int(mask[0].sum())) for name, mask in self.gone.items()}
@@ -313,13 +330,15 @@ class _Work:
             notes = ("nothing was run: without a task no removal is proved, and none is exact",)
             return Pruned(self._as_given(small), after, kept, sizes, (), tuple(self.fixed), notes=notes)
         small, after, kept, module = self._smaller(self.network, self.gone, is_compared=is_compared)
-        cut = None
+        cut, outputs = None, self.network.run_smaller(module)
         if is_compared:
-            cut = self.network.change(self.network.run(self.network.params), self.network.run_smaller(module))
+            cut = self.network.change(self.network.run(self.network.params), outputs)
+        half = len(given) // 2  # The others are of inputs that are no data.
+        distance = self.network.change(given[:half], outputs[:half])
         params = self._as_given(small)
         module = module.to(next((t.dtype for t in self.given.values() if t.is_floating_point()), torch.float32))
         last = replace(task, module=module).evaluate(params)
-        certificate = PruneCertificate(change, cut, self.network.tolerance)
+        certificate = PruneCertificate(change, cut, self.network.tolerance, distance)
         return Pruned(
             params,
             after,

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from regauge.core.symmetry import Symmetry
+from regauge.pruning.slices import kept_entries
 
 TRIALS = 64
 """Combinations of new numbers that are tried."""
@@ -91,14 +92,12 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
     """The numbers of a layer of torch, from the shapes of its tensors and the sizes of the groups on them."""
 
     def blocks(count: int) -> int:
+        """How many equal blocks of the first axis of the weight have entries that stay."""
         name = f"{prefix}weight"
-        for group in before.groups if count > 1 else ():
-            for place in group.placements:
-                length = before.shapes[name][0] if place.parameter == name else 0
-                if place.axis == 0 and group.size == count and place.stride * count == length:
-                    return after[group.name].size
-        return count
+        mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
+        return count if mask is None else int(mask.reshape(count, -1).any(1).sum())
 
+    sizes = {group.name: group.size for group in after.groups}
     weight: Any = getattr(layer, "weight", None)
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = weight.shape

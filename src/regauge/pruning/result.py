@@ -24,11 +24,14 @@ class PruneCertificate:
         cut: The smaller network against the given one in which nothing reads the removed units; None where a norm over
             the units of a group makes these differ.
         tolerance: What rounding allows in both.
+        given: The smaller network against the given one, with all of its units, on the first batch: how far pruning
+            went.
     """
 
     exact: float
     cut: float | None
     tolerance: float
+    given: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -39,11 +42,12 @@ class PruneCertificate:
         cut = (
             "a norm over cut units: the smaller network is not the given one without them"
             if self.cut is None
-            else f"the smaller network is the given one without what was removed to {self.cut:.1e}"
+            else f"beside the given network in which nothing reads the removed units they differ by {self.cut:.1e}"
         )
+        far = f"outputs differ from those of the given network by {self.given:.2g} of their largest entry"
         verdict = "" if self.ok else "NOT proved: "
         exact = f"exact removals change outputs by {self.exact:.1e} in float64 (tolerance {self.tolerance:.0e})"
-        return f"{verdict}{exact}; {cut}"
+        return f"{verdict}{far}; {exact}; {cut}"
 
 
 @dataclass(frozen=True, repr=False)

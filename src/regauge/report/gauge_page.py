@@ -7,6 +7,7 @@ from regauge.report.gauge_figures import errors_figures, ranges_figures
 from regauge.report.pages import page_template, read_results
 
 ABOUT = {
+    "best": "Several ways to move the network were tried, and the one that loses least by rounding was kept.",
     "equalize": "Scales of every unit were chosen so that ranges agree on both of its sides.",
     "smooth": "Scales of what layers read were chosen such that layers with rounded weights put out what they did.",
     "hadamard": "Every direction that only linear maps see was turned by a Hadamard matrix, which spreads outliers.",

@@ -25,4 +25,8 @@ def prune_page(path: str | Path) -> str:
     for row in results["fixed"]:
         reasons.setdefault(row["reason"], []).append(row["name"])
     page = page_template("prune.html.j2", short="{:.3g}".format, count="{:,}".format)
+    known = {row["group"] for row in groups}
+    uncut = len({row["name"].partition("[")[0] for row in results["fixed"]} - known)
+    groups = [row | {"shrunk": row["after"] < row["before"]} for row in groups]
+    results |= {"groups": groups, "uncut": uncut}
     return page.render(results | {"figures": figures, "reasons": reasons, "about": ABOUT[results["criterion"]]})

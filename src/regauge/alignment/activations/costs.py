@@ -184,12 +184,23 @@ def activation_costs(
 
 
 class Traces:
-    """Traces of a module, which is run in one precision, one for each shape of a batch."""
+    """Traces of a module, which is run in one precision, one for each shape of a batch.
 
-    def __init__(self, symmetry: Symmetry, module: nn.Module, dtype: torch.dtype, outputs: Outputs = None) -> None:
+    They have the values that layers read, or with `only_read=False` all on which groups act.
+    """
+
+    def __init__(
+        self,
+        symmetry: Symmetry,
+        module: nn.Module,
+        dtype: torch.dtype,
+        outputs: Outputs = None,
+        *,
+        only_read: bool = True,
+    ) -> None:
         is_alike = all(t.dtype == dtype for t in module.state_dict().values() if t.is_floating_point())
         self._module = module if is_alike else copy.deepcopy(module).to(dtype)
-        self.symmetry, self.dtype, self._outputs = symmetry, dtype, outputs
+        self.symmetry, self.dtype, self._outputs, self._only_read = symmetry, dtype, outputs, only_read
         self._known: dict[tuple[Any, ...], tuple[Activations, list[Part]]] = {}
 
     def prepare(self, inputs: Any) -> tuple[Activations, list[Part], tuple[Any, ...], dict[str, Any]]:
@@ -202,7 +213,9 @@ class Traces:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         key = (structure, *(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves))
         if key not in self._known:
-            found = activations(self._module, args, self.symmetry, kwargs, outputs=self._outputs, only_read=True)
+            found = activations(
+                self._module, args, self.symmetry, kwargs, outputs=self._outputs, only_read=self._only_read
+            )
             self._known[key] = found, parts_of(found.symmetry, found.read)
         return *self._known[key], args, kwargs
 

@@ -24,6 +24,11 @@ class Chain(GaugeMethod):
             raise ValueError("a chain without methods does nothing; give one or more")
 
     @property
+    def label(self) -> str:  # type: ignore[override]
+        """What a network that it moved is called."""
+        return ", ".join(method.label for method in self.methods)
+
+    @property
     def needs_task(self) -> bool:  # type: ignore[override]
         """Whether one of the methods needs a task."""
         return any(method.needs_task for method in self.methods)

@@ -46,6 +46,8 @@ class Equalize(GaugeMethod):
         pairs of layers with ReLU between them; Schneider and Schneider (1991), Max-balancing weighted directed graphs.
     """
 
+    label = "equalized"
+
     sweeps: int = 200
 
     def __post_init__(self) -> None:

@@ -67,6 +67,11 @@ class LearnedRotation(GaugeMethod):
             raise ValueError(f"steps is {self.steps} and lr is {self.lr}, but both must be positive")
 
     @property
+    def label(self) -> str:  # type: ignore[override]
+        """What a network that it moved is called."""
+        return "learned" if self.by == "weights" else "learned by function"
+
+    @property
     def needs_task(self) -> bool:  # type: ignore[override]
         """Whether the model is run."""
         return self.by == "function"

@@ -109,6 +109,8 @@ class Hadamard(Rotation):
         Ashkboos et al. (2024), QuaRot, section 4; Chee et al. (2023), QuIP, section 4, on incoherence.
     """
 
+    label = "Hadamard"
+
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
         """Flat rotations of all groups."""
         element = symmetry.identity()
@@ -126,6 +128,8 @@ class RandomRotation(Rotation):
     References:
         Liu et al. (2024), SpinQuant, section 2.2.
     """
+
+    label = "rotated at random"
 
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
         """Random rotations of all groups."""

@@ -54,6 +54,8 @@ class Smooth(GaugeMethod):
         Xiao et al. (2023), SmoothQuant, equation 4; Lin et al. (2023), AWQ, section 3.2.
     """
 
+    label = "smoothed"
+
     scheme: RoundToNearest = FOUR_BITS
     activations: RoundToNearest | None = None
     alpha: float | None = None

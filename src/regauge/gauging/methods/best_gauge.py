@@ -1,0 +1,178 @@
+"""BestGauge: of several methods the one whose network loses least by rounding, and none where none loses less."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from regauge.core.params import Params
+from regauge.core.task import Task
+from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.methods.equalize import Equalize
+from regauge.gauging.methods.learned_rotation import LearnedRotation
+from regauge.gauging.methods.rotations import Hadamard
+from regauge.gauging.result import AS_IT_IS, Chosen, Trials
+from regauge.gauging.rounding import FOUR_BITS, REPORTED, RoundToNearest, layer_rows, mean_error, round_network
+
+MOST_LEARNED = 20_000_000
+"""Rotations of networks with more values than that in their layers are learned only where they are asked for."""
+
+NOTHING_BETTER = (
+    "the network stays as it is, since nothing that was tried loses less; is_kept_always (--keep) moves it anyway"
+)
+"""What is told where no method is better than none."""
+OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
+"""Units of the objective."""
+
+
+@dataclass(frozen=True)
+class BestGauge(GaugeMethod):
+    """Several methods are tried, and the network that loses least by rounding is kept.
+
+    The objectives of methods cannot be compared, and a smaller rounding error of weights does not mean a smaller loss.
+    With a task, its loss decides, over all batches and with the weights of all layers rounded. Without one, the mean
+    over layers of the relative squared rounding error of their weights decides, and nothing else is claimed: a network
+    is not kept either where that error grows at 8, 4 or 3 bits per row. The network as it is takes part, so that the
+    result is never worse than it. The objective is what decides, with its sign turned.
+
+    Attributes:
+        scheme: How weights are rounded.
+        methods: In the order in which they are tried; the first of equally good ones is kept. Unless given, scales are
+            equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the error of the
+            weights, with a task by function, too.
+        by: Whether the loss of the task decides, or the rounding error of the weights; the loss unless given, where
+            there is a task.
+        steps: Of learned rotations, where no methods are given.
+        is_kept_always: Whether the best network that a method moved is kept, even where the one as it is loses less.
+    """
+
+    scheme: RoundToNearest = FOUR_BITS
+    methods: tuple[GaugeMethod, ...] | None = None
+    by: Literal["loss", "weights"] | None = None
+    steps: int = 100
+    is_kept_always: bool = False
+
+    label = "best"
+
+    def __post_init__(self) -> None:
+        if self.methods is not None and not self.methods:
+            raise ValueError("there is no method to choose from; give one or more, or leave them out")
+
+    @property
+    def needs_task(self) -> bool:  # type: ignore[override]
+        """Whether the loss decides, or one of the methods needs a task."""
+        return self.by == "loss" or any(method.needs_task for method in self.methods or ())
+
+    def choose(self, problem: GaugeProblem) -> Chosen:
+        """The moves of the best method."""
+        is_loss = problem.task is not None and self.by != "weights"
+        methods, notes = self._methods(problem, is_loss=is_loss)
+        measures = self._measures(problem, is_loss=is_loss)
+        start = [measure(problem.moved(())) for measure in measures]
+        found, values, allowed = {AS_IT_IS: Chosen((), 0.0, 0.0, (), "")}, {AS_IT_IS: start[0]}, [AS_IT_IS]
+        for method in methods:
+            chosen = method.choose(problem)
+            name = method.label if method.label not in found else f"{method.label} ({len(found)})"
+            errors = [measure(problem.moved(chosen.moves)) for measure in measures] if chosen.moves else start
+            found[name], values[name] = chosen, errors[0]
+            if all(error <= before for error, before in zip(errors, start, strict=True)):
+                allowed.append(name)
+        among = [name for name in values if name != AS_IT_IS] if self.is_kept_always else allowed
+        kept = min(among, key=values.__getitem__)
+        notes += (NOTHING_BETTER,) if kept == AS_IT_IS else ()
+        measure = "loss with weights" if is_loss else "mean relative squared error of weights"
+        compared = {name: found[name] for name in (AS_IT_IS, kept)}
+        whole, judged = self._judge(problem, compared) if is_loss else (None, {})
+        return replace(
+            found[kept],
+            objective=-values[kept],
+            initial=-values[AS_IT_IS],
+            history=tuple(-min(values[name] for name in allowed[: k + 1]) for k in range(len(allowed))),
+            unit=OF_LOSS if is_loss else OF_WEIGHTS,
+            notes=(*found[kept].notes, *notes),
+            trials=Trials(f"{measure} rounded to {self.scheme}", values, kept, whole, judged),
+        )
+
+    def _methods(self, problem: GaugeProblem, *, is_loss: bool) -> tuple[tuple[GaugeMethod, ...], tuple[str, ...]]:
+        """The methods that are tried, and sentences about those that are not."""
+        if self.methods is not None:
+            return self.methods, ()
+        size = sum(problem.params[name].numel() for name in layer_rows(problem.symmetry) if name in problem.params)
+        is_learned = size <= MOST_LEARNED
+        methods = default_methods(self.scheme, self.steps, is_loss=is_loss, is_learned=is_learned)
+        note = f"rotations were not learned: layers have {size:,} values; ask for LearnedRotation to wait"
+        return methods, () if is_learned else (note,)
+
+    def _judge(self, problem: GaugeProblem, compared: Mapping[str, Chosen]) -> tuple[float, dict[str, float]]:
+        """The loss without rounding, and the losses of some networks on data that chose nothing, if there are any."""
+        whole = self._loss(problem, problem.task, is_rounded=False)(problem.moved(()))
+        if problem.test is None:
+            return whole, {}
+        test = self._loss(problem, problem.test)
+        return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
+
+    def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
+        """What decides, and what must not grow either."""
+        if is_loss:
+            return [self._loss(problem, problem.task)]
+        schemes = dict.fromkeys((self.scheme, *REPORTED))
+        return [partial(_error, problem, scheme) for scheme in schemes]
+
+    def _loss(self, problem: GaugeProblem, task: Task | None, *, is_rounded: bool = True) -> Callable[[Params], float]:
+        """The loss of a network on a task; infinite where it is not a number."""
+        assert task is not None
+        dtype = next((t.dtype for t in problem.params.values() if t.is_floating_point()), torch.float32)
+        wide = _in_precision(task, dtype)
+
+        def loss(params: Params) -> float:
+            rounded = round_network(params, problem.symmetry, self.scheme) if is_rounded else params
+            return _number(wide.evaluate(rounded)["loss"])
+
+        return loss
+
+
+def default_methods(
+    scheme: RoundToNearest, steps: int, *, is_loss: bool, is_learned: bool = True, is_by_function: bool = True
+) -> tuple[GaugeMethod, ...]:
+    """The methods that are tried where none are given.
+
+    Where the loss decides, Hadamard matrices go to all groups, and rotations are learned by function, too; else groups
+    are left whose rounding error would grow.
+
+    Args:
+        scheme: How weights are rounded.
+        steps: Of learned rotations.
+        is_loss: Whether a loss decides.
+        is_learned: Whether rotations are learned.
+        is_by_function: Whether they may be learned by function, which holds many gradients in memory.
+    """
+    methods: list[GaugeMethod] = [Equalize(), Hadamard(scheme, is_kept_always=is_loss)]
+    if is_learned:
+        methods.append(LearnedRotation(scheme, steps))
+    if is_learned and is_loss and is_by_function:
+        methods.append(LearnedRotation(scheme, steps, by="function"))
+    return tuple(methods)
+
+
+def _error(problem: GaugeProblem, scheme: RoundToNearest, params: Mapping[str, Tensor]) -> float:
+    return _number(mean_error(params, problem.symmetry, scheme))
+
+
+def _number(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def _in_precision(task: Task, dtype: torch.dtype) -> Task:
+    """A task whose model and data have the precision in which networks are compared."""
+
+    def converted(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    batches = [pytree.tree_map_only(Tensor, converted, (inputs, targets)) for inputs, targets in task.batches]
+    return replace(task, module=copy.deepcopy(task.module).to(dtype), batches=batches)

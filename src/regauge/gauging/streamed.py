@@ -1,0 +1,107 @@
+"""Gauges of checkpoints that do not fit in memory: rotations alone, drawn without a look at the values."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.alignment.streamed.memory import row_ranges
+from regauge.core.outputs import Outputs
+from regauge.core.params import require_finite
+from regauge.core.symmetry import Symmetry
+from regauge.gauging.measures import LayerMeasures
+from regauge.gauging.method import fixed_reasons
+from regauge.gauging.methods.best_gauge import NOTHING_BETTER, OF_WEIGHTS, BestGauge
+from regauge.gauging.methods.rotations import Hadamard, Rotation
+from regauge.gauging.moves import Move, Uncovered, move_tensor, rotating, uncover_rotations
+from regauge.gauging.result import AS_IT_IS, Chosen, Trials
+from regauge.gauging.rounding import REPORTED, layer_rows
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import Pieces
+
+PIECE = 1 << 23
+"""Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
+
+
+def choose_streamed(
+    checkpoint: Checkpoint,
+    symmetry: Symmetry,
+    method: BestGauge,
+    *,
+    module: nn.Module | None = None,
+    inputs: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    outputs: Outputs = None,
+    generator: torch.Generator,
+) -> Chosen:
+    """Draw rotations for a checkpoint on the disk, and keep them where its layers round no worse.
+
+    All rotations are kept, or none. The mean over layers of the relative squared rounding error decides, of some rows
+    of large layers, with the scheme and at 8, 4 and 3 bits per row.
+
+    Args:
+        checkpoint: The network.
+        symmetry: That of its architecture.
+        method: Its first rotation is drawn; a Hadamard matrix where it leaves the methods open.
+        module: The architecture, which may be on the meta device; without it gains that hide rotations stay.
+        inputs: Positional inputs for its trace.
+        kwargs: Keyword inputs.
+        outputs: Which outputs must stay.
+        generator: The source of chance.
+
+    Raises:
+        ValueError: It has no rotation, or a loss decides.
+    """
+    methods = (Hadamard(method.scheme),) if method.methods is None else method.methods
+    rotation = next((one for one in methods if isinstance(one, Rotation)), None)
+    if rotation is None or method.by == "loss":
+        raise ValueError("of a checkpoint that is moved tensor by tensor only rotations are drawn, and no loss decides")
+    uncovered = Uncovered(None, rotating(symmetry), {})
+    if module is not None and not symmetry.ones:
+        uncovered = uncover_rotations(_reader(checkpoint, symmetry), symmetry, module, inputs, kwargs or {}, outputs)
+    before = () if uncovered.before is None else (uncovered.before,)
+    moves = (*before, Move(uncovered.symmetry, rotation.rotate(uncovered.symmetry, generator)))
+    measures = LayerMeasures(symmetry, [*dict.fromkeys((method.scheme, *REPORTED))])
+    pieces = moved_pieces(checkpoint, moves, measures)
+    for name in layer_rows(symmetry):
+        for _ in pieces(name) if name in checkpoint.stored else ():
+            pass
+    rows = measures.totals()
+    is_better = bool(rows) and all(row["after"] <= row["before"] for row in rows)
+    kept = rotation.label if is_better or method.is_kept_always else AS_IT_IS
+    values = {AS_IT_IS: rows[0]["before"], rotation.label: rows[0]["after"]} if rows else {}
+    trials = Trials(f"mean relative squared error of weights rounded to {method.scheme}", values, kept)
+    notes = ["only rotations were tried, all of them or none: the checkpoint is moved tensor by tensor"]
+    if kept == AS_IT_IS:
+        moves = (Move(symmetry, symmetry.identity()),)
+        notes.append(NOTHING_BETTER)
+    after, before_it = (-values.get(name, 0.0) for name in (kept, AS_IT_IS))
+    return Chosen(moves, after, before_it, (), OF_WEIGHTS, fixed_reasons(symmetry, uncovered), tuple(notes), trials)
+
+
+def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tensor]:
+    """Reads a parameter by any name that it has."""
+    alias = {name: names for names in symmetry.tied for name in names}
+
+    def read(name: str) -> Tensor:
+        known = next((one for one in (name, *alias.get(name, ())) if one in checkpoint.stored), name)
+        return checkpoint.read(known) if known in checkpoint.stored else checkpoint.params[name]
+
+    return read
+
+
+def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
+    """The moved tensors piece by piece, which are measured on the way."""
+
+    def pieces(name: str) -> Iterator[Tensor]:
+        shape = checkpoint.stored[name].shape
+        ranges = [row_ranges(move.symmetry, name, shape, PIECE) for move in moves]
+        for rows in next((one for one in ranges if one == [None]), ranges[0]):
+            tensor = checkpoint.read(name, rows=rows)
+            require_finite({name: tensor}, checkpoint.label)
+            moved = move_tensor(moves, name, tensor)
+            measures.add(name, tensor, moved)
+            yield moved
+
+    return pieces
