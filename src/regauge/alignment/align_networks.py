@@ -8,7 +8,7 @@ from typing import Any, Never, TypedDict, TypeVar, Unpack, overload
 import torch
 from torch import Tensor
 
-from regauge.alignment.joint import Dictionaries, JointView, require_dictionaries
+from regauge.alignment.joint import Dictionaries, JointView, require_dictionaries, role_symmetry
 from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
@@ -17,9 +17,11 @@ from regauge.alignment.result import Result, Results
 from regauge.alignment.streamed.job import Network, align_job, open_call, plan_job
 from regauge.alignment.table import METHODS
 from regauge.core.arguments import check_arguments
+from regauge.core.element import Element, stack
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.params import Params, label
 from regauge.core.progress import Progress, no_progress
+from regauge.core.structure import carry, carry_pairs
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
@@ -92,7 +94,8 @@ def align(
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint; a tuple of dictionaries for
             methods that move several together (`GaussianMatching`, `JointMatching`).
-        params_b: The network that moves, unchanged itself. Buffers move with it.
+        params_b: The network that moves, unchanged itself. Running statistics move with it; what is structure becomes
+            that of the first network, bit by bit.
         symmetry: The symmetry of both networks.
         method: `DataMatching()` unless given where there is a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
@@ -115,7 +118,8 @@ def align(
         TypeError: A network is no dictionary of tensors, or the method no object; or the method takes tuples of
             dictionaries and got single ones, or the other way around.
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
-            populations; the method needs a task or a generator; or the memory does not suffice.
+            populations; no element carries the structure of the second into that of the first; the method needs a task
+            or a generator; or the memory does not suffice.
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
@@ -143,12 +147,13 @@ def align(
     if method is None:
         # Methods that look at activations import discovery, which takes longer than aligning small networks.
         method = WeightMatching() if task is None else METHODS["data"].load()()
-    view, (a, b) = _view(method, (params_a, params_b), symmetry, POPULATIONS)
+    view, (a, b), (_, carried) = _view(method, (params_a, params_b), symmetry, POPULATIONS)
     found = method.match(Problem(batch_of_one(a), batch_of_one(b), view.symmetry, task, generator)).item(0)
+    element = view.element(found.element)
     result = replace(
         found,
         symmetry=view.whole,
-        element=view.element(found.element),
+        element=element if carried is None else view.whole.compose(element, carried),
         params=view.split(found.params, params_b),
     )
     if job is not None:
@@ -189,7 +194,8 @@ def align_pairs(
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: The method takes tuples of dictionaries.
         ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or
-            hold NaN or Inf; or the method needs a task or a generator.
+            hold NaN or Inf; no element carries the structure of one into that of its partner; or the method needs a
+            task or a generator.
     """
     method = WeightMatching() if method is None else method
     require_method(method)
@@ -197,7 +203,12 @@ def align_pairs(
         raise TypeError(f"{type(method).__name__} aligns tuples of dictionaries; align them one by one with `align`")
     params_a, params_b = as_params(params_a, "the first networks"), as_params(params_b, "the second networks")
     params_a, symmetry = bind_pairs(params_a, params_b, symmetry)
-    return method.match(Problem(params_a, params_b, symmetry, task, generator))
+    carried = carry_pairs(symmetry, params_a, params_b)
+    if carried is None:
+        return method.match(Problem(params_a, params_b, symmetry, task, generator))
+    symmetry = symmetry.given(params_a)
+    found = method.match(Problem(params_a, symmetry.act(carried, params_b), symmetry, task, generator))
+    return replace(found, element=symmetry.compose(found.element, carried))
 
 
 @overload
@@ -248,7 +259,8 @@ def align_many(
         TypeError: The networks are no list; or the method takes tuples of dictionaries and got single ones, or the
             other way around.
         ValueError: There is no network, or the networks have different parameters, do not fit the symmetry,
-            hold NaN or Inf, or are populations; or the method needs a task or a generator.
+            hold NaN or Inf, or are populations; no element carries the structure of one into that of the first; or the
+            method needs a task or a generator.
 
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.
@@ -257,7 +269,7 @@ def align_many(
     if not params:
         raise ValueError("there is no network to align; give at least one")
     method = MergeMany() if method is None else method
-    view, networks = _view(method, params, symmetry, SINGLE)
+    view, networks, carried = _view(method, params, symmetry, SINGLE)
     problem = ManyProblem(networks, view.symmetry, task, generator)
     if len(networks) > 1:
         found = method.match_many(problem)
@@ -266,7 +278,11 @@ def align_many(
         found = problem.result(alone, objective=0.0, initial=0.0, history=[0.0], is_converged=True)
     first: Any = params[0] if view.roles else found.params[0]
     moved = [view.split(one, like) for one, like in zip(found.params[1:], params[1:], strict=True)]
-    return replace(found, symmetry=view.whole, element=view.element(found.element), params=(first, *moved))
+    element = view.element(found.element)
+    if any(one is not None for one in carried):
+        before = [view.whole.identity() if one is None else one for one in carried]
+        element = view.whole.compose(element, stack(before))
+    return replace(found, symmetry=view.whole, element=element, params=(first, *moved))
 
 
 def require_method(method: object) -> None:
@@ -276,11 +292,21 @@ def require_method(method: object) -> None:
 
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
-) -> tuple[JointView, list[Mapping[str, Tensor]]]:
-    """Check networks, and see each of them as one dictionary."""
+) -> tuple[JointView, list[Mapping[str, Tensor]], list[Element | None]]:
+    """Check networks, carry their structure into that of the first, and see each of them as one dictionary."""
     require_method(method)
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]
     symmetry = bind_networks([dictionaries[0] for dictionaries in several], symmetry, hint)
+    carried = [carry(symmetry, several[0][0], dictionaries[0]) for dictionaries in several]
+    several = [
+        network
+        if element is None
+        else tuple(
+            role_symmetry(symmetry, role, one).act(element, one)
+            for role, one in zip(roles or ("parameters",), network, strict=True)
+        )
+        for network, element in zip(several, carried, strict=True)
+    ]
     view = JointView.of(roles, symmetry, several)
-    return view, [view.join(dictionaries) for dictionaries in several]
+    return view, [view.join(dictionaries) for dictionaries in several], carried

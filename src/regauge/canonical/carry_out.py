@@ -20,6 +20,7 @@ from regauge.canonical.steps import (
     Step,
 )
 from regauge.core import element as _element
+from regauge.core.classes import class_labels
 from regauge.core.element import Element, Value
 from regauge.core.families import unit_values
 from regauge.core.groups import Group, Placement
@@ -88,7 +89,7 @@ class _Work:
         """Move the network by a value of one group; fields that the value lacks are the identity."""
         name, is_order = step.group, isinstance(step, OrderStep)
         names = (name, *self.symmetry[name].within)
-        fixed = tuple(replace(self.symmetry[key], is_permuted=is_order and key == name) for key in names)
+        fixed = tuple(self.symmetry[key] if is_order and key == name else self.symmetry[key].unordered for key in names)
         local = _moved_by(step, fixed, self.symmetry.shapes, self.needed)
         move = _element.identity(fixed, self.lead)
         move = move.replace(name, value.fill(move[name]))
@@ -213,16 +214,19 @@ class _Work:
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
     def order(self, step: OrderStep) -> Int[Tensor, "*lead size"]:
-        """Units in ascending order."""
+        """Units in ascending order, within the classes that a structure leaves."""
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
-        classes = _Classes(copies.numpy().copy(), group.size, self.tolerance)
+        given = copies * group.size + class_labels(group).repeat(len(copies) // group.size)
+        classes = _Classes(given.numpy().copy(), group.size, self.tolerance)
         for column, scales in self._columns(step):
             if classes.is_distinct:
                 break
             classes.refine(column, scales)
-        return (torch.from_numpy(classes.order()) - copies * group.size).reshape(shape)
+        order = torch.empty_like(copies)
+        order[given.argsort(stable=True)] = torch.from_numpy(classes.order())
+        return (order - copies * group.size).reshape(shape)
 
     def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
         """What units are compared by, one number for each, and the sizes that its rounding errors are shares of."""

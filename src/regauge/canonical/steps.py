@@ -150,7 +150,7 @@ class _Planner:
         self.open_shifts = {group.name: set(range(group.shifts)) for group in symmetry.groups}
         self.linear = {group.name for group in symmetry.groups if group.matrix == "linear"}
         self.rotated = {group.name for group in symmetry.groups if group.matrix != "none"}
-        self.unordered = {group.name for group in symmetry.groups if group.is_permuted and group.size > 1}
+        self.unordered = {group.name for group in symmetry.groups if group.is_permuted and group.has_order}
 
     def settle_continuous(self) -> None:
         """Scales by weights that come in, then by biases and gains, then by what goes out; matrices by both sides."""

@@ -32,7 +32,7 @@ def run(options: Audit) -> None:
         raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
     model = load_model(name, options.inputs, values="always")
     with show_status("tracing the model"):
-        symmetry, kwargs = find_traced(model, options.inputs.outputs)
+        symmetry, kwargs = find_traced(model, options.inputs)
     traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
     found = read_networks(replace(options, model=name), [checkpoint], traced=traced)
     view, stored = found.checkpoints[0], dict(checkpoint.params)
@@ -111,7 +111,7 @@ def write_mappings(options: Gauge) -> None:
         raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
     model = load_model(name, options.inputs)
     with show_status("tracing the model"):
-        symmetry: rg.Symmetry = find_traced(model, options.inputs.outputs)[0]
+        symmetry: rg.Symmetry = find_traced(model, options.inputs)[0]
     pairs, others = scale_pairs(symmetry)
     if not pairs:
         raise UsageError(f"no scale pair of the model of {name!r} can be written as modules with a weight each")

@@ -133,7 +133,7 @@ def _read(options: Gauge, name: str | None, job: FileJob) -> tuple[Networks, dic
             model = replace(model, inputs=args, kwargs=named, further=())
         with show_status("tracing the model"):
             if options.symmetry is None:
-                symmetry, found_kwargs = find_traced(model, options.inputs.outputs)
+                symmetry, found_kwargs = find_traced(model, options.inputs)
                 kwargs = dict(found_kwargs or {})
                 traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
             else:

@@ -151,7 +151,7 @@ def trace_model(
         model = load_model(text, options, values=values) if built is None else built
         is_verified = verify and not model.is_meta
         with show_status("tracing the model" + (" and verifying what is found" if is_verified else "")):
-            symmetry = find_symmetry(model, options.outputs, verify=is_verified)
+            symmetry = find_symmetry(model, options, verify=is_verified)
         return Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
 
     found = trace_once(text, options, [values, verify], trace)
@@ -160,13 +160,13 @@ def trace_model(
     return found
 
 
-def find_symmetry(model: Model, outputs: Outputs, *, verify: bool | None = None) -> rg.Symmetry:
+def find_symmetry(model: Model, options: ExampleInputs, *, verify: bool | None = None) -> rg.Symmetry:
     """The symmetry of a model whose outputs were chosen on the command line."""
-    return find_traced(model, outputs, verify=verify)[0]
+    return find_traced(model, options, verify=verify)[0]
 
 
 def find_traced(
-    model: Model, outputs: Outputs, *, verify: bool | None = None
+    model: Model, options: ExampleInputs, *, verify: bool | None = None
 ) -> tuple[rg.Symmetry, Mapping[str, Any] | None]:
     """The symmetry of a model, and the keyword inputs on which it was found; from now on these can be traced.
 
@@ -176,7 +176,7 @@ def find_traced(
     first: Exception | None = None
     for kwargs in itertools.chain([model.kwargs], model.further):
         try:
-            found, kwargs = _find_on(model, kwargs, outputs, verify)
+            found, kwargs = _find_on(model, kwargs, options, verify)
         except (rg.TraceError, ValueError) as error:
             first = first or error
             continue
@@ -195,18 +195,30 @@ def find_traced(
 
 
 def _find_on(
-    model: Model, kwargs: Mapping[str, Any] | None, outputs: Outputs, verify: bool | None
+    model: Model, kwargs: Mapping[str, Any] | None, options: ExampleInputs, verify: bool | None
 ) -> tuple[rg.Symmetry, Mapping[str, Any] | None]:
     """The symmetry on some inputs, with loops over chosen experts made traceable if need be, and the inputs."""
+
+    def find(kwargs: Mapping[str, Any] | None) -> rg.Symmetry:
+        return rg.discover(
+            model.module,
+            model.inputs,
+            kwargs,
+            outputs=options.outputs or None,
+            keep=options.keep,
+            move=options.move,
+            verify=verify,
+        )
+
     try:
-        return rg.discover(model.module, model.inputs, kwargs, outputs=outputs or None, verify=verify), kwargs
+        return find(kwargs), kwargs
     except rg.TraceError as error:
         masked = with_masks(model.module, dict(kwargs or {}))
         if not visit_every_expert(model.module, model.inputs, masked):
             raise
         first = error
     try:
-        return rg.discover(model.module, model.inputs, masked, outputs=outputs or None, verify=verify), masked
+        return find(masked), masked
     except rg.TraceError:
         raise first from None
 

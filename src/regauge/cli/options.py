@@ -108,6 +108,10 @@ class ExampleInputs:
     """Their dtypes, for example float32 or int64; float32 where left out."""
     outputs: tuple[str, ...] = ()
     """Names of the model's outputs that must not change, for example logits; all tensors where left out."""
+    keep: tuple[str, ...] = ()
+    """Frozen parameters that are structure, as masks are, by names or patterns: tables of sines, fixed filters."""
+    move: tuple[str, ...] = ()
+    """Buffers that are moved like weights although no normalization fills them, by names or patterns; "*" for all."""
     retrace: bool = False
     """Trace a folder's model anew, also where its symmetry is known from an earlier run with the same config.json."""
 

@@ -106,7 +106,7 @@ def _read(options: Prune, name: str, job: FileJob) -> tuple[Model, Networks, rg.
     """The model with values, the checkpoint under its names with their symmetry, and the task that judges it."""
     model = load_model(name, options.inputs, values="always")
     with show_status("tracing the model"):
-        symmetry, kwargs = find_traced(model, options.inputs.outputs)
+        symmetry, kwargs = find_traced(model, options.inputs)
     traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
     found = read_networks(options, job.checkpoints, traced=traced)
     dtype = dtype_of(found.checkpoints[0].params)

@@ -120,7 +120,7 @@ def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str,
     return {
         "tensors": _tensors_in(folder),
         "config": {key: value for key, value in config.items() if key not in INERT},
-        "inputs": [options.input_shape, options.input_dtype, options.outputs],
+        "inputs": [options.input_shape, options.input_dtype, options.outputs, options.keep, options.move],
         "settings": settings,
         "packages": _installed(),
         "source": _source(),

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.core.act import Site
+from regauge.core.classes import class_labels, within_classes
 from regauge.core.families import unit_values
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
@@ -85,10 +86,13 @@ def measure_independence(
             for tensor, into in zip(load(name), (first, second), strict=True):
                 into.append(_describe(unit_values(symmetry, name, site, tensor)))
         cosines = (torch.cat(first, -1) @ torch.cat(second, -1).mT).reshape(-1, group.size, group.size)
+        labels = class_labels(group)
         for copy in cosines:
-            own, average, spread = _moments(copy)
-            statistic, mean, variance = statistic + own, mean + average, variance + spread
+            for units in (torch.nonzero(labels == k).flatten() for k in range(len(group.class_sizes))):
+                own, average, spread = _moments(copy[units][:, units])
+                statistic, mean, variance = statistic + own, mean + average, variance + spread
             orders = torch.rand(draws, group.size, generator=generator, device=generator.device).argsort(1).cpu()
+            orders = within_classes(group, orders)
             null += copy.gather(1, orders.T).sum(0, dtype=torch.float64)
     units = sum(group.size * symmetry.count_copies(group.name) for group, _ in chosen)
     # Orders that change nothing else than rounding are as good as the given one.
@@ -116,7 +120,7 @@ def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group,
             for name, sites in places.get(group.name, {}).items()
             if len({site.placement.axis for site in sites}) == 1
         }
-        can_reorder = group.is_permuted or (group.matrix != "none" and not group.is_proper)
+        can_reorder = group.has_order or (group.matrix != "none" and not group.is_proper)
         if can_reorder and group.size > 1 and linear:
             found.append((symmetry.count_copies(group.name) * math.lgamma(group.size + 1), group, linear))
     chosen, used = [], set[str]()
@@ -147,4 +151,4 @@ def _moments(matrix: Float[Tensor, "n n"]) -> tuple[float, float, float]:
     # The squares of what is left without the means of rows and columns.
     squares = (matrix - mean).square().sum(dtype=double)
     left = squares - n * ((rows - mean).square().sum() + (columns - mean).square().sum())
-    return float(matrix.trace()), n * float(mean), max(0.0, float(left)) / (n - 1)
+    return float(matrix.trace()), n * float(mean), max(0.0, float(left)) / max(1, n - 1)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from regauge.core.assignment import assign_many
+from regauge.core.classes import forbid_between_classes
 from regauge.core.element import Value
 from regauge.core.groups import Group, Placement
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
@@ -186,12 +187,12 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """For every pair of units the largest profit over sign patterns and shifts."""
+    """For every pair of units the largest profit over sign patterns and shifts; a large loss between classes."""
     if group.shifts:
-        return _best_profits(group, cost)
+        return forbid_between_classes(group, _best_profits(group, cost))
     if not group.signs:
-        return cost.matrices[()]
-    return SignCode.of(*cost.matrices).best(list(cost.matrices.values()))
+        return forbid_between_classes(group, cost.matrices[()])
+    return forbid_between_classes(group, SignCode.of(*cost.matrices).best(list(cost.matrices.values())))
 
 
 def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, "*lead"]]:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
+from regauge.core.classes import within_classes
 from regauge.core.counted import count
 from regauge.core.groups import Group
 from regauge.core.mixing import Kronecker
@@ -201,7 +202,7 @@ def random(
 
     def draw(part: str, like: Tensor, group: Group) -> Tensor:
         if part == "permutation":
-            return torch.rand(like.shape, **source).argsort(-1).cpu()
+            return within_classes(group, torch.rand(like.shape, **source).argsort(-1).cpu())
         if part == "sign":
             return (1 - 2 * torch.randint(0, 2, like.shape, **source)).to(torch.int8).cpu()
         if part == "scale":
@@ -392,7 +393,7 @@ Make = Callable[[tuple[Group, ...]], Element]
 
 
 class DeferredElement(Element):
-    """An element of a symmetry written by hand, as a function of the groups with their sizes."""
+    """An element as a function of the groups, whose sizes or classes of units are known from the first parameters."""
 
     def __init__(self, make: Make, batch: tuple[int, ...]) -> None:
         super().__init__({}, batch)
@@ -413,8 +414,8 @@ class DeferredElement(Element):
     @staticmethod
     def _unknown() -> ValueError:
         return ValueError(
-            "this element belongs to a hand-written symmetry whose sizes are not known yet, so it has no values; act "
-            "with it on parameters, or take elements from `symmetry.bind(params)`"
+            "this element belongs to a symmetry whose sizes are not known yet, or which structure it has to keep: it "
+            "has met no parameters; act with it on parameters, or take elements from `symmetry.bind(params)`"
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regauge.core import element as _element
 from regauge.core.act import Site, take
+from regauge.core.classes import class_means, class_sums
 from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
@@ -98,7 +99,7 @@ def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
 
 def has_choice(group: Group) -> bool:
     """Whether matching chooses anything in a group; positive factors stay at one."""
-    return (group.is_permuted and group.size > 1) or bool(group.signs or group.shifts) or group.matrix != "none"
+    return group.has_order or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
 def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
@@ -168,8 +169,8 @@ def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
 
     Permutations average the values of all units; signs and rotations average to zero. The inner product of
     two averaged tensors is their expected inner product under a uniformly random element, so it is what an
-    objective knows before these groups are known. An axis that is averaged as a whole keeps one entry, scaled
-    such that inner products stay right; None means that nothing is left.
+    objective knows before these groups are known. An axis that is averaged as a whole keeps one entry for each class
+    of units, scaled such that inner products stay right; None means that nothing is left.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()
@@ -177,7 +178,11 @@ def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
         if is_all and _averages_to_zero(site):
             return None
         if is_all and length == n and site.group.is_permuted:
-            tensor = tensor.sum(axis, keepdim=True) / n**0.5
+            tensor = (
+                class_sums(site.group, tensor, axis, site.units)
+                if site.group.classes
+                else (tensor.sum(axis, keepdim=True) / n**0.5)
+            )
         else:
             tensor = average(tensor, site, lead)
     return tensor
@@ -192,7 +197,7 @@ def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Ten
         return tensor
     last = tensor.movedim(axis, -1)
     picked = last[..., positions].reshape(*last.shape[:-1], site.group.size, -1)
-    mean = picked.mean(-2, keepdim=True).expand_as(picked).flatten(-2)
+    mean = class_means(site.group, picked).flatten(-2)
     return last.index_copy(last.ndim - 1, positions, mean).movedim(-1, axis)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -65,6 +66,8 @@ class Group:
             the rotary positions of attention.
         within: Names of the groups in which it is repeated: one independent copy per index of these.
         is_base: Whether another group is repeated within this one.
+        classes: The class of each unit, the same in every copy: units are exchanged within classes only. Empty where
+            all units are alike, or where their classes depend on a structure that was not met yet.
     """
 
     name: str
@@ -79,8 +82,15 @@ class Group:
     is_proper: bool = False
     within: tuple[str, ...] = ()
     is_base: bool = False
+    classes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.classes and (not self.is_permuted or len(self.classes) != self.size):
+            raise ValueError(
+                f"group {self.name!r} has {len(self.classes)} classes of units, but "
+                + (f"{self.size} units" if self.is_permuted else "its units are not reordered")
+                + "; give each unit that can be reordered the number of its class, or none"
+            )
         for p in self.placements:
             lengths = (len(p.scale), len(p.sign), len(p.parity), len(p.shift))
             if lengths != (self.scales, self.signs, self.shifts, self.shifts):
@@ -132,11 +142,28 @@ class Group:
         return replace(self, placements=tuple(replace(place, **zeros) for place in self.placements))
 
     @property
+    def unordered(self) -> "Group":
+        """The group without its permutations."""
+        return replace(self, is_permuted=False, classes=())
+
+    @property
+    def class_sizes(self) -> tuple[int, ...]:
+        """The numbers of units that can be exchanged with one another, by class."""
+        if not self.is_permuted and self.matrix == "none":
+            return (1,) * self.size
+        return tuple(Counter(self.classes).values()) if self.classes else (self.size,)
+
+    @property
+    def has_order(self) -> bool:
+        """Whether any two units can be exchanged."""
+        return self.is_permuted and any(size > 1 for size in self.class_sizes)
+
+    @property
     def log10_order(self) -> float:
         """log10 of the number of its permutations, signs and half-period shifts, for one copy."""
         if self.matrix != "none":
             return 0.0
-        order = math.lgamma(self.size + 1) / math.log(10) if self.is_permuted else 0.0
+        order = sum(math.lgamma(size + 1) for size in self.class_sizes) / math.log(10)
         return order + (self.signs + self.shifts) * self.size * math.log10(2)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from regauge.core.classes import class_labels
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 
@@ -129,7 +130,11 @@ class Draws:
         for group in groups:
             if group.is_permuted and "permutation" in parts:
                 place_columns(self.moves, group.name, count[group.name])
-                copies.append(sum(map(len, copies)) + torch.arange(count[group.name]) // group.size)
+                own = torch.arange(count[group.name]) // group.size
+                if group.classes:
+                    labels = class_labels(group)
+                    own = own * (1 + int(labels.max())) + labels.repeat(count[group.name] // group.size)
+                copies.append(sum(map(len, copies)) + own)
         self._rank_units(torch.cat(copies))
         units, scales = dict(self.moves), dict[tuple[str, int], slice]()
         for group in groups:
@@ -199,12 +204,14 @@ class Draws:
         )
 
     def _rank_units(self, copies: Int[Tensor, " moves"]) -> None:
-        """Prepare the sort that permutes the units of each copy among themselves."""
+        """Prepare the sort that permutes the units of each copy, or of each of its classes, among themselves."""
         count = len(copies)
         column = max(1, (count - 1).bit_length())
-        high = column + (int(copies[-1]) if count else 0).bit_length()
+        high = column + (int(copies.max()) if count else 0).bit_length()
         self._column, self._random = column, min(WORD - LOW, WORD - high)
         self._order = ((copies << (self._random + column)) | torch.arange(count)).numpy()
+        self._targets = copies.argsort(stable=True).numpy()
+        self._is_in_order = bool((self._targets == np.arange(count)).all())
 
     def _permute(self, bits: Array) -> Int[Tensor, "models moves"]:
         """Displacements: the numbers of the units, sorted by random bits within each copy."""
@@ -216,7 +223,11 @@ class Draws:
             keys |= self._order
             keys.sort(-1)
             keys &= (1 << self._column) - 1  # the low bits of a key are the number of its unit
-            np.subtract(keys, np.arange(count), out=displacements[:, :count], casting="unsafe")
+            # After the sort, the units of a copy or class stand where its own units are in the order of copies.
+            if self._is_in_order:
+                np.subtract(keys, self._targets, out=displacements[:, :count], casting="unsafe")
+            else:
+                displacements[:, self._targets] = keys - self._targets
         return torch.from_numpy(displacements)
 
     def _count_states(self, group: Group) -> int:

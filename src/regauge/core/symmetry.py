@@ -16,6 +16,7 @@ from regauge.core import symmetry_text
 from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
+from regauge.core.exchangeable import classes_of
 from regauge.core.given import example_arguments, require_generator, require_module, require_tensors
 from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
 from regauge.core.movable import require_movable
@@ -48,6 +49,8 @@ class Symmetry:
         notes: Sentences that a reader of the table should see.
         buffers: Names that move with the network but are no parameters (running statistics): matching does
             not compare them.
+        structure: Buffers that no training changes (masks, permutations, tables), and parameters that were named so.
+            Groups at most exchange units whose entries there are equal, and say so by `Group.classes`.
         tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
         ones: Gains that must be exactly one for the symmetry to hold (`regauge.fold` makes them so): what they
             would forbid acts, and nothing acts on them.
@@ -65,6 +68,7 @@ class Symmetry:
     tied: tuple[tuple[str, ...], ...] = ()
     ones: tuple[str, ...] = ()
     readers: tuple[tuple[str, int], ...] = ()
+    structure: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -94,7 +98,7 @@ class Symmetry:
         return f"Symmetry({count(self.groups, 'group')}{': ' if listed else ''}{listed}{more})"
 
     def __str__(self) -> str:
-        return render(self.groups, self.frozen, self.unknown, self.unused, self.notes)
+        return render(self.groups, self.frozen, self.unknown, self.unused, self.structure, self.notes)
 
     @property
     def log10_order(self) -> float:
@@ -136,10 +140,10 @@ class Symmetry:
         require_generator(generator)
         chosen = PARTS if parts is None else tuple(parts)
         _element.require_parts(chosen)
-        if self.is_sized:
+        if self.is_sized and not self._unmet:
             return _element.random(self.groups, generator, chosen, tuple(batch))
         seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-        return self._make(
+        return DeferredElement(
             lambda groups: _element.random(groups, torch.Generator().manual_seed(seed), chosen, tuple(batch)),
             tuple(batch),
         )
@@ -148,17 +152,33 @@ class Symmetry:
         """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
         batch = np.broadcast_shapes(left.batch, right.batch)
         return self._make(
-            lambda groups: _element.compose(groups, materialize(left, groups), materialize(right, groups)), batch
+            lambda groups: _element.compose(groups, materialize(left, groups), materialize(right, groups)),
+            batch,
+            left,
+            right,
         )
 
     def inverse(self, element: Element) -> Element:
         """The element that undoes `element`."""
-        return self._make(lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch)
+        return self._make(lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element)
 
     @property
     def is_sized(self) -> bool:
         """Whether all sizes are known; a symmetry written by hand learns them from the first parameters it meets."""
         return all(group.size for group in self.groups)
+
+    @cached_property
+    def _unmet(self) -> bool:
+        """Whether a group has to keep a structure whose values are not known yet."""
+        return any(not group.classes for group in self._keeping)
+
+    @cached_property
+    def _keeping(self) -> tuple[Group, ...]:
+        """The groups that reorder units of structure."""
+        held = frozenset(self.structure)
+        return tuple(
+            g for g in self.groups if g.is_permuted and g.size > 1 and any(p.parameter in held for p in g.placements)
+        )
 
     def act(self, element: Element, params: Mapping[str, Tensor], *, skip: Collection[str] = ()) -> Params:
         """Move a network along its orbit: the result computes the same function.
@@ -178,8 +198,9 @@ class Symmetry:
             KeyError: A group has no value in `element`, or a parameter that a group moves is missing.
             ValueError: A parameter does not have the shape that the symmetry expects, or holds no values.
         """
-        bound = self.bind(params)
-        element = materialize(element, bound.groups)
+        bound = self._fit(params)
+        if isinstance(element, DeferredElement):
+            element = materialize(element, bound.given(params).groups)
         for group in bound.groups:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
@@ -187,8 +208,9 @@ class Symmetry:
 
     def act_(self, element: Element, params: Params) -> None:
         """`act` in place, one tensor at a time: for models that barely fit in memory. It raises as `act` does."""
-        bound = self.bind(params)
-        element = materialize(element, bound.groups)
+        bound = self._fit(params)
+        if isinstance(element, DeferredElement):
+            element = materialize(element, bound.given(params).groups)
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
 
@@ -230,19 +252,23 @@ class Symmetry:
         return {name: _act.resolve(self.groups, name, self.shapes[name]) for name in touched}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """This symmetry with every size known, checked against parameters.
+        """This symmetry with every size and the classes of units known, checked against parameters.
 
         Raises:
             KeyError: A parameter that a group moves is missing.
             ValueError: Shapes do not match, or a tensor that is moved holds no values, as quantized weights do not.
         """
+        return self._fit(params).given(params)
+
+    def _fit(self, params: Mapping[str, Tensor]) -> "Symmetry":
+        """This symmetry with every size known, checked against parameters; it raises as `bind` does."""
         if not isinstance(params, Mapping):
             require_tensors(params)  # tells what it is
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
         missing = {name for name in touched if name not in params}
         spared = {name for names in self.tied if any(n in params for n in names) for name in names} & missing
         if spared:
-            return self._without(frozenset(spared)).bind(params)
+            return self._without(frozenset(spared))._fit(params)
         if missing:
             if any(isinstance(value, Mapping) for value in params.values()):
                 require_tensors(params)  # tells where in a training checkpoint the network is
@@ -269,6 +295,25 @@ class Symmetry:
         if shapes == dict(self.shapes) and self.is_sized:
             return self
         return self._with_shapes(tuple((name, tuple(shape)) for name, shape in shapes.items()))
+
+    def given(self, params: Mapping[str, Tensor]) -> "Symmetry":
+        """This symmetry with the classes of units that the structure of a network, or of all of a population, leaves.
+
+        On the meta device there is none to see, and classes stay as they are.
+        """
+        held = [name for name in self.structure if name in self.sites and name in params] if self._keeping else []
+        if any(params[name].is_meta for name in held):
+            return self
+        sites, ndims = {name: self.sites[name] for name in held}, {name: len(self.shapes[name]) for name in held}
+        return self._with_classes(tuple((g.name, classes_of(g, sites, params, ndims)) for g in self._keeping))
+
+    @remembered
+    def _with_classes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
+        """This symmetry with classes of units."""
+        classes = {group.name: group.classes for group in self.groups} | dict(items)
+        if all(group.classes == classes[group.name] for group in self.groups):
+            return self
+        return replace(self, groups=tuple(replace(group, classes=classes[group.name]) for group in self.groups))
 
     @remembered
     def _without(self, spared: frozenset[str]) -> "Symmetry":
@@ -352,7 +397,7 @@ class Symmetry:
     def to_json(self) -> str:
         """The stable text form. Fields with default values are left out, so that people can edit it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
-        rest = {name: value for name, value in values.items() if value or name not in ("ones", "readers")}
+        rest = {name: value for name, value in values.items() if value or name not in ("ones", "readers", "structure")}
         return symmetry_text.write(self.groups, {**rest, "frozen": [astuple(row) for row in self.frozen]})
 
     @classmethod
@@ -401,5 +446,6 @@ class Symmetry:
         groups = groups_from_axes(axes, dict(kinds or {}), dict(omegas or {}))
         return cls(groups, shapes, buffers=tuple(buffers), readers=readers_from_axes(axes))
 
-    def _make(self, make: Make, batch: tuple[int, ...]) -> Element:
-        return make(self.groups) if self.is_sized else DeferredElement(make, batch)
+    def _make(self, make: Make, batch: tuple[int, ...], *given: Element) -> Element:
+        is_known = self.is_sized and not any(isinstance(one, DeferredElement) for one in given)
+        return make(self.groups) if is_known else DeferredElement(make, batch)

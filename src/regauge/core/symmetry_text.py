@@ -22,9 +22,10 @@ def render(
     frozen: Sequence[Frozen],
     unknown: Sequence[str],
     unused: Sequence[str],
+    structure: Sequence[str],
     notes: Sequence[str],
 ) -> str:
-    """A readable table: groups, sizes, kinds, where they act, what is frozen and why; names are escaped."""
+    """A readable table: groups, sizes, kinds, where they act, what is frozen, what is kept; names are escaped."""
     sizes = {group.name: group.size for group in groups}
     rows = [("group", "kind", "size", "families", "acts on")]
     for group in groups:
@@ -51,6 +52,8 @@ def render(
         lines += ["", title, *(f"  {escape(name)}" for name in unknown)]
     if unused:
         lines += ["", f"parameters that do not influence the outputs: {_shorten(list(unused))}"]
+    if structure:
+        lines += ["", f"structure, kept as it is: {_shorten(list(structure))}"]
     return "\n".join([*lines, *(line for note in notes for line in ("", escape_lines(note)))])
 
 
@@ -61,7 +64,12 @@ def _name_families(group: Group) -> str:
         return "angle" if group.size == 2 else "rotation, no reflection"
     if group.matrix != "none":
         return {"orthogonal": "rotation", "linear": "matrix"}[group.matrix]
-    parts = ["order"] if group.is_permuted else []
+    several = len(group.class_sizes) > 1
+    parts = (
+        [f"order in {count(group.class_sizes, 'class', 'classes')}" if several else "order"]
+        if group.is_permuted
+        else []
+    )
     for number, word in ((group.scales, "scale"), (group.signs, "sign"), (group.shifts, "shift")):
         if number:
             parts.append(word if number == 1 else f"{number} {word}s")

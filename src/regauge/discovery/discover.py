@@ -1,6 +1,6 @@
 """The symmetry of any model: trace it, tie its axes, solve for what may act on them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
 from regauge.core.given import example_arguments
-from regauge.core.groups import Frozen
+from regauge.core.groups import Frozen, Group
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.actable import cannot_act
@@ -22,6 +22,7 @@ from regauge.discovery.reads import read_axes
 from regauge.discovery.registry import leaves_as_operators, registered_rules
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
+from regauge.discovery.statistics import structure_of
 from regauge.discovery.trace import Program, trace, with_ones
 
 MAX_PASSES = 16
@@ -42,6 +43,8 @@ def discover(
     *,
     outputs: Outputs = None,
     ones: Collection[str] = (),
+    keep: Collection[str] = (),
+    move: Collection[str] = (),
     verify: bool | None = None,
 ) -> Symmetry:
     """Find the transformations of a model's parameters and buffers that leave its function unchanged.
@@ -50,6 +53,11 @@ def discover(
     operators that touch a group decide what may act on it. An operator without a rule freezes the axes that it touches.
     The result holds for the shapes, the branches and the outputs of this trace. Its elements can act: one is drawn and
     applied to random tensors, piece by piece, and a group that fails is frozen, with the reason.
+
+    Buffers that a normalization fills (running means and variances) are statistics and move with the network. All
+    other buffers that the outputs depend on are structure: masks, permutations, tables. Nothing scales them, and
+    units are exchanged only if their entries there are equal. Which buffers are structure follows from the graph;
+    `symmetry.structure` names them.
 
     Args:
         module: Any module that `torch.export` can trace, also on the meta device. It is left as it was.
@@ -61,6 +69,10 @@ def discover(
         ones: Gains that are exactly one, and stay so (`regauge.fold` makes them so). They are no obstacle then: a
             residual stream that is read through RMSNorm can be rotated, one that is read through LayerNorm by all
             rotations that keep the vector of ones. The symmetry holds for networks with these gains only.
+        keep: Further tensors that are structure, by names or patterns such as "*.position": frozen parameters that are
+            equal in all networks, such as tables of sines or fixed filters.
+        move: Buffers that move with the network although no normalization fills them, by names or patterns; "*" moves
+            all of them.
         verify: Whether to check the result numerically at once and to freeze what fails. By default this is done
             for modules of up to 50 million parameters that are not on the meta device.
 
@@ -70,12 +82,20 @@ def discover(
     Raises:
         TypeError: The module is none, or the example inputs are none of these.
         TraceError: `torch.export` cannot trace the module; quantized and lazy ones are refused.
-        ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`.
+        ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`, or no tensor of a
+            name in `keep` or `move`.
 
     References:
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
     """
-    return _discover(module, example_inputs, example_kwargs, outputs, ones, verify=verify)
+    for name, value in {"keep": keep, "move": move}.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name} is the text {value!r}; give a list of names: {name}=[{value!r}]")
+
+    def structure(program: Program, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        return structure_of(program, module, inputs, kwargs, keep=keep, move=move)
+
+    return _discover(module, example_inputs, example_kwargs, outputs, ones, structure, verify=verify)
 
 
 def discover_with_ones(
@@ -86,9 +106,13 @@ def discover_with_ones(
     *,
     outputs: Outputs,
     ones: Collection[str],
+    structure: tuple[str, ...],
 ) -> Symmetry:
-    """Find what `discover` finds with gains of one, from a program of the same module that was traced without them."""
-    return _discover(module, example_inputs, example_kwargs, outputs, ones, program=program)
+    """Find what `discover` finds with gains of one, from a program of the same module that was traced without them.
+
+    The structure is known.
+    """
+    return _discover(module, example_inputs, example_kwargs, outputs, ones, lambda *_: structure, program=program)
 
 
 def _discover(
@@ -97,6 +121,7 @@ def _discover(
     example_kwargs: Mapping[str, Any] | None,
     outputs: Outputs,
     ones: Collection[str],
+    structure: Callable[[Program, tuple[Any, ...], dict[str, Any]], tuple[str, ...]],
     *,
     verify: bool | None = None,
     program: Program | None = None,
@@ -108,7 +133,11 @@ def _discover(
         inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
         program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
-    symmetry = _without_unactable(replace(_symmetry(program, result, known), ones=_all_names(program, ones)))
+        held = structure(program, inputs, kwargs)
+    found = replace(_symmetry(program, result, known, held), ones=_all_names(program, ones))
+    symmetry = _without_unactable(found)
+    if not is_meta:
+        symmetry = symmetry.given(module.state_dict())
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
         symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
@@ -160,11 +189,12 @@ def _run(program: Program) -> Pass:
     return result
 
 
-def _symmetry(program: Program, result: Pass, inputs: list[Any]) -> Symmetry:
+def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tuple[str, ...]) -> Symmetry:
     builder, params = result.builder, result.params
     slots = write_out(builder.records, params)
+    slots.blocked |= {slot for slot, place in slots.places.items() if place.name in structure}
     freedoms, undecided = free_angles(solve(slots), slots, program, result, inputs)
-    groups = groups_of(freedoms, slots, program.aliases)
+    groups = _acting(groups_of(freedoms, slots, program.aliases), structure)
     used = {place.name for place in slots.places.values()}
     return Symmetry(
         groups,
@@ -176,7 +206,15 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any]) -> Symmetry:
         buffers=program.buffers,
         tied=tuple(names for names in program.aliases.values() if len(names) > 1),
         readers=read_axes(builder.records, params, program.aliases, groups),
+        structure=structure,
     )
+
+
+def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
+    """The groups that act on more than structure, which they must leave as it is, and those that these need."""
+    acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
+    needed = {name for group in acting for name in (group.name, *group.within)}
+    return tuple(group for group in groups if group.name in needed)
 
 
 def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:

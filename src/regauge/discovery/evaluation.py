@@ -30,7 +30,7 @@ class Constants:
         self._first: dict[Hashable, Node] = {}
         self._dependent: set[Node] = set()
         for node in program.graph.graph.nodes:
-            if node.op == "placeholder" and node.name in program.states:
+            if node.op == "placeholder" and node.name in program.states and node.name not in program.held:
                 self.parameters.append(node)
                 self._dependent.add(node)
             elif any(source in self._dependent for source in node.all_input_nodes):

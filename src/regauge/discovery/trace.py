@@ -18,12 +18,18 @@ from torch.fx import config as fx_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
+from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
 from regauge.core.task import evaluating
 from regauge.discovery.in_place import without_mutation
-from regauge.discovery.operators import operator_name
+from regauge.discovery.operators import operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import TraceError, require_traceable, trace_error
+
+MASKING = words("mul where masked_fill")
+"""Operators in which a mask only multiplies other values or chooses between them."""
+LOGIC = words("logical_not bitwise_not logical_and logical_or bitwise_and bitwise_or __and__ __or__ eq ne gt ge lt le")
+"""Operators that make another mask."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,9 @@ class Program:
 
     Attributes:
         graph: The operators.
-        states: Placeholder name to parameter or buffer name; only floating-point ones that can be moved.
-        constants: Other placeholders with the tensors that they hold, except buffers that the model updates.
+        states: Placeholder name to parameter or buffer name; only those that can be moved: floating-point ones, and
+            masks, which are multiplied or choose between values.
+        constants: Other placeholders and masks with the tensors that they hold, except buffers that the model updates.
         held: The same with these buffers.
         inputs: Placeholders of the leaves of the inputs, in their order.
         outputs: Nodes that the model returns.
@@ -41,6 +48,8 @@ class Program:
         aliases: All names of a tensor that has several (tied weights), by its first name.
         shapes: Shapes of all parameters and buffers, by name.
         buffers: Names of the persistent buffers.
+        origins: Placeholder name to parameter or buffer name, of all that the checkpoint has.
+        floating: Names of the parameters and buffers of floating point.
     """
 
     graph: GraphModule
@@ -53,6 +62,8 @@ class Program:
     aliases: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     buffers: tuple[str, ...]
+    origins: Mapping[str, str]
+    floating: frozenset[str]
 
 
 def trace(
@@ -195,14 +206,19 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
     states: dict[str, str] = {}
     held: dict[str, Tensor] = {}
     placeholders: dict[str, str] = {}
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    origins: dict[str, str] = {}
     for spec in signature.input_specs:
         target, placeholder = _target(spec), getattr(spec.arg, "name", "")
         placeholders[target] = placeholder
         is_constant = spec.kind == InputKind.CONSTANT_TENSOR
         found = program.constants.get(str(spec.target)) if is_constant else {**buffers, **parameters}.get(target)
-        if isinstance(found, Tensor) and found.is_floating_point() and target in kept and not is_constant:
+        is_stored = isinstance(found, Tensor) and target in kept and not is_constant
+        if is_stored:
+            origins[placeholder] = aliases[id(found)][0]
+        if is_stored and (found.is_floating_point() or _is_mask(found, nodes[placeholder])):
             states[placeholder] = aliases[id(found)][0]
-        elif isinstance(found, Tensor):
+        if isinstance(found, Tensor) and not (is_stored and found.is_floating_point()):
             held[placeholder] = found
     results: Any = program.graph.output_node().args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}
@@ -220,7 +236,22 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         {names[0]: tuple(names) for names in aliases.values()},
         {name: tuple(t.shape) for name, t in kept.items()},
         tuple(name for name in kept if name not in parameters),
+        origins,
+        frozenset(name for name, t in kept.items() if t.is_floating_point()),
     )
+
+
+def _is_mask(tensor: Tensor, node: Node) -> bool:
+    """Whether whole numbers only multiply others or choose between them; those that say positions cannot be moved."""
+    readers = [user for user in node.users if user.users or user.op == "output"]
+    return tensor.dtype in INTEGERS and bool(tensor.ndim) and bool(readers) and all(map(_masks, readers))
+
+
+def _masks(user: Node) -> bool:
+    name, made = operator_name(user), user.meta.get("val")
+    is_cast = name in ("_to_copy", "to") and isinstance(made, Tensor) and made.is_floating_point()
+    is_logic = name in LOGIC and all(map(_masks, user.users))
+    return is_cast or name in MASKING or is_logic
 
 
 def _target(spec: InputSpec | OutputSpec) -> str:

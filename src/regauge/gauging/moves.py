@@ -121,7 +121,8 @@ def uncover_rotations(
     if not ones:
         return Uncovered(None, plain, reasons)
     every = sorted({*ones, *(name for names in symmetry.tied for name in names if {*names} & {*ones})})
-    turned = rotating(discover_with_ones(program, module, inputs, kwargs, outputs=outputs, ones=every))
+    held = symmetry.structure
+    turned = rotating(discover_with_ones(program, module, inputs, kwargs, outputs=outputs, ones=every, structure=held))
     places = {(p.parameter, p.axis) for group in plain.groups if group.matrix != "none" for p in group.placements}
     new = {
         (place.parameter, place.axis) for group in turned.groups if group.matrix != "none" for place in group.placements
@@ -153,7 +154,7 @@ def _restricted(symmetry: Symmetry, kept: Collection[Group]) -> Symmetry:
     bases = {name for group in kept for name in group.within}
 
     def still(group: Group) -> Group:
-        fixed = replace(group.without("scale", "sign", "parity", "shift"), is_permuted=False)
+        fixed = group.without("scale", "sign", "parity", "shift").unordered
         bare = tuple(replace(p, scale=(), sign=(), parity=(), shift=()) for p in fixed.placements)
         return replace(fixed, placements=bare, scales=0, signs=0, shifts=0)
 

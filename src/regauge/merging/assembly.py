@@ -10,6 +10,7 @@ from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import move_tensor
 from regauge.core.element import Element
 from regauge.core.movable import VALUES, require_shared
+from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from
 from regauge.merging.table import RULES
@@ -72,8 +73,11 @@ class Assembly:
         """The values of a tensor of the result, in its dtype and in pieces along axis 0."""
         part = self.parts[name]
         dtype = part.spec.dtype
-        if dtype not in VALUES or 0 in part.spec.shape:
+        is_structure = any(source in self.symmetry.structure for _, source in part.sources)
+        if is_structure or dtype not in VALUES or 0 in part.spec.shape:
             kept, *others = [self._moved(place, None, dtype) for place in part.sources]
+            if is_structure:
+                require_same(name, [kept, *others])
             require_shared(name, [kept, *others])
             yield kept
             return

@@ -27,8 +27,9 @@ class Blend:
     """Networks, the elements that move them next to one another, and the rule that makes one of them.
 
     Each tensor is read, converted to the working dtype, moved, combined with the others, and rounded once. Running
-    statistics are averaged, by the shares of a mean or else equally. Tensors without values (positions, masks) must be
-    equal; counters are those of the base or the first network.
+    statistics are averaged, by the shares of a mean or else equally. Structure is that of the base or the first
+    network: aligning carries the others' into it. Further tensors without values must be equal; counters are those of
+    the base or the first network.
 
     Attributes:
         rule: How tensors are combined.
@@ -73,6 +74,8 @@ class Blend:
         """
         varies = any(isinstance(one, Setting) for one in self.weights or ())
         for name, tensor in self._like.items():
+            if name in self.symmetry.structure:
+                continue
             is_everywhere = all(name in network for network in self.networks)  # else aligning names what is missing
             if tensor.dtype not in VALUES and name not in self.symmetry.sites and is_everywhere:
                 for rows in row_ranges(self.symmetry, name, tensor.shape):
@@ -105,6 +108,10 @@ class Blend:
     def pieces(self, name: str) -> Iterator[Tensor]:
         """The values of a tensor of the result, before they are rounded, in pieces along axis 0."""
         like, count = self._like[name], len(self.networks)
+        if name in self.symmetry.structure:
+            for rows in self._ranges(name):
+                yield _read(self.reference, name, rows, like.dtype)
+            return
         if like.dtype not in VALUES or like.numel() == 0:
             for rows in row_ranges(self.symmetry, name, like.shape):
                 yield self._require_shared(name, rows)

@@ -37,7 +37,12 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
         for k, (_, place) in own.items():
             places[k] = (places[k][0], place)
     groups = tuple(
-        replace(group, size=sizes.get(group.name, group.size), placements=tuple(p for g, p in places if g is group))
+        replace(
+            group,
+            size=sizes.get(group.name, group.size),
+            placements=tuple(p for g, p in places if g is group),
+            classes=() if group.name in sizes else group.classes,
+        )
         for group in symmetry.groups
     )
     known = {name: tuple(shape) for name, shape in shapes.items()}
@@ -89,7 +94,7 @@ def _extend_axis(own: dict[int, tuple[Group, Placement]], length: int, name: str
             rows = torch.cat([rows, _by_owner(new, index[length:], range(old, size))])
         else:
             rows = torch.cat([rows, _by_owner(new, index[length:], range(group.size))], 1)
-        bigger = replace(group, size=len(rows))
+        bigger = replace(group, size=len(rows), classes=())
         own[k] = (bigger, placed_on(place, rows))
     return len(order)
 

@@ -328,7 +328,8 @@ class _Work:
             after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
             small = cut_params(self.network.params, self.symmetry, kept)
             notes = ("nothing was run: without a task no removal is proved, and none is exact",)
-            return Pruned(self._as_given(small), after, kept, sizes, (), tuple(self.fixed), notes=notes)
+            params = self._as_given(small)
+            return Pruned(params, after.given(params), kept, sizes, (), tuple(self.fixed), notes=notes)
         small, after, kept, module = self._smaller(self.network, self.gone, is_compared=is_compared)
         cut, outputs = None, self.network.run_smaller(module)
         if is_compared:
@@ -341,7 +342,7 @@ class _Work:
         certificate = PruneCertificate(change, cut, self.network.tolerance, distance)
         return Pruned(
             params,
-            after,
+            after.given(params),
             kept,
             sizes,
             exact,

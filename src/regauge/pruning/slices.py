@@ -62,7 +62,8 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
                 mask = masks.get(site.placement.parameter, {}).get(site.placement.axis)
                 rows = site.positions.reshape(group.size, -1)[:size]
                 placements.append(site.placement if mask is None else _placed(site.placement, rows, mask))
-        groups.append(replace(group, size=size, placements=tuple(placements)))
+        classes = group.classes if size == group.size else ()
+        groups.append(replace(group, size=size, placements=tuple(placements), classes=classes))
     frozen = tuple(
         replace(one, size=shapes[one.parameter][one.axis]) if one.parameter in shapes else one
         for one in symmetry.frozen

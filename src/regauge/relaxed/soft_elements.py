@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regauge.core.classes import class_labels
 from regauge.core.closest import closest
 from regauge.core.element import Element
 from regauge.core.families import has_choice
@@ -24,6 +25,10 @@ ITERATIONS = 20
 TOLERANCE = 1e-3
 SIGN_START = 1.0
 """Logit of the signs of the identity's pairs at the start, tanh(1) = 0.76; no other pair has a sign yet."""
+
+
+APART = 20.0
+"""How much units of different classes lose, in units of the temperature; hard elements never exchange them."""
 
 
 class SoftElement:
@@ -79,6 +84,16 @@ class SoftElement:
             eye = height * torch.eye(n, dtype=like.dtype, device=like.device)
             self.logits[n] = eye.expand(pairs, count, n, n).clone()
         self._potentials: dict[int, Tensor] = {}
+        self._apart = {n: self._between_classes(n, count) for n, count in counts.items()}
+
+    def _between_classes(self, n: int, count: int) -> Tensor | None:
+        """What the logits of plans lose between units of different classes; None where all units are alike."""
+        lost = torch.zeros(count, n, n)
+        for name, (size, start, own) in self._slices.items():
+            if size == n:
+                labels = class_labels(self._symmetry[name])
+                lost[start : start + own] = APART * self._temperature * (labels.unsqueeze(1) != labels)
+        return lost.to(self._like) if bool(lost.any()) else None
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -118,7 +133,7 @@ class SoftElement:
             perm, sign = blank[name].perm, blank[name].sign
             if name in self._slices:
                 plan = self._chosen(group, element, plans[name])
-                perm = closest(Group(name, group.size, ()), plan).value.perm
+                perm = closest(Group(name, group.size, (), classes=group.classes), plan).value.perm
             if name in self.signs:
                 soft = [self._chosen(group, element, one) for one in self.signs[name].detach().unbind(1)]
                 if group.is_permuted:
@@ -132,8 +147,9 @@ class SoftElement:
         """The plan of every group, `[pair, *blocks, *source blocks, n, n]`."""
         plans = {}
         for n, logits in self.logits.items():
+            apart = self._apart[n]
             plans[n], self._potentials[n] = sinkhorn(
-                self._with_signs(n, logits),
+                self._with_signs(n, logits if apart is None else logits - apart),
                 self._temperature,
                 potentials=self._potentials.get(n),
                 tolerance=self._tolerance,

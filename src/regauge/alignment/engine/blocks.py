@@ -156,7 +156,7 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     assert best is not None
     before = diagonal(_block_products(root, blocks.a, blocks.b)).sum(-1)
     if root.is_permuted:
-        perm = closest(Group(root.name, n, ()), best).value.perm
+        perm = closest(Group(root.name, n, (), classes=root.classes), best).value.perm
         assert perm is not None
     else:
         perm = None

@@ -100,7 +100,7 @@ def match_mixture(
 
 def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None) -> Element:
     """Signs, shifts and matrices for the orders of an element, the best anchored first."""
-    groups = tuple(replace(group, is_permuted=False) for group in symmetry.groups)
+    groups = tuple(group.unordered for group in symmetry.groups)
     fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))
     start = blank if start is None else start
     moved = act_on(symmetry.groups, {name: symmetry.sites[name] for name in b}, start, b)

@@ -15,6 +15,7 @@ from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
+from regauge.core.classes import class_labels
 from regauge.core.element import Element, concatenate, materialize
 from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
@@ -197,6 +198,12 @@ def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
             raise ValueError(
                 f"init does not fit group {name!r} of {symmetry[name].size} units; give an element of the symmetry "
                 "that is aligned under"
+            )
+        order, labels = init[name].perm, class_labels(symmetry[name])
+        if order is not None and not torch.equal(labels[order], labels.expand_as(order)):
+            raise ValueError(
+                f"init exchanges units of group {name!r} that a structure (see `symmetry.structure`) tells apart; give "
+                "an element of `symmetry.bind(params_a)`"
             )
         values[name] = replace(init[name], scale=blank.scale)
         if symmetry[name].matrix == "linear":

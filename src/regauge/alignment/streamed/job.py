@@ -25,6 +25,7 @@ from regauge.core.movable import require_movable
 from regauge.core.params import Params
 from regauge.core.products import library
 from regauge.core.progress import Progress, no_progress
+from regauge.core.structure import carry
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.storage.checkpoints.alignments import SUFFIX as ALIGNMENT
@@ -337,6 +338,10 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
     require_alike(checkpoints)
     first = checkpoints[0].stored
     symmetry = symmetry.bind(checkpoints[0].on_meta())
+    held = [{n: one[n] for n in symmetry.structure if n in first} for one in checkpoints]
+    symmetry = symmetry.given(held[0])
+    if any(carry(symmetry, held[0], structure) is not None for structure in held):
+        raise ValueError(f"finding an order that carries the structure of one network into another {job.needs_memory}")
     for checkpoint in checkpoints:
         require_movable(symmetry.groups, checkpoint.on_meta(), symmetry.buffers)
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})

@@ -15,6 +15,7 @@ from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
+from regauge.core.classes import forbid_between_classes
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
 from regauge.core.families import add_term, barycenter, dot
@@ -71,7 +72,9 @@ class Total:
         best = matrices[0]
         for matrix in matrices[1:]:
             best = torch.maximum(best, matrix)
-        perm = torch.from_numpy(assign(best.numpy())) if group.is_permuted else None
+        perm = None
+        if group.is_permuted:
+            perm = torch.from_numpy(assign(forbid_between_classes(group, best).numpy()))
         units = torch.arange(group.size)
         reached = torch.stack([m[units, 0 * units if perm is None else perm] for m in matrices])
         chosen = torch.tensor(list(self._matrices)).reshape(len(matrices), len(self._shared))[reached.argmax(0)]

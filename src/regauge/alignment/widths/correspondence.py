@@ -159,6 +159,12 @@ def correspond(
     require_finite(params_a, "the first network")
     require_finite(params_b, "the second network")
     symmetry_a, symmetry_b = (_reordering(s.bind(p)) for s, p in ((symmetry_a, params_a), (symmetry_b, params_b)))
+    held = next((name for name in symmetry_a.structure if name in symmetry_a.sites), None)
+    if held is not None:
+        raise ValueError(
+            f"plans average units, but {held!r} is structure, which has no average; align networks of equal widths, or "
+            f"discover the symmetries with move=[{held!r}]"
+        )
     require_same_architecture(params_a, params_b, symmetry_a, symmetry_b)
     read = default_readers(symmetry_a) if readers is None else frozenset(readers)
     require_readers(symmetry_a, symmetry_b, read)

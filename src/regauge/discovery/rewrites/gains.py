@@ -188,10 +188,10 @@ class _Family:
             return abs(power) > 1e-9 or sum(place.sign[f] for f in flips) % 2 == 1
 
         touched = {p.parameter for p in self._group.placements if acts(p)}
-        groups = [replace(self._group, is_permuted=False)]
+        groups = [self._group.unordered]
         for base in (self._symmetry[name] for name in self._group.within):
             bare = tuple(replace(place, scale=(), sign=()) for place in base.placements)
-            groups.append(replace(base, is_permuted=False, signs=0, scales=0, placements=bare))
+            groups.append(replace(base.unordered, signs=0, scales=0, placements=bare))
         local = (replace(g, placements=tuple(p for p in g.placements if p.parameter in touched)) for g in groups)
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 

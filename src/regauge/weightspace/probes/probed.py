@@ -160,7 +160,8 @@ class Probed:
                     f"the networks lack {state!r}, which is needed to run them on probes; give all parameters and "
                     "buffers, or make a net without probes"
                 )
-            states[name] = params[name].to(device=self.device, dtype=self.dtype)
+            is_value = params[name].is_floating_point()
+            states[name] = params[name].to(device=self.device, dtype=self.dtype if is_value else None)
         return states
 
     def _stacks(self, params: Params, inputs: Mapping[str, Any]) -> bool:

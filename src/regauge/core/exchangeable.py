@@ -1,0 +1,94 @@
+"""Which units have equal entries in all structure, so that exchanging them leaves it as it is bit by bit."""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regauge.core.act import Site, take
+from regauge.core.groups import Group
+
+
+def classes_of(
+    group: Group, sites: Mapping[str, Sequence[Site]], structure: Mapping[str, Tensor], ndims: Mapping[str, int]
+) -> tuple[int, ...]:
+    """The class of each unit: units are in one class if exchanging the two keeps every structure tensor bit by bit.
+
+    That is an equivalence. Exchanges of several groups keep the structure together, since each of them does alone.
+
+    Args:
+        group: One that reorders units.
+        sites: Where groups act on the structure.
+        structure: The tensors, with any number of leading model axes: units are alike if they are so in all networks.
+        ndims: Their numbers of axes without these.
+    """
+    labels: list[Hashable] = [0] * group.size
+    for name, local in sites.items():
+        own = [site for site in local if site.group.name == group.name]
+        if own:
+            found = _labels(group, own, structure[name].detach().cpu(), structure[name].ndim - ndims[name])
+            labels = list(zip(labels, found, strict=True))
+    numbers = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    return tuple(numbers[label] for label in labels)
+
+
+def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> list[Hashable]:
+    """Labels of the units by one tensor, equal where two can be exchanged."""
+    axes: dict[int, list[Tensor]] = {}
+    for site in sites:
+        axes.setdefault(site.placement.axis, []).extend(site.by_copies)
+    indices = {axis: torch.stack(positions) for axis, positions in axes.items()}  # [positions, size]
+    if len(indices) == 1:
+        ((axis, positions),) = indices.items()
+        rows = take(tensor, lead + axis, positions.T.flatten()).movedim(lead + axis, 0)
+        return _bytes(rows.reshape(group.size, -1))
+    if group.within or any(len(positions) > 1 for positions in indices.values()):
+        return list(range(group.size))  # Copies that meet along two axes: none is exchanged.
+    return _labels_along_axes({lead + axis: positions[0] for axis, positions in indices.items()}, tensor)
+
+
+def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
+    """Labels where a group acts along several axes: an exchange moves rows and columns at once."""
+    size = len(next(iter(places.values())))
+    labels: list[Hashable] = []
+    first: list[int] = []
+    invariants = _invariants(places, tensor)
+    for unit in range(size):
+        known = (k for k, one in enumerate(first) if invariants[one] == invariants[unit])
+        label = next((k for k in known if _is_kept(places, tensor, first[k], unit)), len(first))
+        if label == len(first):
+            first.append(unit)
+        labels.append(label)
+    return labels
+
+
+def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
+    """What is equal for units that can be exchanged: the entries that each has on all axes at once."""
+    diagonal = tensor
+    for axis, positions in places.items():
+        diagonal = take(diagonal, axis, positions)
+    axes = list(places)
+    diagonal = diagonal.permute(*axes, *(k for k in range(tensor.ndim) if k not in axes))
+    units = torch.arange(len(next(iter(places.values()))))
+    return _bytes(diagonal[(units,) * len(axes)].reshape(len(units), -1))
+
+
+def _is_kept(places: Mapping[int, Tensor], tensor: Tensor, one: int, other: int) -> bool:
+    """Whether exchanging two units along all axes leaves a tensor as it is."""
+    for axis, positions in places.items():
+        row, there = tensor.select(axis, int(positions[one])), tensor.select(axis, int(positions[other]))
+        for second, indices in places.items():
+            if second != axis:
+                order = torch.arange(tensor.shape[second])
+                order[indices[[one, other]]] = indices[[other, one]]
+                row = row.index_select(second - (second > axis), order)
+        if _bytes(row.reshape(1, -1)) != _bytes(there.reshape(1, -1)):
+            return False
+    return True
+
+
+def _bytes(rows: Tensor) -> list[Hashable]:
+    """The bits of each row."""
+    if not rows.shape[1]:
+        return [b""] * len(rows)
+    return [row.tobytes() for row in rows.contiguous().view(torch.uint8).numpy()]

@@ -1,0 +1,221 @@
+"""Which buffers are statistics of a normalization, which move with a network, and which are structure, which stays.
+
+Decided from the traced graph and from a pass without values: no value of a buffer is looked at.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regauge.core.outputs import SelectedOutputs
+from regauge.discovery.operators import INLINED, SAME, VIEWS, operator_name, shape_of, words
+from regauge.discovery.trace import Program
+
+RUNNING = ("running_mean", "running_var")
+"""Arguments of normalizations that are running estimates."""
+POINTWISE = words("add sub rsub mul div neg")
+PASSES = SAME | VIEWS | words("expand expand_as slice")
+
+
+def structure_of(
+    program: Program,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    keep: Collection[str],
+    move: Collection[str],
+) -> tuple[str, ...]:
+    """The names of the structure: buffers that the outputs depend on and that no normalization fills.
+
+    Args:
+        program: The traced model.
+        module: The same.
+        inputs: Example inputs.
+        kwargs: Keyword inputs.
+        keep: Names or patterns of further tensors that are structure.
+        move: Names or patterns of buffers that are none.
+
+    Raises:
+        ValueError: No tensor that the outputs depend on has a name in `keep`, or no buffer one in `move`.
+    """
+    owner = {name: first for first, names in program.aliases.items() for name in names}
+    nodes = program.graph.graph.find_nodes(op="placeholder")
+    read = {program.origins[node.name] for node in nodes if node.users and node.name in program.origins}
+    tables = [name for name in program.buffers if owner[name] in read and _is_table(program, name)]
+    for patterns, every, what in ((move, tables, "buffer"), (keep, program.shapes, "parameter or buffer")):
+        for one in patterns:
+            if not any(fnmatchcase(name, one) for name in every):
+                raise ValueError(
+                    f"the model reads no {what} called {one!r}; it has {', '.join([*every][:5]) or 'none'}"
+                )
+    moved = {name for name in tables if any(fnmatchcase(name, one) for one in move)}
+    named = {owner[name] for name in program.shapes if any(fnmatchcase(name, one) for one in keep)}
+    kept = {name for name in program.shapes if owner[name] in named}
+    statistics = _Statistics(program).names
+    unclear = {name for name in tables if owner[name] not in statistics} - moved - kept
+    candidates = sorted(unclear & program.floating)
+    if candidates:
+        unclear -= _filled(module, inputs, kwargs, candidates)
+    return tuple(name for name in program.shapes if name in unclear | kept)
+
+
+def _is_table(program: Program, name: str) -> bool:
+    """Whether a buffer is no counter."""
+    return bool(program.shapes[name]) or name in program.floating
+
+
+class _Statistics:
+    """Buffers that the graph reads as the running estimates of a normalization, an operator or written out."""
+
+    def __init__(self, program: Program) -> None:
+        self._sources: dict[Node, frozenset[str]] = {}
+        self._deviations: set[Node] = set()
+        self._nodes: list[Node] = []
+        self.names: set[str] = set()
+        buffers = {first for first, names in program.aliases.items() if {*names} & {*program.buffers}}
+        for node in program.graph.graph.find_nodes(op="placeholder"):
+            name = program.origins.get(node.name)
+            if name in buffers:
+                self._sources[node] = frozenset([name])
+        self._follow(program.graph)
+        before = -1
+        while before < len(self.names):
+            before = len(self.names)
+            for node in self._nodes:
+                self._grow(node)
+
+    def _follow(self, graph: GraphModule) -> None:
+        """What each node is made of, in the order of the graph; graphs within it are followed where they are called."""
+        for node in graph.graph.nodes:
+            if node.op != "call_function":
+                continue
+            inner = next(
+                (getattr(graph, str(one.target)) for one in node.all_input_nodes if one.op == "get_attr"), None
+            )
+            if operator_name(node) in INLINED and isinstance(inner, GraphModule):
+                operands = [one for one in node.args if isinstance(one, Node) and one.op != "get_attr"]
+                for place, operand in zip(inner.graph.find_nodes(op="placeholder"), operands, strict=False):
+                    if operand in self._sources:
+                        self._sources[place] = self._sources[operand]
+                self._follow(inner)
+                continue
+            self._nodes.append(node)
+            self._read(node)
+
+    def _read(self, node: Node) -> None:
+        """Running arguments of operators, and inverse deviations `(buffer + eps) ** -0.5`."""
+        for key in RUNNING:
+            operand = _argument(node, key)
+            if isinstance(operand, Node):
+                self.names |= self._sources.get(operand, frozenset())
+        operands = node.all_input_nodes
+        if not operands or not all(one in self._sources for one in operands):
+            return
+        self._sources[node] = frozenset().union(*(self._sources[one] for one in operands))
+        if _is_root(node) and _is_offset(node.args[0]) and _is_vector(node):
+            self.names |= self._sources[node]
+            self._deviations.add(node)
+
+    def _grow(self, node: Node) -> None:
+        """What is combined with an inverse deviation where values are normalized: the mean, a frozen gain and bias."""
+        name = operator_name(node)
+        operands = [one for one in node.args[:2] if isinstance(one, Node)]
+        if name not in POINTWISE | PASSES or not self._deviations & {*operands}:
+            return
+        self._deviations.add(node)
+        for one in operands if name in POINTWISE else ():
+            self.names |= self._vector(one)
+            centered = _unwrapped(one)
+            if one not in self._sources and operator_name(centered) in ("add", "sub"):
+                for operand in centered.args[:2]:
+                    self.names |= self._vector(operand)
+
+    def _vector(self, node: Any) -> frozenset[str]:
+        """The buffers that a vector is made of, and of nothing else."""
+        return self._sources.get(node, frozenset()) if isinstance(node, Node) and _is_vector(node) else frozenset()
+
+
+def _argument(node: Node, key: str) -> Any:
+    """An argument of an operator by its name in the schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return None
+    names = [one.name for one in schema.arguments]
+    place = names.index(key) if key in names else len(node.args)
+    return node.kwargs.get(key, node.args[place] if place < len(node.args) else None)
+
+
+def _is_root(node: Node) -> bool:
+    name = operator_name(node)
+    return name in ("sqrt", "rsqrt") or (name == "pow" and len(node.args) > 1 and node.args[1] in (0.5, -0.5))
+
+
+def _is_offset(node: Any) -> bool:
+    """Whether a small number was added, as to a variance."""
+    if not isinstance(node, Node) or node.op != "call_function" or operator_name(node) != "add":
+        return False
+    return any(isinstance(one, float) and 0 < one < 1 for one in node.args[:2])
+
+
+def _is_vector(node: Node) -> bool:
+    return sum(n > 1 for n in shape_of(node)) <= 1
+
+
+def _unwrapped(node: Node) -> Node:
+    while node.op == "call_function" and operator_name(node) in PASSES and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+    """The buffers that a pass in training mode writes into, on tensors without values; the module stays as it is."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    fakes = {f"module.{name}": mode.from_tensor(tensor.detach()) for name, tensor in tensors.items()}
+    writes = _Writes()
+    state = torch.get_rng_state()
+    wrapped = SelectedOutputs(module, None)
+    with _restored(module), mode, torch.no_grad(), writes:
+        wrapped.train()
+        given, keywords = pytree.tree_map_only(Tensor, mode.from_tensor, (inputs, dict(kwargs)))
+        with suppress(Exception):  # A module can fail in any way without values: what it wrote until then counts.
+            torch.func.functional_call(wrapped, fakes, given, keywords)
+    torch.set_rng_state(state)
+    return {name for name in names if fakes[f"module.{name}"].untyped_storage()._cdata in writes.storages}
+
+
+class _Writes(TorchDispatchMode):
+    """The storages that operators write into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for k, argument in enumerate(func._schema.arguments):
+            value = args[k] if k < len(args) else kwargs.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+                self.storages.add(value.untyped_storage()._cdata)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _restored(module: nn.Module) -> Iterator[None]:
+    """Take back what a pass writes to attributes, its mode included."""
+    held = [(kept, dict(kept)) for part in module.modules() for kept in (vars(part), part._buffers, part._parameters)]
+    try:
+        yield
+    finally:
+        for kept, before in held:
+            kept.clear()
+            kept.update(before)
