@@ -13,6 +13,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -192,7 +193,7 @@ def normalize_logits(
     for name in (weight, bias):
         if name is not None:
             factor = (norm / norms).reshape(norms.shape + (1,) * (params[name].ndim - lead))
-            scaled[name] = (params[name].double() * factor).to(params[name].dtype)
+            scaled[name] = round_to(params[name].double() * factor, params[name].dtype, name)
     return scaled
 
 

@@ -13,7 +13,7 @@ from regauge.alignment.table import METHODS
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.interpolation import distance
-from regauge.core.params import label
+from regauge.core.params import label, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge
@@ -161,7 +161,9 @@ def merge(
         by_weights: type[Method] = WeightMatching if has_base else MergeMany
         method = (by_weights if task is None else METHODS["data"].load())()
     whole = [network.params if isinstance(network, Checkpoint) else network for network in networks]
-    aligned = align_many(whole, symmetry, method=method, task=chosen_by, generator=generator)
+    # Moved networks in half precision are not the result and need not fit its dtype; a task runs them as they are.
+    moving = whole if chosen_by is not None else [to_work(network) for network in whole]
+    aligned = align_many(moving, symmetry, method=method, task=chosen_by, generator=generator)
     before, after, reference, buffers = whole[start:], aligned.params[start:], whole[0], aligned.symmetry.buffers
     blend = replace(blend, symmetry=aligned.symmetry, elements=aligned.elements[start:])
     if rule.needs_task:

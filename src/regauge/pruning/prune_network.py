@@ -10,6 +10,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.groups import Group
 from regauge.core.params import Params, require_finite
+from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.pruning.criteria import Criterion, Magnitude, OutputError
@@ -122,7 +123,7 @@ def _shares(share: float | Mapping[str, float], symmetry: Symmetry) -> dict[str,
 
 def _losses(task: Task, params: Mapping[str, Tensor], network: Network) -> dict[str, dict[str, float]]:
     """What the task says of the network as it was, and without what it does not need."""
-    now = {name: network.params[name].to(tensor.dtype) for name, tensor in params.items()}
+    now = {name: round_to(network.params[name], tensor.dtype, name) for name, tensor in params.items()}
     return {"as it was": task.evaluate(params), "exact removals": task.evaluate(now)}
 
 
@@ -360,5 +361,5 @@ class _Work:
         result: Params = {}
         for name, old in self.given.items():
             tensor = params[name]
-            result[name] = same.setdefault(id(tensor), tensor.to(dtype=old.dtype, device=old.device))
+            result[name] = same.setdefault(id(tensor), round_to(tensor, old.dtype, name).to(old.device))
         return result
