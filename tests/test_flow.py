@@ -511,7 +511,7 @@ def test_a_file_of_the_first_version_aligns_to_the_mean(tmp_path: Path) -> None:
     moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1)), population)
     assert torch.allclose(loaded.log_density(population, steps=2), loaded.log_density(moved, steps=2))
     save(tensors, tmp_path / "less.safetensors", metadata=header)
-    with pytest.raises(ValueError, match="damaged .*reference"):
+    with pytest.raises(ValueError, match="is damaged"):
         flow.load_flow(tmp_path / "less.safetensors")
     save(tensors, tmp_path / "new.safetensors", metadata=header | {"version": "3"})
     with pytest.raises(ValueError, match="has version 3"):

@@ -47,8 +47,7 @@ class Flow:
         classes: What samples can be drawn for, the values of the column of labels; none without one.
         about: What is known about the training, as JSON.
         trained: The course of the training; None of a flow that was loaded.
-        reference: The point to which networks are aligned, `[values]` of `networks`, where the flow was fitted to aligned
-            ones.
+        reference: The point to which networks are aligned, `[values]` of `networks`; None where none were in the fit.
     """
 
     velocity: Velocity
