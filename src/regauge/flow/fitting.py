@@ -108,9 +108,9 @@ def fit(
     sample = collection.read(parts["train"][:SAMPLE])
     space = Space.of(sample, collection.symmetry(0), config.representation)
     points = {name: _enter(collection, parts[name], space) for name in ("train", "validation")}
-    if config.is_aligned:
-        middle = find_reference(space, points["train"])
-        points = {name: align_points(space, middle, own) for name, own in points.items()}
+    reference = find_reference(space, points["train"]) if config.is_aligned else None
+    if reference is not None:
+        points = {name: align_points(space, reference, own) for name, own in points.items()}
     manifold: Space | Components = space
     if config.representation.components is not None:
         manifold = Components.of(space, points["train"], config.representation.components, config.balance)
@@ -156,7 +156,7 @@ def fit(
         "architecture": member.architecture.to_json() if isinstance(member, Store) else None,
     }
     design = Design(**{part.name: getattr(config, part.name) for part in fields(Design)})
-    return Flow(velocity.cpu().eval(), manifold, prior, moments, design, tuple(classes), about, trained)
+    return Flow(velocity.cpu().eval(), manifold, prior, moments, design, tuple(classes), about, trained, reference)
 
 
 def divide(
