@@ -36,7 +36,7 @@ def batches():
 def others():
     return two_faces.batches({name!r}, 1)
 """
-EXAMPLES = 48
+EXAMPLES = 160
 
 
 def normed() -> nn.Module:
