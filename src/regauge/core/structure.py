@@ -64,6 +64,16 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
     return found
 
 
+def without_structure(symmetry: Symmetry) -> Symmetry:
+    """A symmetry for networks without their structure: classes of units are known, and nothing acts on it any more."""
+    held = frozenset(symmetry.structure)
+    groups = tuple(
+        replace(g, placements=tuple(p for p in g.placements if p.parameter not in held)) for g in symmetry.groups
+    )
+    shapes = {name: shape for name, shape in symmetry.shapes.items() if name not in held}
+    return replace(symmetry, groups=groups, shapes=shapes)
+
+
 def _difference(name: str) -> str:
     return (
         f"the networks differ in {name!r}, which is structure that no training changes, such as a mask or a "
