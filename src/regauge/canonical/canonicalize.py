@@ -135,14 +135,14 @@ def canonical_element(
     if reference is not None and parts is not None:
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
     symmetry = symmetry.bind(params)
-    require_finite(params, "the network")
+    require_finite(params, "the network", symmetry.structure)
     steps, params = plan(symmetry), factorize(params, symmetry, parts=chosen)
     element = carry_out(steps, symmetry, params, chosen)
     if reference is None:
         return element
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
-    require_finite(reference, "the reference")
+    require_finite(reference, "the reference", symmetry.structure)
     reference = factorize(reference, symmetry)
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)

@@ -17,7 +17,7 @@ from regauge.connect.moments import Moments, Statistics
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import shares_of
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import Params, equal_names, require_finite, require_same_shapes
 from regauge.core.rounding import round_alike
 from regauge.core.task import Task, call, evaluating
 
@@ -316,13 +316,14 @@ def require_endpoints(
     ends = [as_params(end, f"endpoint {k}") for k, end in enumerate(as_networks(endpoints))]
     if not ends:
         raise ValueError("there are no endpoints; give the networks between which the interpolated one lies")
-    require_finite(params, "the interpolated network")
+    equal = equal_names([params, *ends])
+    require_finite(params, "the interpolated network", equal)
     for k, end in enumerate(ends):
         try:
             require_same_shapes(params, end)
         except ValueError as error:
             raise ValueError(f"endpoint {k} does not fit the interpolated network: {error}") from None
-        require_finite(end, f"endpoint {k}")
+        require_finite(end, f"endpoint {k}", equal)
     return params, ends, shares_of(weights, len(ends))
 
 

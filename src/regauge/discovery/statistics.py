@@ -17,11 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regauge.core.outputs import SelectedOutputs
 from regauge.discovery.operators import INLINED, SAME, VIEWS, operator_name, shape_of, words
+from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.restoring import restored
-from regauge.discovery.trace import Program
+from regauge.discovery.trace import Program, trace
+from regauge.discovery.traceable import TraceError
 
 RUNNING = ("running_mean", "running_var")
 """Arguments of normalizations that are running estimates."""
+NORMS = nn.modules.batchnorm._NormBase
+"""Modules whose buffers are statistics."""
 POINTWISE = words("add sub rsub mul div neg")
 PASSES = SAME | VIEWS | words("expand expand_as slice")
 
@@ -67,6 +71,26 @@ def structure_of(
     if candidates:
         unclear -= _filled(module, inputs, kwargs, candidates)
     return tuple(name for name in program.shapes if name in unclear | kept)
+
+
+def find_structure(
+    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
+) -> tuple[str, ...]:
+    """Which of some buffers of a module are structure; none where it cannot be traced."""
+    unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
+    if not unclear:
+        return ()
+    dtype = next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.get_default_dtype())
+    inputs, kwargs = pytree.tree_map_only(
+        Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (inputs, kwargs)
+    )
+    try:
+        with leaves_as_operators(module):
+            program = trace(module, inputs, kwargs)
+    except (TraceError, ValueError):
+        return ()
+    found = structure_of(program, module, inputs, kwargs, keep=(), move=())
+    return tuple(name for name in found if name in unclear)
 
 
 def _is_table(program: Program, name: str) -> bool:

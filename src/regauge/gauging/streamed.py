@@ -101,7 +101,7 @@ def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: Laye
         ranges = [row_ranges(move.symmetry, name, shape, PIECE) for move in moves]
         for rows in next((one for one in ranges if one == [None]), ranges[0]):
             tensor = checkpoint.read(name, rows=rows)
-            require_finite({name: tensor}, checkpoint.label)
+            require_finite({name: tensor}, checkpoint.label, moves[0].symmetry.structure)
             moved = move_tensor(moves, name, tensor)
             measures.add(name, tensor, moved)
             yield moved

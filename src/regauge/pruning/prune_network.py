@@ -87,7 +87,7 @@ def prune(
         raise ValueError(f"{type(criterion).__name__} runs the network: give a task with a module and batches")
     if generator is None and criterion.needs_generator:
         raise ValueError(f"{type(criterion).__name__} draws units: give a generator")
-    require_finite(params, "the network")
+    require_finite(params, "the network", bound.structure)
     shares = _shares(share, bound)
     network = Network(params, bound, task)
     sets = [tuple(names) for names in alike] or ([] if task is None else shared_sizes(task.module, bound))

@@ -147,8 +147,8 @@ class Source:
         state, dtype = self._state, work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
         x, y = (one.read(name, rows=rows, dtype=dtype) for one in (self._a, self._b))
         if state.initial is None:
-            require_finite({name: x}, str(self._a.path))
-            require_finite({name: y}, str(self._b.path))
+            require_finite({name: x}, str(self._a.path), self._symmetry.structure)
+            require_finite({name: y}, str(self._b.path), self._symmetry.structure)
         x, is_first, norm = self._place(name, x, state.left), state.initial is None and state.is_anchored, 0.0
         if is_first or self._is_changing(name):
             balanced = self._place(name, y, state.right)
