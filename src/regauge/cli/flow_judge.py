@@ -26,7 +26,8 @@ COLUMNS = {
     "accuracy": "accuracy",
     "average_loss": "loss of average",
     "distance": "nearest",
-    "sources": "sources",
+    "copied": "copied",
+    "repeated": "repeated",
     "spread": "spread",
     "two_sample": "two-sample",
 }
@@ -75,7 +76,11 @@ def judge(options: FlowJudge) -> None:
         "best": made.about["best"],
         "ended": made.about["ended"],
         "scores": [asdict(score) for score in found.scores],
+        "verdict": list(found.verdict),
+        "is_working": found.is_working,
         "is_copier": found.is_copier,
+        "is_collapsed": found.is_collapsed,
+        "one_answer": found.one_answer,
         "losses": found.losses,
         "reliability": found.reliability,
         "places": found.places,
@@ -84,9 +89,9 @@ def judge(options: FlowJudge) -> None:
     }
     save_text(json.dumps(results, indent=1) + "\n", numbers)
     save_text(flow_page(numbers), options.output)
+    facts = {name: results[name] for name in ("verdict", "is_working", "is_copier", "is_collapsed")}
+    tell(" ".join(found.verdict), **facts)
     tell_table("scores", [_row(score) for score in results["scores"]])
-    verdict = "copies of training networks" if found.is_copier else "no copies of training networks"
-    tell(f"the drawn networks are {verdict}", is_copier=found.is_copier)
     tell_written(options.output, numbers)
 
 
