@@ -16,6 +16,7 @@ from regauge.learn.populations import spread
 from regauge.names import VERSION
 from regauge.report.flow_page import flow_page
 from regauge.storage.checkpoints.writing import require_writable, save_text
+from regauge.storage.collection import Kept
 from regauge.storage.store import Store
 
 BATCH = 512
@@ -43,9 +44,9 @@ def judge(options: FlowJudge) -> None:
     require_writable(numbers, overwrite=options.overwrite, suffixes=(".json",))
     with show_status("reading"):
         made = flow.load_flow(options.flow)
-        known = made.about.get("selection", {"where": (), "final": False, "split_by": ""})
-        collection, chosen = choose_networks(options.stores, tuple(known["where"]), final=known["final"])
-        parts = flow.divide(collection, chosen, split_by=known["split_by"] or None)
+        where, checkpoints, split_by = selection_of(made)
+        collection, chosen = choose_networks(options.stores, where, checkpoints)
+        parts = flow.divide(collection, chosen, split_by=split_by)
         counts = {name: len(part) for name, part in parts.items()}
         if counts != made.about["networks"]:
             raise UsageError(
@@ -93,6 +94,15 @@ def judge(options: FlowJudge) -> None:
     tell(" ".join(found.verdict), **facts)
     tell_table("scores", [_row(score) for score in results["scores"]])
     tell_written(options.output, numbers)
+
+
+def selection_of(made: flow.Flow) -> tuple[tuple[str, ...], Kept, str | None]:
+    """The conditions on columns, the checkpoints, and the column of the division that a flow was fitted with."""
+    known = made.about.get("selection", {})
+    is_last = (
+        known["final"] if "final" in known else "last" in (known.get("checkpoints"), made.about.get("checkpoints"))
+    )
+    return tuple(known.get("where", ())), "last" if is_last else "all", known.get("split_by") or None
 
 
 def _row(score: dict[str, Any]) -> dict[str, Any]:

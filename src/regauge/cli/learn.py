@@ -19,7 +19,6 @@ from regauge.cli.training_output import tell_training, training_output
 from regauge.names import VERSION
 from regauge.report.predictor_page import predictor_page
 from regauge.storage.checkpoints.writing import require_writable, save_text
-from regauge.storage.store import Store
 from regauge.weightspace.files import needs_modules
 
 
@@ -77,13 +76,14 @@ def predict(options: LearnPredict) -> None:
 
 def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     """A row for each network of a store, or for a checkpoint."""
-    networks, known = read_networks(path)
+    named = read_networks(path, options.checkpoints)
+    networks = named.networks
     module = None
     if options.predictor.is_file() and needs_modules(options.predictor):
         if options.model is not None:
             module = load_module(options.model).module
-        elif isinstance(networks, Store):
-            module = networks.architecture.module()
+        elif named.store is not None:
+            module = named.store.architecture.module()
         else:
             raise UsageError(
                 f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model"
@@ -94,7 +94,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     except ValueError as error:
         raise UsageError(f"{str(path)!r}: {error}") from error
     sure = made.probabilities(networks).amax(1).tolist() if made.target.kind == "classes" else None
-    for k, row in enumerate(known):
+    for k, row in enumerate(named.rows):
         yield {**row, made.target.name: predicted[k], **({} if sure is None else {"probability": sure[k]})}
 
 
