@@ -19,6 +19,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
 from regauge.cli.training_output import tell_training, training_output
 from regauge.core.params import Params, select
+from regauge.core.rounding import round_to
 from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.names import VERSION
@@ -140,7 +141,7 @@ def decode_store(made: learn.Autoencoder, source: Path, output: Path, checkpoint
     dtypes = {spec.name: spec.dtype for spec in architecture.layout}
     for start in range(0, len(rows), AT_ONCE):
         part = slice(start, start + AT_ONCE)
-        networks = {name: tensor.to(dtypes[name]) for name, tensor in made.decode(latents[part]).items()}
+        networks = {name: round_to(tensor, dtypes[name], name) for name, tensor in made.decode(latents[part]).items()}
         target.append(networks, rows[part])
     return len(rows)
 

@@ -12,7 +12,7 @@ from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.source import Moved, move_tensor
-from regauge.comparison.null_spaces import has_null_spaces
+from regauge.canonical.null_spaces import has_null_spaces
 from regauge.core.act import Site
 from regauge.core.balance import has_balance
 from regauge.core.element import Element

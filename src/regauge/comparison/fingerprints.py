@@ -10,8 +10,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from regauge.alignment.streamed.job import Network, open_job
+from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
-from regauge.comparison.null_spaces import without_null_spaces
 from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.families import unit_values

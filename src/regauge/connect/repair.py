@@ -17,6 +17,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import shares_of
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.rounding import round_alike
 from regauge.core.task import call, evaluating
 
 CONSTANT = 1e-6
@@ -146,7 +147,7 @@ class Repairer:
         if self._is_normalized:
             result = reset_batchnorm(result, statistics.module, statistics)
         names = tuple(layer.name for layer in layers)
-        return RepairResult({name: tensor.to(params[name].dtype) for name, tensor in result.items()}, names)
+        return RepairResult(round_alike(result, params), names)
 
     def _measure(
         self, params: Params, endpoints: list[Params]
@@ -258,7 +259,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
                 layer.momentum = momenta[name]
     if not seen:
         raise ValueError("there are no batches to recompute the statistics from; give one at least")
-    return state
+    return round_alike(state, params)
 
 
 def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.interpolation import combine, distance
 from regauge.core.params import Params, require_alike, require_same_shapes
 from regauge.core.progress import Progress, no_progress
+from regauge.core.rounding import round_alike
 from regauge.core.task import Batch, Task
 from regauge.training import Adam, AdamW, Cosine, Descent, OneCycle, Optimizer, Schedule, differentiate, minimize
 from regauge.training.descent import cycle
@@ -312,10 +313,7 @@ def train_path(
         label="training the path",
     ).params
     return type(path)(
-        tuple(
-            {name: tensor.to(point[name].dtype) for name, tensor in moved.items()}
-            for point, moved in zip(path.inner, complete(found), strict=True)
-        )
+        tuple(round_alike(moved, point) for point, moved in zip(path.inner, complete(found), strict=True))
     )
 
 

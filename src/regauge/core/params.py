@@ -16,6 +16,11 @@ def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return reduce(torch.promote_types, dtypes, torch.float32)
 
 
+def to_work(params: Mapping[str, Tensor]) -> Params:
+    """A network whose floating-point tensors are at least as precise as float32."""
+    return {name: t.to(work_dtype(t.dtype)) if t.is_floating_point() else t for name, t in params.items()}
+
+
 def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
     """Some networks of a population; an integer gives one of them, without a model axis."""
     if isinstance(index, Tensor):

@@ -213,12 +213,14 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         placeholders[target] = placeholder
         is_constant = spec.kind == InputKind.CONSTANT_TENSOR
         found = program.constants.get(str(spec.target)) if is_constant else {**buffers, **parameters}.get(target)
-        is_stored = isinstance(found, Tensor) and target in kept and not is_constant
+        if not isinstance(found, Tensor):
+            continue
+        is_stored, is_floating = target in kept and not is_constant, found.is_floating_point()
         if is_stored:
             origins[placeholder] = aliases[id(found)][0]
-        if is_stored and (found.is_floating_point() or _is_mask(found, nodes[placeholder])):
+        if is_stored and (is_floating or _is_mask(found, nodes[placeholder])):
             states[placeholder] = aliases[id(found)][0]
-        if isinstance(found, Tensor) and not (is_stored and found.is_floating_point()):
+        if not (is_stored and is_floating):
             held[placeholder] = found
     results: Any = program.graph.output_node().args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}

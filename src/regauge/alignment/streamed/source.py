@@ -227,8 +227,9 @@ def measure_distances(
     for name, blank in checkpoint.on_meta().items():
         if name in symmetry.buffers or not blank.is_floating_point():
             continue
+        dtype = work_dtype(blank.dtype)
         for rows in row_ranges(symmetry, name, blank.shape, CHUNK // 4):
-            x, y = (one.read(name, rows=rows) for one in (reference, checkpoint))
+            x, y = (one.read(name, rows=rows, dtype=dtype) for one in (reference, checkpoint))
             for k, other in enumerate((y, move_tensor(symmetry, element, name, y))):
                 squares[k] += distance({name: x}, {name: other}) ** 2
     return math.sqrt(squares[0]), math.sqrt(squares[1])
