@@ -126,7 +126,8 @@ class ZooVerify:
 class ZooNearest:
     """Find the networks of a store that are nearest to a network, in whatever gauge, by their fingerprints.
 
-    All checkpoints of all runs are looked at. The fingerprints of a store are computed once. docs/comparison.md says what they are.
+    All checkpoints of all runs are looked at. The fingerprints of a store are computed once. docs/comparison.md says
+    what they are.
     """
 
     store: StoreFolder
@@ -141,7 +142,8 @@ class ZooNearest:
 class ZooAlign:
     """Align all networks of a store to one, into another store; the same command continues an interrupted one.
 
-    All checkpoints of all runs are aligned. The network that they are aligned to is written into the folder of the new store.
+    All checkpoints of all runs are aligned. The network that they are aligned to is written into the folder of the new
+    store.
     """
 
     store: StoreFolder

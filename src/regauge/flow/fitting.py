@@ -152,7 +152,7 @@ def fit(
         "settings": repr(config),
         "networks": {name: len(part) for name, part in parts.items()},
         "checkpoints": checkpoints,
-        "seed": seed,
+        "seed": generator.initial_seed(),
         "scores": {"flow": {"validation loss": best}},
         "history": [dict(row) for row in trained.history],
         "best": trained.best,

@@ -181,7 +181,7 @@ def fit_autoencoder(
         ),
         progress=progress,
     )
-    return fitting.conclude(trained)
+    return fitting.conclude(trained, generator.initial_seed())
 
 
 class _Net(nn.Module):
@@ -285,8 +285,8 @@ class _Fitting:
         loss = scores.pop("loss") / self.objective.scale
         return Validation((loss,), {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
 
-    def conclude(self, trained: Trained) -> Autoencoder:
-        """The autoencoder, tested."""
+    def conclude(self, trained: Trained, given: int) -> Autoencoder:
+        """The autoencoder, tested, which tells the seed that was given."""
         test = self.parts["test"]
         scores = {"autoencoder": self._score(test), "the mean output, for all": self._score(test, is_mean=True)}
         if isinstance(self.objective.loss, SquaredError):  # which has a name of its own
@@ -295,7 +295,7 @@ class _Fitting:
             "scores": scores,
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(self.config),
-            "seed": self.seed,
+            "seed": given,
         }
         member = self.collection.members[0]
         if isinstance(member, Store):

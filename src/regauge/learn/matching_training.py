@@ -201,7 +201,7 @@ def fit_matching(
         ),
         progress=progress,
     )
-    return fitting.conclude(trained, progress)
+    return fitting.conclude(trained, generator.initial_seed(), progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,8 +337,8 @@ class _Fitting:
         distance = torch.cat(distances)
         return {**known, "distance": float(distance.mean()), "CPU ms": 1000 * seconds / len(distance)}
 
-    def conclude(self, trained: Trained, progress: Progress) -> LearnedMatching:
-        """The matcher, with the sweeps that the validation likes better, and scores of the test pairs."""
+    def conclude(self, trained: Trained, given: int, progress: Progress) -> LearnedMatching:
+        """The matcher, with the sweeps that the validation likes better, scores of test pairs, and the given seed."""
         net = self.siamese.net.cpu().eval()
         methods: dict[str, Method | None] = {
             "no alignment": None,
@@ -359,7 +359,7 @@ class _Fitting:
             "scores": scores,
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(self.config),
-            "seed": self.seed,
+            "seed": given,
             "steps": trained.history[-1]["step"],
             "seconds": trained.history[-1]["seconds"],
             "sharpness": float(self.siamese.sharpness.detach()),

@@ -88,7 +88,7 @@ def fit_predictor(
         "inputs": None if inputs is None else digest(*arrays_of(inputs)),
     }
     trained = _train_stages(fitting, state, known, progress)
-    return fitting.conclude(trained, progress)
+    return fitting.conclude(trained, generator.initial_seed(), progress)
 
 
 TINY = 1e-3
