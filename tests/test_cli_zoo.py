@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     os.close(writing)
     assert done.stderr == ""
     assert done.returncode in (1, 141)  # as rich ends where a table breaks off, and as we do elsewhere
+
+
+def test_no_networks_name_the_option(tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert "--networks is 0; train one at least" in refused(
+        "zoo", "train", "uci-mlps", "-o", str(tmp_path / "zoo"), "--networks", "0"
+    )
+    assert not (tmp_path / "zoo").exists()
 
 
 def test_a_preset_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,10 +98,8 @@ def judge(options: FlowJudge) -> None:
 
 def selection_of(made: flow.Flow) -> tuple[tuple[str, ...], Kept, str | None]:
     """The conditions on columns, the checkpoints, and the column of the division that a flow was fitted with."""
-    known = made.about.get("selection", {})
-    is_last = (
-        known["final"] if "final" in known else "last" in (known.get("checkpoints"), made.about.get("checkpoints"))
-    )
+    known = {"checkpoints": made.about.get("checkpoints"), **made.about.get("selection", {})}
+    is_last = known.get("final", known["checkpoints"] == "last")  # as flows of earlier versions told it
     return tuple(known.get("where", ())), "last" if is_last else "all", known.get("split_by") or None
 
 

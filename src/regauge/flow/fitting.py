@@ -151,7 +151,7 @@ def fit(
     about = {
         "settings": repr(config),
         "networks": {name: len(part) for name, part in parts.items()},
-        "checkpoints": checkpoints,
+        "checkpoints": checkpoints if indices is None and split is None else None,
         "seed": generator.initial_seed(),
         "scores": {"flow": {"validation loss": best}},
         "history": [dict(row) for row in trained.history],
