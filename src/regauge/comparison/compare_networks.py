@@ -69,13 +69,18 @@ def compare(
     | --- | --- |
     | identical | all values are equal, but for rounding to the coarser of both formats |
     | same network in another gauge | an element of the group takes one to the other, up to rounding |
-    | descended | units correspond as stored beyond chance, or after alignment more is explained than by any stranger |
+    | descended | after alignment more is explained than by any stranger, aligned ones included |
+    | aligned to A, or a distant descendant | less is explained, but units correspond as stored beyond chance |
     | unrelated | neither |
     | undecided | between the two |
 
     What alignment explains by chance is measured: of strangers, made of the second network by moving each tensor by an
     element of its own. "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
     `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/comparison.md` reports.
+
+    The p-value and the z-score test the order of units as stored. They are exact where nobody chose that order. After
+    an alignment somebody did, so that order alone never makes a descendant. Where a network in a file says that
+    regauge aligned it, and the element lies beside it, that is undone first; otherwise a note tells it.
 
     Networks with other widths, vocabularies or numbers of layers are compared in what they have in common: tensors of
     the same shape, and those that are longer along an axis that nothing moves, such as that of tokens, up to the
