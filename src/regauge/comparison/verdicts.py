@@ -62,6 +62,9 @@ class Evidence:
             nobody chose that order.
         z_score: The statistic behind it.
         is_whole: Whether all of both networks is compared.
+        is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
+            there need be no element that leads from one network to the other.
+        parent: That one of the networks says that it was made of the other one; empty if none does.
     """
 
     is_equal: bool
@@ -74,15 +77,24 @@ class Evidence:
     p_value: float | None
     z_score: float | None
     is_whole: bool = True
+    is_factorized: bool = False
+    parent: str = ""
 
 
 def needs_chance(evidence: Evidence) -> bool:
     """Whether what strangers explain decides."""
-    return judge(evidence)[0] == "undecided" and evidence.share is not None and evidence.free >= ENOUGH
+    return _judge_weights(evidence)[0] == "undecided" and evidence.share is not None and evidence.free >= ENOUGH
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, str]:
     """The verdict, and a sentence that gives the reason."""
+    verdict, reason = _judge_weights(evidence)
+    if evidence.parent and verdict in (ALIGNED, "unrelated", "undecided"):
+        return "descended", f"{evidence.parent}. By weights alone it is {verdict}: {reason}"
+    return verdict, reason
+
+
+def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
     e = evidence
     if e.is_equal or e.stored <= EQUAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
@@ -93,6 +105,11 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
             f"an element of the group brings B from {e.stored:.3g} of A's norm to {e.modulo:.2g}, which the rounding "
             f"of their format explains ({tolerance:.2g})"
         )
+        if e.is_factorized:
+            how += (
+                ". That is measured without what products of matrices of less than full rank do not read: it is the "
+                "same function, and no element need lead from one network to the other"
+            )
         return _judge_same("same network in another gauge", how, e)
     order = _order(e)
     beyond = beyond_chance(e.share, e.chance)
@@ -116,7 +133,10 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
     if e.p_value is None:
         return "unrelated", explained
     if e.p_value > SURPRISING:
-        return "unrelated", f"{explained}, and units do not correspond as stored (p = {e.p_value:.2g})"
+        return (
+            "unrelated",
+            f"{explained}, and the order of units is that of independent networks (p = {e.p_value:.2g})",
+        )
     if beyond > FAINT:
         return "undecided", (
             f"units correspond as stored more than chance does (p = {e.p_value:.2g}), but not for certain, and "
