@@ -277,7 +277,7 @@ def repair(case: Case) -> tuple[Numbers, Numbers]:
     task, test = case.tasks()
     merged, endpoints = case.params("mean"), [case.params("a"), case.params("b")]
     inputs = [x for x, _ in task.batches]
-    result = rg.repair(merged, case.module, endpoints, inputs)
+    result = rg.repair(merged, case.module, endpoints, inputs, task=task)
     networks = (merged, result.params, *endpoints)
     return (
         {
