@@ -152,5 +152,6 @@ def test_options_that_nothing_reads_are_refused(case: Case, capsys: pytest.Captu
         with pytest.raises(SystemExit):
             main([*words, "--model", "nets.py:masked", "--data", "nets.py:batches", "--keep", "4.weight"])
         assert told in capsys.readouterr().err
-    for path in ("geodesic", "straight"):
-        case.run("line", "a.safetensors", "b.safetensors", "--path", path, "--move", "4.mask", *case.judged())
+    for more in (("--path", "geodesic", "--keep", "0.mask"), ("--move", "2.mask")):
+        end = "b.safetensors" if more[0] == "--path" else "other.safetensors"
+        case.run("line", "a.safetensors", end, *more, *case.judged())
