@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import regauge as rg
 from regauge.cli.checkpoint_jobs import open_checkpoints
-from regauge.cli.options import Repair, UsageError
+from regauge.cli.options import Held, Repair, UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
@@ -20,13 +20,15 @@ def run(options: Repair) -> None:
     job = open_checkpoints(options, [options.merged, *options.endpoints])
     if not options.endpoints and (options.weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
+    if options.held != Held() and not options.align:
+        raise UsageError("--keep and --move are for --align, for which the model is traced")
     shares = shares_of(options.weights or None, len(options.endpoints)) if options.endpoints else ()
     judged = read(options, job.checkpoints)
     job = replace(job, checkpoints=judged.checkpoints)
     merged, endpoints = judged.networks[0], judged.networks[1:]
     if options.align:
         with show_status("aligning the endpoints"):
-            symmetry, method = judged.symmetry, rg.WeightMatching(scales="recompute")
+            symmetry, method = judged.symmetry(options.held), rg.WeightMatching(scales="recompute")
             endpoints = tuple(rg.align(merged, end, symmetry, method=method).params for end in endpoints)
     module, inputs = judged.model.module, [inputs for inputs, _ in judged.choosing.batches]
     task = None if options.always else judged.choosing

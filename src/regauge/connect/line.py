@@ -12,6 +12,7 @@ from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic,
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params
 from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Judge, Task, evaluate
 
 
@@ -76,6 +77,7 @@ def line(
     *,
     path: Path | None = None,
     prepare: Callable[[Params], Params] | None = None,
+    progress: Progress = no_progress,
 ) -> Curve: ...
 
 
@@ -88,6 +90,7 @@ def line(
     *,
     path: WassersteinGeodesic,
     prepare: Callable[[tuple[Params, Params]], tuple[Params, Params]] | None = None,
+    progress: Progress = no_progress,
 ) -> Curve: ...
 
 
@@ -100,6 +103,7 @@ def line(
     *,
     path: Any = None,
     prepare: Callable[[Any], Any] | None = None,
+    progress: Progress = no_progress,
 ) -> Curve:
     """Evaluate networks along a path from the first to the second: the straight line unless another is given.
 
@@ -113,6 +117,7 @@ def line(
         prepare: Applied to every network on the path, both ends too, so that all are treated alike; the task's unless
             given. A model with batch normalization needs its statistics recomputed:
             `lambda p: reset_batchnorm(p, module, batches)`. The curve says where an end has another loss as stored.
+        progress: Shows how many of the networks were evaluated.
 
     Raises:
         TypeError: A network is no dictionary of tensors.
@@ -137,6 +142,7 @@ def line(
     for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
         require_comparable(ends, judge)
     table, stored, at = [], [], walk(path, params_a, params_b)
+    advance = progress("evaluating", points)
     for k in range(points):
         t = k / (points - 1)
         params = at(t)
@@ -155,6 +161,7 @@ def line(
                 )
             )
         table.append({"t": t, **metrics})
+        advance()
     return Curve(tuple(table), stored=tuple(stored))
 
 
