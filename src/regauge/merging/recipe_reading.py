@@ -10,6 +10,7 @@ import yaml
 
 from regauge.merging.recipe import Parameter, Parameters, Recipe, Slice, Source, TokenSource, Vocabulary
 from regauge.merging.recipe_methods import FIXED, METHODS, SPHERICAL, RecipeMethod
+from regauge.storage.checkpoint_names import find_cached
 
 KEYS = (
     "merge_method",
@@ -297,13 +298,15 @@ def _folder(entry: Entry) -> Path:
         parts = [entry.path.parent / Path(part).expanduser() for part in text.split("+")]
     except RuntimeError as error:  # there is no such user
         raise entry.refuse(f"{text!r} is no folder: {error}") from error
-    if folder.is_dir():
-        return folder
+    cached = find_cached(text)
+    if folder.is_dir() or cached is not None:
+        return folder if folder.is_dir() or cached is None else cached
     if len(parts) > 1 and all(part.is_dir() for part in parts):  # a base and its adapters
         return Path("+".join(map(str, parts)))
     raise entry.refuse(
         f"there is no folder {str(folder)!r}; models are folders on this machine, seen from the recipe, and are not "
-        f"fetched from a hub: fetch {text!r} first, and give its folder"
+        f"fetched from a hub: fetch it first, for example by hf download {text} --local-dir {Path(text).name}, and give "
+        "its folder"
     )
 
 
