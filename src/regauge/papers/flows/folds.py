@@ -105,7 +105,7 @@ def measure(study: Study, run: Run) -> Table:
         "the share of the inputs' values that are set to zero, others in each step",
         "loss: on the third that was left out, by which guidance is chosen; test cases: the 114 of table 7.1; nearest: "
         "median distance to the nearest training network; spread: mean distance of two; in units of held-out networks, "
-        "after alignment",
+        "after pairs are aligned",
     )
     panels = tuple(_draw(study, found, name) for name in ("loss", "loss, test cases"))
     return Table(
