@@ -15,6 +15,8 @@ RESIDUAL = 0.4
 """What lies outside of the averages of the parents, as a share of what independent steps to them would leave."""
 NEEDLESS = 0.25
 """A parent without which the average is off by less than this share of an independent step to it is none."""
+FAINT = 0.01
+"""Weight up to which a network is no parent."""
 SUM = 1e3
 """How much more than distances it counts that weights add up to one."""
 
@@ -81,7 +83,8 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
         while len(chosen) > 1:  # Of a parent and its own child one suffices.
             fits = {k: _weigh(squares, [one for one in chosen if one != k]) for k in chosen}
             gone = min(chosen, key=lambda k: fits[k].gap)
-            if fits[gone].gap - fit.gap > NEEDLESS * fit.steps[chosen.index(gone)]:
+            place = chosen.index(gone)
+            if fit.weights[place] > FAINT and fits[gone].gap - fit.gap > NEEDLESS * fit.steps[place]:
                 break
             chosen, fit = [one for one in chosen if one != gone], fits[gone]
         if fit.gap > RESIDUAL * fit.steps.sum():
