@@ -53,9 +53,9 @@ def facts_of(out: str) -> dict[str, Any]:
 def test_a_tied_folder_is_moved_with_and_without_its_tie(made: tuple[Path, Any], capsys: pytest.CaptureFixture) -> None:
     folder, model = made
     before = logits(model)
-    main(["gauge", str(folder), "-o", "tied", "--method", "random", "--keep"])
+    main(["gauge", str(folder), "-o", "tied", "--method", "random", "--always"])
     assert "model.norm.weight: the gain stays: no scale of the symmetry moves it" in capsys.readouterr().out
-    main(["gauge", str(folder), "-o", "untied", "--untie", "--method", "hadamard", "--keep", "--json"])
+    main(["gauge", str(folder), "-o", "untied", "--untie", "--method", "hadamard", "--always", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert told["certificate"]["ok"]
     streams = {}
@@ -81,12 +81,12 @@ def test_rotations_of_what_does_not_fit_in_memory(
     made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     folder, _ = made
-    rotated = ["--untie", "--method", "hadamard", "--keep"]
+    rotated = ["--untie", "--method", "hadamard", "--always"]
     main(["gauge", str(folder), "-o", "whole", *rotated])
     monkeypatch.setattr("regauge.cli.gauge._fits", lambda job, copies=0: False)
     main(["gauge", str(folder), "-o", "pieces", *rotated])
     assert "not run on outputs: the model has no values here" in capsys.readouterr().out
-    # Without --keep what rounds worse is not kept, also where values are read tensor by tensor.
+    # Without --always what rounds worse is not kept, also where values are read tensor by tensor.
     main(["gauge", str(folder), "-o", "best", "--untie"])
     facts = json.loads(Path("best/regauge.gauge.json").read_text())
     totals = json.loads(Path("pieces/regauge.gauge.json").read_text())["totals"]
@@ -145,7 +145,7 @@ def test_a_file_is_equalized() -> None:
             "models.py:relu",
             "--method",
             "equalize",
-            "--keep",
+            "--always",
         ]
     )
     facts = facts_of("out.safetensors")

@@ -15,6 +15,7 @@ from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance
 from regauge.core.matrices import balanced_matrices
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -134,14 +135,14 @@ def canonical_element(
     if reference is not None and parts is not None:
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
     symmetry = symmetry.bind(params)
-    require_finite(params, "the network")
+    require_finite(params, "the network", symmetry.structure)
     steps, params = plan(symmetry), factorize(params, symmetry, parts=chosen)
     element = carry_out(steps, symmetry, params, chosen)
     if reference is None:
         return element
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
-    require_finite(reference, "the reference")
+    require_finite(reference, "the reference", symmetry.structure)
     reference = factorize(reference, symmetry)
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)
@@ -226,7 +227,7 @@ def normalize_logits(
     for name in (weight, bias):
         if name is not None:
             factor = (norm / norms).reshape(norms.shape + (1,) * (params[name].ndim - lead))
-            scaled[name] = (params[name].double() * factor).to(params[name].dtype)
+            scaled[name] = round_to(params[name].double() * factor, params[name].dtype, name)
     return scaled
 
 

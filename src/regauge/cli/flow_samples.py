@@ -13,6 +13,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table
 from regauge.cli.zoo_populations import task_on
 from regauge.core.params import Params
+from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.guiding import descend
@@ -138,7 +139,7 @@ def fill(
                 rows = [{"id": start + k, **known} for k in range(count)]
                 if target is None:
                     target = open_target()
-                target.append({n: tensor.to(dtypes[n]) for n, tensor in made.items()}, rows, name=name)
+                target.append({n: round_to(tensor, dtypes[n], n) for n, tensor in made.items()}, rows, name=name)
             advance(count)
     return open_target()
 

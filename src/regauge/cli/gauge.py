@@ -69,7 +69,7 @@ def run(options: Gauge) -> None:
             name, job = stack.enter_context(untied(name, job))
         found, kwargs, is_held = _read(options, name, job)
         if is_held:
-            require_finite(found.checkpoints[0].params, job.source.label)
+            require_finite(found.checkpoints[0].params, job.source.label, found.symmetry.structure)
         job = replace(job, checkpoints=found.checkpoints)
         chosen = _choose(options, scheme, job, found, kwargs, is_held=is_held)
         measures = LayerMeasures(found.symmetry, [*dict.fromkeys((scheme, *REPORTED))])
@@ -105,7 +105,7 @@ def _scheme(options: Gauge) -> RoundToNearest:
 def method_of(options: Gauge, scheme: RoundToNearest, *, is_by_function: bool = True) -> BestGauge:
     """The method that the options ask for: what is chosen loses no more than nothing, unless it is to be kept."""
     is_loss = options.data is not None
-    is_whole = is_loss or options.keep
+    is_whole = is_loss or options.always
     methods: dict[str, GaugeMethod] = {
         "equalize": rg.Equalize(),
         "smooth": rg.Smooth(scheme),
@@ -117,7 +117,7 @@ def method_of(options: Gauge, scheme: RoundToNearest, *, is_by_function: bool = 
     if chosen is None and not is_by_function:
         chosen = default_methods(scheme, options.steps, is_loss=is_loss, is_by_function=False)
     by: Literal["loss", "weights"] = "loss" if is_loss else "weights"
-    return BestGauge(scheme, chosen, by, options.steps, options.keep)
+    return BestGauge(scheme, chosen, by, options.steps, options.always)
 
 
 def _read(options: Gauge, name: str | None, job: FileJob) -> tuple[Networks, dict[str, Any], bool]:

@@ -25,8 +25,8 @@ from regauge.cli.options import (
 class Gauge:
     """Move a checkpoint to where it rounds better: other weights, the same function, ready for any quantizer.
 
-    The output loads as the checkpoint did. What was moved, the proof that the function stayed, and the rounding errors
-    of all layers are beside it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json and .html.
+    The output loads as the checkpoint did. What was moved, how far outputs differ, and the rounding errors of
+    all layers are beside it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json and .html.
     """
 
     checkpoint: Checkpoint
@@ -39,8 +39,8 @@ class Gauge:
     ranges agree; smooth: scales between activations and weights, as AWQ searches them, which needs data; hadamard and
     random: rotations of the residual stream and of attention's values, queries and keys; learned: the same by descent
     on the rounding error, with --by function of scales, too. See docs/quantization.md."""
-    keep: bool = False
-    """Keep the gauge even where rounding loses more there than in the one that the checkpoint has."""
+    always: bool = False
+    """Keep the moved network even where rounding loses more there than in the one that the checkpoint has."""
     data: Annotated[
         str | None, arg(metavar="DATA", help=BATCHES_HELP + "the loss after rounding, which then decides.")
     ] = None

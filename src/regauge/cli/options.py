@@ -398,6 +398,8 @@ class Repair(Judging):
     """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
     weights: tuple[float, ...] = ()
     """Share of each endpoint; equal where left out."""
+    always: bool = False
+    """Write the repaired checkpoint even where its loss on the data that choose is higher than before."""
     written: Annotated[Written, arg(name="")] = Written()
 
 

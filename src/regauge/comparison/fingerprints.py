@@ -92,7 +92,7 @@ def fingerprint(
         params = job.source.params
     assert isinstance(params, Mapping)
     symmetry = symmetry.bind(params)
-    require_finite(params, "the network")
+    require_finite(params, "the network", symmetry.structure)
     symmetry.require_ones(params)
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     kept = {n: t.detach().to("cpu", torch.float64) for n, t in params.items() if t.is_floating_point()}

@@ -7,10 +7,11 @@ from typing import Any, overload
 
 from torch import Tensor
 
+from regauge.connect.comparable import require_comparable
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic, walk
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params
-from regauge.core.params import Params, require_alike
+from regauge.core.params import Params
 from regauge.core.task import Judge, Task, evaluate
 
 
@@ -115,7 +116,7 @@ def line(
 
     Raises:
         TypeError: A network is no dictionary of tensors.
-        ValueError: The networks have different parameters or hold NaN or Inf, there are fewer than three
+        ValueError: The networks have different parameters or structure, or hold NaN or Inf, there are fewer than three
             points, the path does not fit, the judge returns no loss, or a loss is NaN.
     """
     if points < 3:
@@ -134,7 +135,7 @@ def line(
     if is_pair:
         path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
     for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
-        require_alike(*ends)
+        require_comparable(ends, judge)
     table, stored, at = [], [], walk(path, params_a, params_b)
     for k in range(points):
         t = k / (points - 1)

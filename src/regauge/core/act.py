@@ -19,6 +19,7 @@ from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
 from regauge.core.mixing import multiply_copies
 from regauge.core.params import Params
+from regauge.core.rounding import require_held
 
 FLAT_LIMIT = 1 << 22
 """Above this many entries a batch of elements moves a parameter axis by axis, without a flat index."""
@@ -178,7 +179,7 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
         tensor = tensor.expand(*batch, *tensor.shape)
     lead, shape = tensor.ndim - ndim, tuple(tensor.shape[tensor.ndim - ndim :])
     device, dtype = tensor.device, tensor.dtype
-    work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    work, given = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype, tensor
     moves = moves_of(sites, element, shape, work)
     if moves.displacements:
         tensor = _gather(tensor, moves.displacements, lead, shape, len(batch))
@@ -190,7 +191,10 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
         tensor = _mix(site, value, tensor, len(batch), lead)
     for axes, shift in moves.shifts.items():
         tensor = tensor + broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
-    return tensor.to(dtype)
+    tensor = tensor.to(dtype)
+    if moves.factors or moves.matrices or moves.shifts:
+        require_held(sites[0].placement.parameter, tensor, (given,))
+    return tensor
 
 
 def _only_reorders(site: Site, element: Element, shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,8 @@ from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
-from regauge.core.params import Params, work_dtype
+from regauge.core.params import Params, to_work, work_dtype
+from regauge.core.rounding import round_alike, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.discover import discover_with_ones, trace_and_record
 from regauge.discovery.registry import leaves_as_operators
@@ -54,13 +55,10 @@ class Move:
 
 def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:
     """Take a network through moves, one after the other; dtypes are kept, and rounded to once, at the end."""
-    wide = {
-        name: tensor.to(work_dtype(tensor.dtype)) if tensor.is_floating_point() else tensor
-        for name, tensor in params.items()
-    }
+    wide = to_work(params)
     for move in moves:
         wide = move(wide)
-    return {name: tensor if wide[name] is tensor else wide[name].to(tensor.dtype) for name, tensor in params.items()}
+    return round_alike({name: wide[name] for name in params}, params)
 
 
 def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
@@ -70,7 +68,7 @@ def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
     wide = tensor.to(work_dtype(tensor.dtype))
     for move in moves:
         wide = move.tensor(name, wide)
-    return wide.to(tensor.dtype)
+    return round_to(wide, tensor.dtype, name)
 
 
 @dataclass(frozen=True)

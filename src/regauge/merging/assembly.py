@@ -10,6 +10,7 @@ from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import move_tensor
 from regauge.core.element import Element
 from regauge.core.movable import VALUES, require_shared
+from regauge.core.rounding import require_held, round_to
 from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from
@@ -85,7 +86,10 @@ class Assembly:
         for rows in self._ranges(part):
             start = None if part.base is None else self._filled(part.base, rows, work)
             tensors = (self._filled(place, rows, work) for place in part.sources)
-            yield combine_from(start, part.rule, tensors, part.factors, target).to(dtype)
+            made = combine_from(start, part.rule, tensors, part.factors, target)
+            places = [*part.sources, *([] if part.base is None else [part.base])]
+            require_held(name, made, (self._filled(place, rows, work) for place in places))
+            yield round_to(made, dtype, name)
 
     def held(self) -> int:
         """Bytes that making the largest tensor holds at most."""

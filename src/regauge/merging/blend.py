@@ -13,6 +13,7 @@ from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
+from regauge.core.rounding import require_held, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from, weighted_sum
 from regauge.merging.settings import Number, Setting, find_depths
@@ -102,7 +103,7 @@ class Blend:
         result: Params = {}
         for name in self.reference:
             parts, dtype = list(self.pieces(name)), self._like[name].dtype
-            result[name] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
+            result[name] = round_to(parts[0] if len(parts) == 1 else torch.cat(parts), dtype, name)
         return result
 
     def pieces(self, name: str) -> Iterator[Tensor]:
@@ -131,9 +132,11 @@ class Blend:
             start = None if is_statistic or self.base is None else _read(self.base, name, rows, work)
             tensors = (self._moved(k, name, rows, work) for k in range(count))
             if is_statistic:
-                yield weighted_sum(tensors, factors)
+                made = weighted_sum(tensors, factors)
             else:
-                yield combine_from(start, self.rule, tensors, factors, target)
+                made = combine_from(start, self.rule, tensors, factors, target)
+            require_held(name, made, (_read(one, name, rows, work) for one in self._all))
+            yield made
 
     def held(self) -> int:
         """Bytes that making the largest tensor holds at most."""
@@ -144,6 +147,11 @@ class Blend:
             share = 1.0 if rows is None else (rows[1] - rows[0]) / tensor.shape[0]
             largest = max(largest, int(share * tensor.numel() * self._work_dtype(name).itemsize))
         return copies * largest
+
+    @property
+    def _all(self) -> tuple[Mapping[str, Tensor], ...]:
+        """The networks, and the base where there is one."""
+        return self.networks if self.base is None else (*self.networks, self.base)
 
     @cached_property
     def _like(self) -> Mapping[str, Tensor]:
@@ -166,8 +174,7 @@ class Blend:
 
     def _work_dtype(self, name: str) -> torch.dtype:
         """In what sums are taken: in float32 where all is in half precision, else in float64."""
-        networks = [*self.networks, self.reference]
-        widest = max(_dtype_of(network, name).itemsize for network in networks)
+        widest = max(_dtype_of(network, name).itemsize for network in self._all)
         return torch.float32 if widest < 4 else torch.float64
 
     def _target(self, name: str) -> Target:

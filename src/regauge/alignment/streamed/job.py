@@ -204,7 +204,7 @@ def open_job(
             "paths; save the dictionaries as .safetensors, or give dictionaries only and save the result yourself"
         )
     if form != AS_STORED:
-        checkpoints = tuple(one.written_as(form) if k == number else one for k, one in enumerate(checkpoints))
+        checkpoints = tuple(one.written_as(form) for one in checkpoints)
     require_same_kinds(checkpoints)
     adapters = [one for one in checkpoints if one.is_adapter]
     if adapters:

@@ -24,7 +24,7 @@ MOST_LEARNED = 20_000_000
 """Rotations of networks with more values than that in their layers are learned only where they are asked for."""
 
 NOTHING_BETTER = (
-    "the network stays as it is, since nothing that was tried loses less; is_kept_always (--keep) moves it anyway"
+    "the network stays as it is, since nothing that was tried loses less; is_kept_always (--always) moves it anyway"
 )
 """What is told where no method is better than none."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"

@@ -13,7 +13,7 @@ from regauge.core.params import Params, select
 from regauge.flow.alignment import align_points
 from regauge.flow.components import Components
 from regauge.flow.guiding import descend
-from regauge.flow.judging import Judgement
+from regauge.flow.judgement import Judgement
 from regauge.papers.experiment import Run
 from regauge.papers.flows.networks import Networks, unit_head
 from regauge.papers.flows.studies import Drawing, Fitted, Study

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params, work_dtype
+from regauge.core.rounding import require_held, round_to
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.formats.adapters import (
@@ -31,7 +32,7 @@ from regauge.storage.checkpoints.formats.location import locate, shards_of, spli
 from regauge.storage.checkpoints.formats.quantized import GGUF, refusal, require_unquantized
 from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
 from regauge.storage.checkpoints.names.adapted import changes_of_files, require_untied
-from regauge.storage.checkpoints.writing import SUFFIX, Shard, round_to, save
+from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 from regauge.storage.plain_files import read_json, require_plain
 
 PIECE = 1 << 20
@@ -273,7 +274,9 @@ class Checkpoint(Mapping[str, Tensor]):
             return part.to(dtype or tensor.dtype, copy=True)
         if name in self._changes:
             work = work_dtype(dtype or self.dtype_of(name))
-            return self._read_changed(name, self._changes[name], rows, work).to(dtype or self.dtype_of(name))
+            changed = self._read_changed(name, self._changes[name], rows, work)
+            require_held(name, changed, (self._read_stored(name, rows, work),))
+            return round_to(changed, dtype or self.dtype_of(name), name)
         return self._read_stored(name, rows, dtype or self.dtype_of(name))
 
     def _read_changed(

@@ -7,7 +7,7 @@ from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 def read_described(
-    path: str | Path, *, kind: str, version: str, name: str, writer: str
+    path: str | Path, *, kind: str, version: str, name: str, writer: str, earlier: str | None = None
 ) -> tuple[dict[str, str], Params]:
     """The strings of a file's header and its tensors.
 
@@ -17,6 +17,7 @@ def read_described(
         version: The version that the header has to have.
         name: What such a file is called in errors.
         writer: The command that writes such files.
+        earlier: A version that is read, too.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -30,7 +31,7 @@ def read_described(
         tensors = {key: tensor.clone() for key, tensor in checkpoint.params.items()}
     if header.get("kind") != kind:
         raise ValueError(f"{str(path)!r} is no {name}; `{writer}` writes one")
-    if header.get("version") != version:
+    if header.get("version") not in {version, earlier} - {None}:
         raise ValueError(
             f"the {name} {str(path)!r} has version {header.get('version')}, but this regauge reads version {version}; "
             f"upgrade regauge, or make it again with `{writer}`"

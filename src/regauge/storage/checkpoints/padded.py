@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import work_dtype
+from regauge.core.rounding import round_to
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.adapters import CONFIG, Factors, read_factors
 from regauge.storage.checkpoints.formats.state_dicts import shorten
@@ -82,7 +83,7 @@ class Padded(Checkpoint):
         if value.ndim and size > value.shape[axis]:
             shape = (*value.shape[:axis], size - value.shape[axis], *value.shape[axis + 1 :])
             value = torch.cat([value, value.new_zeros(shape)], axis)
-        value = (value * scale if scale != 1 else value).to(dtype)
+        value = round_to(value * scale if scale != 1 else value, dtype, name)
         return value if rows is None else value[rows[0] : rows[1]].clone()
 
     def close(self) -> None:

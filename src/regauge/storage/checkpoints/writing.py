@@ -1,7 +1,6 @@
 """Write files whole or not at all; checkpoints as safetensors, piece by piece."""
 
 import json
-import math
 import os
 import secrets
 import zlib
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regauge.core.rounding import round_to
 from regauge.storage.architecture import TensorSpec, layout_of
 from regauge.storage.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
 from regauge.storage.checkpoints.formats.headers import encode_header
@@ -151,25 +151,6 @@ def _encode(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
             yield bytes_of(piece)
         if count != spec.nbytes:
             raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {count} were written")
-
-
-def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """A tensor in another dtype.
-
-    Raises:
-        ValueError: A finite value is too large for it.
-    """
-    if tensor.dtype == dtype:
-        return tensor
-    rounded = tensor.to(dtype)
-    lost = 0 if math.isfinite(rounded.sum()) else int((rounded.isinf() & tensor.isfinite()).sum())
-    if lost:
-        kind, largest = str(dtype).removeprefix("torch."), float(tensor.abs().nan_to_num(posinf=0).max())
-        raise ValueError(
-            f"{name!r} holds {lost} values up to {largest:.3g}, but {kind} ends at {torch.finfo(dtype).max:.3g}; write "
-            "it in a wider dtype, for example with --dtype bfloat16"
-        )
-    return rounded
 
 
 def write_index(
