@@ -17,7 +17,6 @@ docs/records/aligned-strangers.jsonl has the rows of both parts; tables in docs/
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -179,17 +178,13 @@ def mix(a: Params, b: Params, share: float) -> Params:
 def examine(family: Family, pair: Pair) -> dict[str, Any]:
     """What a verdict may rest on."""
     a, b = ({n: t.float() if t.is_floating_point() else t for n, t in p.items()} for p in (pair.a, pair.b))
-    began = time.process_time()
     found = rg.compare(a, b, family.symmetry)
-    seconds = time.process_time() - began
     return {
         "family": family.name,
         "kind": pair.kind,
         "relation": pair.relation,
         "seeds": pair.seeds,
         "verdict": found.verdict,
-        "seconds": seconds,
-        "modulo": found.orbit_distance / found.norm,
         "before": found.share_before,
         "share": found.share_after,
         "beyond": found.share_beyond_chance,
@@ -197,7 +192,6 @@ def examine(family: Family, pair: Pair) -> dict[str, Any]:
         "z_score": found.z_score,
         "spectra": spectral_distance(a, b),
         "products": kept_similarity(a, b, family.symmetry),
-        "fingerprint": found.fingerprint_distance,
     }
 
 
@@ -231,6 +225,28 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def margins(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of a second table: what separates strangers from relatives in each architecture, and what does not."""
+    heads = ["part", "architecture", "strangers", "relatives", "beyond chance, strangers", "relatives"]
+    heads += ["spectra, strangers", "distant ones", "inner products, strangers", "distant ones"]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for part, family in dict.fromkeys((row["part"], row["family"]) for row in rows):
+        own = [row for row in rows if (row["part"], row["family"]) == (part, family)]
+        strangers, near, far = ([r for r in own if r["relation"] == one] for one in (STRANGE, RELATED, DISTANT))
+        cells = [part, family, str(len(strangers)), str(len(near))]
+        cells += [f"up to {max(row['beyond'] for row in strangers):.3f}"]
+        cells += [f"from {min(row['beyond'] for row in near if row['beyond'] is not None):.3f}"]
+        for score in ("spectra", "products"):
+            cells += [span(strangers, score, 2), span(far, score, 2)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def lines_of(rows: list[dict[str, Any]]) -> list[str]:
+    """Tables of docs/comparison.md, line by line."""
+    return [*table([row for row in rows if row["part"] == "judged"]), "", *margins(rows)]
+
+
 def all_families() -> dict[str, Family]:
     """Those of the lineage benchmark, and a narrow MLP on the same digits."""
     known = families()
@@ -257,7 +273,7 @@ def main() -> None:
                     row = {"part": options.part} | examine(population.family, pair)
                     with file.open("a") as out:
                         print(json.dumps({k: round_to_digits(v) for k, v in row.items()}), file=out, flush=True)
-    print("\n".join(table([row for row in read(file) if row["part"] == options.part])))
+    print("\n".join(lines_of(read(file))))
 
 
 if __name__ == "__main__":

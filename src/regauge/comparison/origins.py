@@ -141,6 +141,17 @@ class Origins:
         return tuple(note for note in told if note is not None)
 
 
+def named_parents(checkpoints: Mapping[str, Checkpoint]) -> dict[str, tuple[str, ...]]:
+    """For checkpoints that say which others among them they were made of, the names of these."""
+    origins = {name: Origin.of(one, name) for name, one in checkpoints.items()}
+    told = {}
+    for name, origin in origins.items():
+        own = tuple(other for other, one in checkpoints.items() if other != name and origin.knows(one))
+        if own:
+            told[name] = own
+    return told
+
+
 def _word(document: Mapping[str, Any]) -> str:
     return str(document["command"]).removeprefix("rg.")
 
