@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from regauge.cli.options import UsageError
-from regauge.cli.output import tell
+from regauge.cli.output import warn
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.collection import Kept
@@ -59,7 +59,7 @@ def read_networks(path: Path, checkpoints: Kept) -> Named:
 
 
 def tell_chosen(count: int, stored: int, checkpoints: Kept) -> None:
-    """Tell how many of the networks that are stored are read, where these are not all."""
+    """Tell people how many of the networks that are stored are read, where these are not all."""
     if count < stored:
         why = "the last checkpoint of each run; --checkpoints all reads all" if checkpoints == "last" else "as chosen"
-        tell(f"{count:,} of {stored:,} stored networks are read: {why}", read=count, stored=stored)
+        warn(f"{count:,} of {stored:,} stored networks are read: {why}")
