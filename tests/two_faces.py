@@ -17,8 +17,10 @@ import regauge as rg
 from regauge.cli.main import main
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
+from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.checkpoints.writing import save
+from regauge.storage.store import Store
 
 NETS = """
 import torch
@@ -37,6 +39,8 @@ def others():
     return two_faces.batches({name!r}, 1)
 """
 EXAMPLES = 160
+MEMBERS = 24
+"""Networks in a store."""
 
 
 def normed() -> nn.Module:
@@ -288,6 +292,40 @@ def repair(case: Case) -> tuple[Numbers, Numbers]:
     )
 
 
+def flow_judge(case: Case) -> tuple[Numbers, Numbers]:
+    chance, center, symmetry = torch.Generator().manual_seed(0), case.params("a"), case.symmetry
+    drawn = {n: t.expand(MEMBERS, *t.shape) for n, t in center.items()}
+    for name, tensor in center.items():
+        if tensor.is_floating_point() and name not in symmetry.structure:
+            noise = 0.1 * torch.randn(MEMBERS, *tensor.shape, generator=chance)
+            drawn[name] = (drawn[name] + noise.abs()).to(tensor.dtype)  # variances stay positive
+    store = Store.create("zoo", Architecture(case.name, f"two_faces:{case.name}", {}), symmetry)
+    store.append(drawn, [{"id": k, "step": 0} for k in range(MEMBERS)])
+    small = ("--width", "8", "--depth", "1", "--epochs", "2", "--batch", "8")
+    case.run("flow", "fit", "zoo", "-o", "flow.safetensors", *small)
+    case.run("flow", "sample", "flow.safetensors", "--networks", "6", "--steps", "4", "-o", "new")
+    said = case.run("flow", "judge", "flow.safetensors", "new", "zoo", "--data", "nets.py:batches", "-o", "page.html")
+    store, samples = Store.open("zoo"), Store.open("new").read(slice(None))
+    parts = rg.flow.divide(store)
+    networks = [store.read(parts[part]) for part in ("train", "test")]
+    chance = torch.Generator().manual_seed(0)
+    found = rg.flow.judge(samples, *networks, symmetry, case.tasks()[0], generator=chance)
+    labels = {"loss": "loss", "accuracy": "accuracy", "nearest": "distance", "copied": "copied", "spread": "spread"}
+    return (
+        {
+            "verdict": said["verdict"],
+            "scores": [{label: row[label] for label in ("name", *labels)} for row in said["scores"]],
+        },
+        {
+            "verdict": list(found.verdict),
+            "scores": [
+                {"name": score.name, **{label: getattr(score, name) for label, name in labels.items()}}
+                for score in found.scores
+            ],
+        },
+    )
+
+
 FACES: dict[str, Face] = {
     "align": align,
     "merge": merge,
@@ -298,5 +336,6 @@ FACES: dict[str, Face] = {
     "prune": prune,
     "canonicalize": canonicalize,
     "repair": repair,
+    "flow judge": flow_judge,
 }
 """What a command says and writes, and what Python computes from the same files."""

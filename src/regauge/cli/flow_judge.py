@@ -61,7 +61,7 @@ def judge(options: FlowJudge) -> None:
             drawn,
             collection.read(parts["train"]),
             collection.read(spread(parts["test"], options.most)),
-            made.networks.symmetry,
+            collection.symmetry(0),
             task,
             generator=torch.Generator().manual_seed(options.seed),
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.arguments import check_arguments
-from regauge.core.params import count_models, select
+from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task
 from regauge.flow.alignment import align_points, find_reference
@@ -78,13 +78,18 @@ def judge(
     scores, losses = [], {}
     reliability: dict[str, Bins] = {}
     for name, own in judged.items():
-        quality, losses[name], bins = _quality(evaluate, known.get(name) or space.leave(own), answers)
+        quality, losses[name], bins = _quality(evaluate, _as_given(known.get(name) or space.leave(own), train), answers)
         if name in known:
             reliability |= {f"{name}, {kind}": rows for kind, rows in bins.items()}
         scores.append(Score(name=name, networks=len(own), **quality, **distances.describe(own)))
     places, share = _map(points)
     one_answer = None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
     return Judgement(tuple(scores), one_answer, losses, reliability, places, share)
+
+
+def _as_given(params: Params, train: Mapping[str, Tensor]) -> Params:
+    """Networks in the dtypes of those that the flow was fitted to, in which the task runs."""
+    return {name: tensor.to(train[name].dtype) for name, tensor in params.items()}
 
 
 @dataclass(frozen=True, eq=False)
