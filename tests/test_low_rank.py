@@ -201,3 +201,24 @@ def test_the_command_writes_the_same(
     assert "the function is the same, but no element of the group leads here" in out
     found, expected = load(tmp_path / "one.safetensors"), rg.canonicalize(params, symmetry)
     assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compare_sees_the_same_product(name: str) -> None:
+    _, symmetry, params, _ = made(name)
+    moved = symmetry.act(symmetry.random(generator(0)), params)
+    found = rg.compare(params, moved, symmetry, draws=9)
+    assert found.verdict == "same network in another gauge", found.reason
+    assert found.orbit_distance < 1e-5 * found.norm
+    assert rg.compare(params, made(name, 1)[2], symmetry, draws=9).verdict in ("unrelated", "undecided")
+
+
+def test_compare_calls_what_no_element_reaches_the_same_function() -> None:
+    _, symmetry, params, _ = made("wide")
+    unread = torch.linalg.svd(params["1.weight"])[2][2:].mT
+    other = params | {"0.weight": params["0.weight"] + unread @ torch.randn(4, 4, generator=generator(0)).double()}
+    found = rg.compare(params, other, symmetry, draws=9)
+    assert found.verdict == "same network in another gauge"
+    assert "it is the same function, and no element need lead from one network to the other" in found.reason
+    assert found.distance > 0.1 * found.norm
+    assert found.orbit_distance < 1e-6 * found.norm

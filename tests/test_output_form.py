@@ -125,6 +125,9 @@ def test_merged_networks_have_the_dtypes_of_the_first(
             error = (tensor.double() - mean).abs().max() / mean.abs().max()
             assert error <= max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
     assert torch.equal(after["steps"], first["steps"])
+    told = [note for note in result.record.notes if "differ in dtype" in note]
+    assert len(told) == (dtype is None)
+    assert all(f"the result has those of {a}, and --dtype chooses" in note for note in told)
 
 
 @pytest.mark.parametrize("write", [*ALIGN, *MERGE])

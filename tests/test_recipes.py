@@ -83,7 +83,7 @@ def largest(delta: Tensor, density: float) -> Tensor:
 
 def between(delta: Tensor, density: float, gamma: float) -> Tensor:
     order, count = delta.flatten().abs().argsort(), delta.numel()
-    top = int(gamma * count)
+    top = min(int(gamma * count), count - int(density * count))
     bottom = count - int(density * count) - top
     kept = torch.zeros_like(delta).flatten()
     chosen = order[bottom : count - top]
@@ -150,6 +150,32 @@ METHODS: dict[str, tuple[str, Expected]] = {
         "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
         lambda name, base, nets: base + arc(nets[0] - base, nets[1] - base, 0.75),
     ),
+    "slerp with a base that is none of the models": (
+        "merge_method: slerp\nbase_model: base\nmodels: [{model: one}]\nparameters: {t: 0.3}\n",
+        lambda name, base, nets: arc(base, nets[0], 0.3),
+    ),
+    "nuslerp, weights that cancel": (
+        "merge_method: nuslerp\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: -1}}]\n",
+        lambda name, base, nets: arc(nets[0], nets[1], 0.5),
+    ),
+    "karcher of two": (
+        "merge_method: karcher\nmodels: [{model: one}, {model: two}]\n",
+        lambda name, base, nets: direction(nets[:2], [1, 1]),
+    ),
+    "karcher with a base that is none of the models": (
+        "merge_method: karcher\nbase_model: base\nmodels: [{model: one}]\n",
+        lambda name, base, nets: direction([base, nets[0]], [1, 1]),
+    ),
+    "linear with a base that is none of the models": (
+        "merge_method: linear\nbase_model: base\nparameters: {weight: 0.5}\n"
+        "models: [{model: one, parameters: {weight: 1}}]\n",
+        lambda name, base, nets: (nets[0] + 0.5 * base) / 1.5,
+    ),
+    "multislerp of task vectors": (
+        "merge_method: multislerp\n" + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + direction([t - base for t in nets], WEIGHTS),
+    ),
     "multislerp": (
         "merge_method: multislerp\n" + MODELS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
         lambda name, base, nets: direction(nets, WEIGHTS),
@@ -160,6 +186,44 @@ METHODS: dict[str, tuple[str, Expected]] = {
         lambda name, base, nets: (
             base + 0.7 * (0.3 * (nets[0] - base) + 0.9 * (nets[1] - base) - 0.5 * (nets[2] - base))
         ),
+    ),
+    "task_arithmetic, normalized": (
+        "merge_method: task_arithmetic\nparameters: {normalize: true}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
+        lambda name, base, nets: (
+            base + (0.3 * (nets[0] - base) + 0.9 * (nets[1] - base) - 0.5 * (nets[2] - base)) / 0.7
+        ),
+    ),
+    "dare_linear without one of the models": (
+        "merge_method: dare_linear\n" + VECTORS % ("weight: 0.3, density: 0", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + 0.9 * (nets[1] - base) + 0.5 * (nets[2] - base),
+    ),
+    "della without one of the models": (
+        "merge_method: della\n" + VECTORS % ("weight: 0.3, density: 0", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + elect([t - base for t in nets[1:]], WEIGHTS[1:], is_mean=True),
+    ),
+    "della_linear without any": (
+        "merge_method: della_linear\nparameters: {density: 0}\n" + VECTORS % (*["weight: 1"] * 3,),
+        lambda name, base, nets: base,
+    ),
+    "breadcrumbs without as many outliers": (
+        "merge_method: breadcrumbs\nparameters: {density: 0.75, gamma: 0.5}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: (
+            base + sum((w * between(t - base, 0.75, 0.5) for w, t in zip(WEIGHTS, nets, strict=True)), torch.zeros(()))
+        ),
+    ),
+    "model_stock by rows": (
+        "merge_method: model_stock\nparameters: {filter_wise: true}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: (
+            base + stock([t - base for t in nets])
+            if base.ndim < 2
+            else base + torch.stack([stock(list(rows)) for rows in zip(*(t - base for t in nets), strict=True)])
+        ),
+    ),
+    "passthrough, scaled": (
+        "merge_method: passthrough\nmodels: [{model: one, parameters: {scale: [{filter: mlp, value: 0.5}]}}]\n",
+        lambda name, base, nets: nets[0] * (0.5 if "mlp" in name else 1.0),
     ),
     "ties": (
         "merge_method: ties\nparameters: {lambda: 1.2, int8_mask: true}\n"
@@ -366,6 +430,56 @@ def test_the_output_says_where_it_comes_from() -> None:
     assert transformers.AutoModelForCausalLM.from_pretrained("out", dtype="auto").dtype == torch.bfloat16
 
 
+DTYPES = {
+    "linear, the second wider": ("linear", "half one", "float32", "has float32, which holds all"),
+    "linear, the first wider": ("linear", "one half", "float32", "has float32, which holds all"),
+    "linear, said": ("linear\ndtype: bfloat16", "half one", "bfloat16", None),
+    "linear, said at the end": ("linear\nout_dtype: float16", "one half", "float16", None),
+    "linear, alike": ("linear", "half half2", "bfloat16", None),
+    "slerp of a narrow base": ("slerp\nbase_model: half", "one half", "bfloat16", "has those of half"),
+    "slerp of a wide base": ("slerp\nbase_model: one", "one half", "float32", "has those of one"),
+    "task_arithmetic": ("task_arithmetic\nbase_model: half", "one", "bfloat16", "has those of half"),
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes_that_differ_are_told(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    method, models, dtype, told = DTYPES[name]
+    for source, out in (("two", "half"), ("three", "half2")):
+        transformers.AutoModelForCausalLM.from_pretrained(source).bfloat16().save_pretrained(out)
+    parameter = "t: 0.5" if "slerp" in method else "weight: 1"
+    listed = ", ".join(f"{{model: {model}}}" for model in models.split())
+    found = merged(f"merge_method: {method}\nmodels: [{listed}]\nparameters: {{{parameter}}}\n")
+    assert {str(tensor.dtype) for tensor in found.values()} == {f"torch.{dtype}"}
+    assert transformers.AutoModelForCausalLM.from_pretrained("out", dtype="auto").dtype == getattr(torch, dtype)
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("differ in dtype" in said) == (told is not None)
+    if told is not None:
+        assert "half in bfloat16" in said
+        assert f"the result {told}: write dtype in the recipe to choose" in said
+
+
+def test_an_option_chooses_the_dtype_where_the_recipe_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    transformers.AutoModelForCausalLM.from_pretrained("two").bfloat16().save_pretrained("half")
+    Path("recipe.yml").write_text(MEAN % "half")
+    main(["merge", "--recipe", "recipe.yml", "-o", "out", "--dtype", "float16"])
+    assert {tensor.dtype for tensor in load("out").values()} == {torch.float16}
+    assert "differ in dtype" not in capsys.readouterr().err
+
+
+def test_slices_of_a_single_model_are_taken_over() -> None:
+    found = merged(
+        "merge_method: slerp\nbase_model: one\nparameters: {t: 0.5}\nregauge: {align: false}\nslices:\n"
+        "  - sources: [{model: one, layer_range: [0, 1]}, {model: two, layer_range: [0, 1]}]\n"
+        "  - sources: [{model: two, layer_range: [1, 2]}]\n"
+    )
+    name = "model.layers.{}.mlp.up_proj.weight"
+    one, two = load("one"), load("two")
+    halfway = arc(one[name.format(0)].double(), two[name.format(0)].double(), 0.5).float()
+    torch.testing.assert_close(found[name.format(0)], halfway)
+    assert torch.equal(found[name.format(1)], two[name.format(1)])
+
+
 LINEAR = "merge_method: linear\nmodels:\n  - model: one\n    parameters: {weight: 1}\n  - model: two\n"
 FAULTS = {
     "merge_method: magic\nmodels: [{model: one}]": "line 1: the merge method 'magic' is unknown; there are linear",
@@ -387,6 +501,29 @@ FAULTS = {
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [0, 9]}]}]": "but one has 3",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [2, 1]}]}]": "'layer_range' is [2.0",
     "merge_method: slerp\nbase_model: one\nmodels: [{model: one}, {model: two}]": "slerp needs the parameter 't'",
+    "merge_method: slerp\nbase_model: base\nmodels: [{model: one}, {model: two}]\nparameters: {t: 0.5}": (
+        "line 3: slerp combines at most 2 models here, but there are 3 (the base is one, too)"
+    ),
+    "merge_method: slerp\nmodels: [{model: one}, {model: two}]\nparameters: {t: 0.5}": "slerp needs a 'base_model'",
+    "merge_method: linear\nbase_model: base\nmodels: [{model: one, parameters: {weight: 1}}]": (
+        "line 3: linear needs 'weight' for every model (the base is one, too)"
+    ),
+    "merge_method: passthrough\nbase_model: base\nmodels: [{model: one}]": "passthrough combines at most 1 models",
+    "merge_method: nuslerp\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1}": "there are 1",
+    "merge_method: nuslerp\nparameters: {weight: 1}\n" + MODELS % ("", "", ""): "combines at most 2 models here",
+    "merge_method: model_stock\nbase_model: base\nmodels: [{model: one}]": "combines at least 2 models here",
+    "merge_method: task_arithmetic\nparameters: {weight: 1}\nmodels: [{model: one}]": "needs a 'base_model'",
+    "merge_method: linear\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normalized",
+    "merge_method: della\nparameters: {weight: 1, density: 0.66, epsilon: 1.35}\n" + VECTORS % ("", "", ""): (
+        "the density 0.66 with the epsilon 1.35 makes probabilities from -0.69 to 2.01, but both must lie between"
+    ),
+    "merge_method: della_linear\nparameters: {weight: 1, density: 0.85}\n" + VECTORS % ("", "", ""): (
+        "makes probabilities from 0.7 to 1, but both must lie between 0 and 1"
+    ),
+    "merge_method: della\nparameters: {weight: 1, density: 0.1}\n" + VECTORS % ("", "", ""): "from -0.05 to 0.25",
+    "merge_method: ties\nparameters: {weight: 1, density: 0}\n" + VECTORS % ("", "", ""): "ties keeps nothing",
+    "merge_method: ties\nparameters: {weight: 1, density: 1.5}\n" + VECTORS % ("", "", ""): "must be a share",
+    "merge_method: breadcrumbs\nparameters: {weight: 1, gamma: 2}\n" + VECTORS % ("", "", ""): "must be a share",
     "models: [1, 2": "is no YAML file",
     "merge_method: linear\nmodels: [{model: &x {model: *x}}]": "refers to itself",
     "- linear": "'the recipe' holds a list, but must hold keys and values",

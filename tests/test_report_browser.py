@@ -108,6 +108,7 @@ def pages(folder: Path) -> Iterator[Path]:
             for a in names
             for b in names
         ],
+        "averages": [],
         "trees": [[{"parent": names[0], "child": name, "length": 1.0} for name in names[1:]]],
         **{"names": [names], "families": [names], "left_out": [], "version": "1", "seed": 0},
     }

@@ -36,7 +36,7 @@ def batches():
 def others():
     return two_faces.batches({name!r}, 1)
 """
-EXAMPLES = 48
+EXAMPLES = 160
 
 
 def normed() -> nn.Module:
@@ -277,7 +277,7 @@ def repair(case: Case) -> tuple[Numbers, Numbers]:
     task, test = case.tasks()
     merged, endpoints = case.params("mean"), [case.params("a"), case.params("b")]
     inputs = [x for x, _ in task.batches]
-    result = rg.repair(merged, case.module, endpoints, inputs)
+    result = rg.repair(merged, case.module, endpoints, inputs, task=task)
     networks = (merged, result.params, *endpoints)
     return (
         {

@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 import regauge as rg
+from regauge.alignment.engine.frames import moves_statistics
 from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.source import move_pieces, move_tensor
 from regauge.cli.checkpoint_jobs import open_checkpoints
@@ -65,6 +66,11 @@ def run(options: Canonicalize) -> None:
         f"rounding; fixed: {', '.join(fixed) or 'nothing'} of {count(found.symmetry.groups, 'group')}. It lies on"
     )
     tell(manifold, spheres=spheres, left=list(manifold.left))
+    if moves_statistics(found.symmetry):
+        tell(
+            "running statistics of batch normalization have canonical scales, too: evaluate the network with these as "
+            "stored, since computing them again changes what it does"
+        )
     if changed:
         tell(
             f"products of matrices have less than full rank: {shorten([*changed])}. What only one of both sides has is "

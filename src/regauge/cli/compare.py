@@ -13,6 +13,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_notes, tell_table, tell_written
 from regauge.cli.streaming import show_work
 from regauge.names import VERSION
+from regauge.storage.checkpoint_names import TORCH_SUFFIXES
 from regauge.storage.checkpoints.alignments import SUFFIX as ALIGNMENT
 from regauge.storage.checkpoints.formats.location import locate
 from regauge.storage.checkpoints.writing import require_writable, save_text
@@ -62,7 +63,7 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Path]:
 def _is_checkpoint(path: Path) -> bool:
     """Whether a path is a folder with a checkpoint, or a file of weights."""
     if not path.is_dir():
-        return path.suffix in (".safetensors", ".pt", ".pth", ".bin") and not path.name.endswith(ALIGNMENT)
+        return path.suffix in (".safetensors", *TORCH_SUFFIXES) and not path.name.endswith(ALIGNMENT)
     try:
         locate(path)
     except (OSError, ValueError):

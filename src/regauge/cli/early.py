@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from regauge.cli.options import Endings, Existing, UsageError
+from regauge.cli.options import CHECKPOINT, Endings, Existing, UsageError
+from regauge.storage.checkpoint_names import find_cached, say_absent, split_entry
 from regauge.storage.plain_files import require_suffix
 
 TRANSFORMERS = "a folder with config.json needs transformers"
@@ -37,8 +38,12 @@ def _require_files(options: Any) -> None:
         given = getattr(options, one.name)
         for path in given if isinstance(given, tuple) else (given,):
             # A sum of a base and adapters is taken apart later.
-            if marks and path is not None and "+" not in str(path) and not Path(path).exists():
+            if not marks or path is None or "+" in str(path) or Path(path).exists():
+                continue
+            if marks[0] is not CHECKPOINT:
                 raise FileNotFoundError(marks[0].sentence.format(path=repr(str(path)), name=Path(path).name))
+            if split_entry(str(path))[1] is None and find_cached(str(path)) is None:
+                raise FileNotFoundError(say_absent(str(path)))
     for name in ("model", "data", "train", "statistics"):
         text = getattr(options, name, None)
         place, colon, _ = (text or "").rpartition(":")

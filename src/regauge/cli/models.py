@@ -28,11 +28,13 @@ from regauge.cli.tracing import Traced, name_once, trace_once
 from regauge.cli.transformers_models import Values, build_folder, unreached_parts
 from regauge.cli.user_code import users_code
 from regauge.core.params import Params
+from regauge.storage.checkpoint_names import find_cached
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
 from regauge.storage.checkpoints.formats.state_dicts import has_names, match, shorten
 from regauge.storage.checkpoints.names.extra import share_extra
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_by, name_for
+from regauge.storage.checkpoints.names.prefixes import unwrap
 from regauge.storage.checkpoints.writing import SUFFIX
 
 DESCRIBED = {"regauge.inr": "regauge.cli.inr_networks"}
@@ -113,6 +115,7 @@ def read_networks(
     if name is None or state is None:
         named: Sequence[Named] = [(name_by(one, found), None) for one in checkpoints]
     else:
+        checkpoints = [unwrap(one, state.keys()) for one in checkpoints]
         named = _under_names(checkpoints, state, module, name, options.inputs)
     views = share_extra([one for one, _ in named])
     named = [(view, own) for view, (_, own) in zip(views, named, strict=True)]
@@ -260,8 +263,9 @@ def load_module(text: str, *, values: Values = "if small") -> Model:
     It is `package.module:factory`, `file.py:factory`, a folder with config.json, or a checkpoint whose header says
     which network it holds.
     """
-    if Path(text).is_dir():
-        return _from_folder(Path(text), values)
+    folder = find_cached(text) or Path(text)
+    if folder.is_dir():
+        return _from_folder(folder, values)
     device = torch.device("meta") if values == "never" else nullcontext()
     if text.endswith(SUFFIX):
         checkpoint = Checkpoint.open(text)
@@ -286,7 +290,8 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise UsageError(
-            f"{what} {text!r} is neither a folder nor a factory; write package.module:factory or file.py:factory"
+            f"{what} {text!r} is neither a folder nor a factory; write package.module:factory or file.py:factory, or "
+            f"fetch the folder if it is a model of the Hugging Face hub: hf download {text} --local-dir {Path(text).name}"
         )
     factory = getattr(_module(place, text, what), name, None)
     if not callable(factory):

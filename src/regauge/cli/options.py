@@ -16,8 +16,9 @@ MODEL_HELP = (
     "(module, example_inputs, example_kwargs). Checkpoints of the last two kinds need no MODEL."
 )
 CHECKPOINT_HELP = (
-    ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin with a state dict, or a folder with one of them; "
-    "BASE+ADAPTER for a network with a LoRA adapter in a folder of PEFT's format, or such folders alone."
+    ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin/.ckpt with a state dict, or a folder with one of "
+    "them; FILE:NAME for one of several networks in a file, such as b.pt:state_dict_ema; BASE+ADAPTER for a network "
+    "with a LoRA adapter in a folder of PEFT's format, or such folders alone."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
@@ -405,6 +406,8 @@ class Repair(Judging):
     """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
     weights: tuple[float, ...] = ()
     """Share of each endpoint; equal where left out."""
+    always: bool = False
+    """Write the repaired checkpoint even where its loss on the data that choose is higher than before."""
     held: Annotated[Held, arg(name="")] = Held()
     written: Annotated[Written, arg(name="")] = Written()
 

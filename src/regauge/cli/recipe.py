@@ -10,7 +10,7 @@ from regauge.cli.output import warn
 from regauge.cli.provenance import provenance_of
 from regauge.merging.assembly import Part
 from regauge.merging.recipe import Recipe
-from regauge.merging.recipe_parts import plan_parts
+from regauge.merging.recipe_parts import choose_dtype, plan_parts
 from regauge.merging.recipe_reading import read_recipe
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.outputs.provenance import Input
@@ -34,6 +34,11 @@ def run_recipe(options: Merge) -> None:
     for note in recipe.notes:
         warn(f"note: {note}")
     folders = _order(recipe)
+    dtype, note = choose_dtype(recipe, {folder: Checkpoint.open(str(folder)) for folder in folders})
+    if options.written.dtype is not None and recipe.dtype is None:
+        dtype = note = None
+    if note is not None:
+        warn(f"note: {note}")
 
     def plan(
         networks: Sequence[Checkpoint], order: Sequence[str], statistics: frozenset[str], keys: Mapping[str, str]
@@ -55,7 +60,7 @@ def run_recipe(options: Merge) -> None:
             vocabulary=recipe.vocabulary,
             align=recipe.align,
             layers=_layers(recipe),
-            dtype=recipe.dtype,
+            dtype=dtype,
             template=recipe.chat_template,
             files={KEPT: recipe.path.read_bytes()},
         ),

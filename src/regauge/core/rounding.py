@@ -44,24 +44,19 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
         return
     kind, largest = str(made.dtype).removeprefix("torch."), torch.finfo(made.dtype).max
     wider = "bfloat16" if largest < torch.finfo(torch.bfloat16).max else "float64"
-    way = "" if made.dtype == torch.float64 else (
-        f"a wider dtype (--dtype {wider}; in Python dtype=torch.{wider}, or wider tensors), or "
-    )  # fmt: skip
+    wide = f"a wider dtype (--dtype {wider}; in Python dtype=torch.{wider}, or wider tensors) or "
     raise ValueError(
-        f"{name!r} would hold {lost} values that {kind} cannot hold, which ends at {largest:.3g}; use {way}what makes "
-        'values smaller: other weights or factors, or scales that stay (--scales keep; in Python scales="keep")'
+        f"{name!r} would hold {lost} values that {kind} cannot hold, which ends at {largest:.3g}; use "
+        f"{'' if made.dtype == torch.float64 else wide}smaller weights; `--scales keep` of align and merge, in Python "
+        'scales="keep", multiplies nothing'
     )
 
 
 def _is_finite(tensor: Tensor) -> bool:
     """Whether all values are; a finite sum has finite terms, and costs one reading."""
-    tensor = tensor.detach()
-    wide = tensor if tensor.itemsize > 1 else tensor.float()  # float8 has no sums
-    return math.isfinite(wide.sum(dtype=torch.float32 if wide.itemsize < 4 else None))
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
 
 
 def _count(tensor: Tensor) -> int:
     """How many values are not finite."""
-    tensor = tensor.detach()
-    wide = tensor if tensor.itemsize > 1 else tensor.float()
-    return int((~wide.isfinite()).sum())
+    return int((~tensor.detach().isfinite()).sum())

@@ -25,6 +25,7 @@ from regauge.merging.settings import Number, Setting
 from regauge.merging.streamed import merge_job
 from regauge.merging.table import RULES
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.dtypes import dtype_notes
 from regauge.storage.checkpoints.form import Form
 from regauge.storage.checkpoints.memory_limit import MemoryLimit
 from regauge.storage.checkpoints.outputs.provenance import Provenance
@@ -184,7 +185,7 @@ def merge(
         objective=aligned.objective,
         before=tuple(distance(reference, network, buffers) for network in before),
         after=tuple(distance(reference, network, buffers) for network in after),
-        notes=(*aligned.notes, *(() if job is None else job.source.notes)),
+        notes=(*aligned.notes, *(() if job is None else (*job.source.notes, *dtype_notes(job.checkpoints)))),
     )
     if chosen_by is not None and judged_by is not None:
         record = replace(

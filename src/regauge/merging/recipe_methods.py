@@ -17,6 +17,7 @@ class RecipeMethod:
         common: Parameters of all models with their defaults.
         least: How few models it combines, the base not counted unless it is a member.
         most: How many.
+        is_widest: Whether the result has the widest dtype of the models, where they differ; else that of the base.
     """
 
     rule: str
@@ -25,6 +26,7 @@ class RecipeMethod:
     common: Mapping[str, float | None] = field(default_factory=dict)
     least: int = 2
     most: float = math.inf
+    is_widest: bool = False
 
 
 VECTORS: Mapping[str, float | None] = {"lambda": 1.0, "normalize": 0.0, "int8_mask": 0.0}
@@ -33,11 +35,11 @@ SPARSE: Mapping[str, float | None] = {"weight": None, "density": 1.0}
 RANDOM: Mapping[str, float | None] = {**VECTORS, "rescale": 1.0}
 
 METHODS: Mapping[str, RecipeMethod] = {
-    "linear": RecipeMethod("sum", "none", WEIGHT, {"normalize": 1.0}, least=1),
+    "linear": RecipeMethod("sum", "none", WEIGHT, {"normalize": 1.0}, least=1, is_widest=True),
     "slerp": RecipeMethod("slerp", "member", {}, {"t": None}, most=2),
-    "nuslerp": RecipeMethod("slerp", "optional", WEIGHT, {"nuslerp_flatten": 1.0}, most=2),
-    "multislerp": RecipeMethod("multislerp", "optional", WEIGHT, {"normalize_weights": 1.0}),
-    "karcher": RecipeMethod("karcher", "none", {}, {"max_iter": 10.0}),
+    "nuslerp": RecipeMethod("slerp", "optional", WEIGHT, {"nuslerp_flatten": 1.0}, most=2, is_widest=True),
+    "multislerp": RecipeMethod("multislerp", "optional", WEIGHT, {"normalize_weights": 1.0}, is_widest=True),
+    "karcher": RecipeMethod("karcher", "none", {}, {"max_iter": 10.0}, is_widest=True),
     "task_arithmetic": RecipeMethod("task-arithmetic", "needed", WEIGHT, VECTORS, least=1),
     "ties": RecipeMethod("ties", "needed", SPARSE, {**VECTORS, "normalize": 1.0}, least=1),
     "dare_linear": RecipeMethod("dare", "needed", SPARSE, RANDOM, least=1),
@@ -46,10 +48,13 @@ METHODS: Mapping[str, RecipeMethod] = {
     "della_linear": RecipeMethod("della-linear", "needed", {**SPARSE, "epsilon": 0.15}, RANDOM, least=1),
     "breadcrumbs": RecipeMethod("breadcrumbs", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
     "breadcrumbs_ties": RecipeMethod("breadcrumbs-ties", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
-    "model_stock": RecipeMethod("model-stock", "needed", {}, {"filter_wise": 0.0}),
+    "model_stock": RecipeMethod("model-stock", "needed", {}, {"filter_wise": 0.0}, is_widest=True),
     "passthrough": RecipeMethod("passthrough", "none", {"scale": 1.0}, least=1, most=1),
 }
 """Every method by mergekit's name for it. Defaults are mergekit's."""
+
+SPHERICAL = ("slerp", "nuslerp", "multislerp", "karcher")
+"""Methods that take a slice of a single model over as it is."""
 
 FIXED = {"rescale": 1.0, "normalize_weights": 1.0, "nuslerp_flatten": 1.0}
 """Parameters that have one value here, with it."""

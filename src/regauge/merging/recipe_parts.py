@@ -2,16 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
+
+import torch
 
 from regauge.merging.assembly import Part, Place
 from regauge.merging.recipe import Recipe, Slice, Source
-from regauge.merging.recipe_methods import METHODS
+from regauge.merging.recipe_methods import METHODS, SPHERICAL
 from regauge.merging.rule import Rule, Target
 from regauge.merging.settings import LAYER, Number, find_depths
 from regauge.merging.table import RULES
 from regauge.storage.architecture import TensorSpec
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.dtypes import list_dtypes
 
 LEAST = 1e-8
 """Weights whose sum is smaller cannot be normalized."""
@@ -250,8 +254,11 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
     numbers = {key: tuple(own(source, name, key) for source, name in chosen) for key in method.own}
     settings: dict[str, object] = {}
     weights = numbers.get("weight", (1.0,) * len(used))
+    if recipe.method in SPHERICAL and len(used) == 1:
+        return RULES["passthrough"].build(), used, (1.0,)
     if recipe.method == "slerp":
-        return _slerp(recipe, made, common("t"))
+        t = common("t")
+        return RULES["slerp"].build(), sorted(used, key=lambda model: model != recipe.base), (1 - t, t)
     if recipe.method == "nuslerp" and len(used) == 2:
         total = sum(weights)
         t = weights[1] / total if abs(total) >= 1e-6 else 0.5
@@ -271,16 +278,13 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         weights = tuple(weight / sum(weights) for weight in weights)
     if "lambda" in method.common:
         settings["scale"] = common("lambda")
-    densities = numbers.get("density", ())
-    if "dare" in recipe.method:
-        settings["drop"] = tuple(max(0.0, 1 - density) for density in densities)
-    elif "della" in recipe.method:
-        settings |= {"density": tuple(min(1.0, density) for density in densities), "epsilon": numbers["epsilon"]}
-    elif densities:
-        # mergekit keeps whole numbers of entries, rounded down.
-        settings["density"] = tuple(min(1.0, max(1, int(density * size)) / size) for density in densities)
-    if "gamma" in numbers:
-        settings["gamma"] = tuple(int(gamma * size) / size for gamma in numbers["gamma"])
+    if "density" in numbers:
+        if recipe.method == "ties" and min(numbers["density"], default=1.0) == 0:
+            raise ValueError(f"{where} a density is 0, so that ties keeps nothing; leave that model out")
+        kept = [k for k, density in enumerate(numbers["density"]) if density > 0]  # the others have no part
+        used, weights = [used[k] for k in kept], tuple(weights[k] for k in kept)
+        shares = {key: [one[k] for k in kept] for key, one in numbers.items()}
+        settings |= _densities(recipe.method, shares, size, where)
     if recipe.method == "karcher":
         settings["steps"] = int(common("max_iter"))
     if recipe.method == "model_stock":
@@ -293,12 +297,47 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         raise ValueError(f"{where} {error}") from error
 
 
-def _slerp(recipe: Recipe, made: _Made, t: float) -> tuple[Rule, list[Path], tuple[float, ...]]:
-    models = [source.model for source, _ in made.sources]
-    if len(models) == 1:
-        return RULES["passthrough"].build(), models, (1.0,)
-    ordered = sorted(models, key=lambda model: model != recipe.base)
-    return RULES["slerp"].build(), ordered, (1 - t, t)
+def _densities(method: str, numbers: Mapping[str, Sequence[float]], size: int, where: str) -> dict[str, object]:
+    """What of a tensor with `size` entries is kept of each model, as the settings of a rule."""
+    densities = numbers["density"]
+    if "dare" in method:
+        return {"drop": tuple(1 - density for density in densities)}
+    if "della" in method:
+        for density, epsilon in zip(densities, numbers["epsilon"], strict=True):
+            if density < 1 and not (density - epsilon > 0 and density + epsilon < 1):
+                raise ValueError(
+                    f"{where} the density {density:g} with the epsilon {epsilon:g} makes probabilities from "
+                    f"{density - epsilon:g} to {density + epsilon:g}, but both must lie between 0 and 1: choose a "
+                    "smaller epsilon"
+                )
+        return {"density": tuple(densities), "epsilon": tuple(numbers["epsilon"])}
+    # mergekit keeps whole numbers of entries, rounded down.
+    kept = [min(size, max(1, int(density * size))) for density in densities]
+    settings: dict[str, object] = {"density": tuple(count / size for count in kept)}
+    if "gamma" in numbers:
+        largest = zip(numbers["gamma"], kept, strict=True)
+        settings["gamma"] = tuple(min(int(gamma * size), size - count) / size for gamma, count in largest)
+    return settings
+
+
+def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
+    """The dtype of all tensors of the result, or None as in the models, and a sentence where the models differ.
+
+    As in mergekit the recipe says it, else means of networks have the widest dtype, and the others that of the base.
+    """
+    if recipe.dtype is not None:
+        return recipe.dtype, None
+    listed = list_dtypes(list(networks.values()))
+    if listed is None:
+        return None, None
+    chosen, first = None, next(iter(networks.values()))
+    what = f"has those of {first.label}" if recipe.method != "passthrough" else "keeps them, tensor by tensor"
+    if METHODS[recipe.method].is_widest:
+        found = {one.dtype for network in networks.values() for one in network.stored.values()}
+        widest = reduce(torch.promote_types, (dtype for dtype in found if dtype.is_floating_point))
+        chosen = str(widest).removeprefix("torch.")
+        what = f"has {chosen}, which holds all"
+    return chosen, f"the models differ in dtype ({listed}); the result {what}: write dtype in the recipe to choose"
 
 
 def _given(found: float | None, default: float | None, key: str, where: str) -> float:

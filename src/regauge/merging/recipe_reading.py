@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from regauge.merging.recipe import Parameter, Parameters, Recipe, Slice, Source, TokenSource, Vocabulary
-from regauge.merging.recipe_methods import FIXED, METHODS, RecipeMethod
+from regauge.merging.recipe_methods import FIXED, METHODS, SPHERICAL, RecipeMethod
+from regauge.storage.checkpoint_names import find_cached
 
 KEYS = (
     "merge_method",
@@ -174,6 +175,8 @@ def _recipe(whole: Entry) -> Recipe:
         slices = tuple(part for stack, entry in modules.items() for part in _module(stack, entry, method, name))
         if not slices:
             raise top["modules"].refuse("'modules' is empty; name a stack of layers, such as encoder")
+    if base is not None and method.base in ("none", "member"):
+        slices = tuple(_with_base(part, base) for part in slices)
     if sum(one.layers[1] - one.layers[0] for part in slices for one in part.sources if one.layers is not None) > MOST:
         raise whole.refuse(f"the slices name more than {MOST:,} layers; name fewer")
     recipe = Recipe(
@@ -192,6 +195,14 @@ def _recipe(whole: Entry) -> Recipe:
     return recipe
 
 
+def _with_base(part: Slice, base: Path) -> Slice:
+    """Whole models with the base, which mergekit adds where the models lack it."""
+    sources = part.sources
+    if any(source.layers is not None or source.model == base for source in sources):
+        return part
+    return replace(part, sources=(*sources, Source(base, None, {}, sources[0].line)))
+
+
 def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
     """Refuse too few or too many models, and a base that is missing or has no place."""
     if recipe.base is None and method.base in ("needed", "member"):
@@ -199,18 +210,21 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
     for part in recipe.slices:
         models = [source.model for source in part.sources]
         line = f"{recipe.path}, line {part.sources[0].line}"
+        if recipe.method in SPHERICAL and len(models) == 1 and part.sources[0].layers is not None:
+            continue
         if len(set(models)) < len(models) and method.most > 1:
             raise RecipeError(f"{line}: a model is there twice; name each model once, with the sum of its weights")
         if method.base == "member" and recipe.base not in models:
-            if len(models) > 1:
-                raise RecipeError(f"{line}: the base of {recipe.method} is one of its two models")
-            models.append(recipe.base or Path())
+            raise RecipeError(f"{line}: the base of {recipe.method} is one of its two models")
         if method.base in ("needed", "optional"):
             models = [model for model in models if model != recipe.base]
         if not method.least <= len(models) <= method.most:
-            wanted = f"{method.least}" if method.least == method.most else f"{method.least} at least"
-            wanted = f"{method.most:g} at most" if len(models) > method.most else wanted
-            raise RecipeError(f"{line}: {recipe.method} combines {wanted} models here, but there are {len(models)}")
+            wanted = f"{method.least}" if method.least == method.most else f"at least {method.least}"
+            wanted = f"at most {method.most:g}" if len(models) > method.most else wanted
+            of_base = " (the base is one, too)" if recipe.base in models else ""
+            raise RecipeError(
+                f"{line}: {recipe.method} combines {wanted} models here, but there are {len(models)}{of_base}"
+            )
         lengths = {source.layers[1] - source.layers[0] for source in part.sources if source.layers is not None}
         if len(lengths) > 1:
             raise RecipeError(f"{line}: the sources of a slice have {sorted(lengths)} layers; give all as many")
@@ -222,9 +236,10 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
             missing = default is None and key not in recipe.parameters and key not in part.parameters
             lacking = next((source for source in own if key not in source.parameters), None)
             if missing and lacking is not None:
+                of_base = " (the base is one, too)" if lacking.model == recipe.base else ""
                 raise RecipeError(
-                    f"{recipe.path}, line {lacking.line}: {recipe.method} needs {key!r} for every model; give it in "
-                    "its parameters, or in those of the recipe"
+                    f"{recipe.path}, line {lacking.line}: {recipe.method} needs {key!r} for every model{of_base}; give "
+                    "it in its parameters, or in those of the recipe"
                 )
         for key, default in method.common.items():
             if default is None and key not in recipe.parameters and key not in part.parameters:
@@ -283,13 +298,15 @@ def _folder(entry: Entry) -> Path:
         parts = [entry.path.parent / Path(part).expanduser() for part in text.split("+")]
     except RuntimeError as error:  # there is no such user
         raise entry.refuse(f"{text!r} is no folder: {error}") from error
-    if folder.is_dir():
-        return folder
+    cached = find_cached(text)
+    if folder.is_dir() or cached is not None:
+        return folder if folder.is_dir() or cached is None else cached
     if len(parts) > 1 and all(part.is_dir() for part in parts):  # a base and its adapters
         return Path("+".join(map(str, parts)))
     raise entry.refuse(
         f"there is no folder {str(folder)!r}; models are folders on this machine, seen from the recipe, and are not "
-        f"fetched from a hub: fetch {text!r} first, and give its folder"
+        f"fetched from a hub: fetch it first, for example by hf download {text} --local-dir {Path(text).name}, and give "
+        "its folder"
     )
 
 

@@ -13,6 +13,7 @@ from regauge.merging.blend import Blend
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule
 from regauge.merging.settings import Number
+from regauge.storage.checkpoints.dtypes import dtype_notes
 from regauge.storage.checkpoints.memory_limit import large_blocks_returned
 from regauge.storage.checkpoints.writing import save_text
 
@@ -92,7 +93,9 @@ def merge_job(
             before=tuple(before for before, _ in spans),
             after=tuple(after for _, after in spans),
             reports=tuple(report_of(one, other.label) for one, other in zip(found, checkpoints[1:], strict=True)),
-            notes=tuple(dict.fromkeys([*(note for one in found for note in one.notes), *first.notes])),
+            notes=tuple(
+                dict.fromkeys([*(note for one in found for note in one.notes), *first.notes, *dtype_notes(checkpoints)])
+            ),
         )
         if staging.provenance is not None:
             record = replace(record, origin=staging.provenance.facts(progress))

@@ -17,6 +17,7 @@ from torch import Tensor
 from regauge.core.params import Params, work_dtype
 from regauge.core.rounding import require_held, round_to
 from regauge.storage.architecture import TensorSpec
+from regauge.storage.checkpoint_names import TORCH_SUFFIXES, find_cached, split_entry
 from regauge.storage.checkpoints.form import AS_STORED, Form
 from regauge.storage.checkpoints.formats.adapters import (
     CONFIG,
@@ -30,7 +31,7 @@ from regauge.storage.checkpoints.formats.changes import Change
 from regauge.storage.checkpoints.formats.headers import PROVENANCE, StoredTensor, read_header
 from regauge.storage.checkpoints.formats.location import locate, shards_of, split_sum
 from regauge.storage.checkpoints.formats.quantized import GGUF, refusal, require_unquantized
-from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES, load_torch_file, match, shorten
+from regauge.storage.checkpoints.formats.state_dicts import load_torch_file, match, shorten
 from regauge.storage.checkpoints.names.adapted import changes_of_files, require_untied
 from regauge.storage.checkpoints.writing import SUFFIX, Shard, save
 from regauge.storage.plain_files import read_json, require_plain
@@ -86,14 +87,17 @@ class Checkpoint(Mapping[str, Tensor]):
         self._buffer = bytearray(PIECE)
 
     @classmethod
-    def open(cls, path: "str | Path | Checkpoint") -> "Checkpoint":
+    def open(cls, path: "str | Path | Checkpoint", *, entry: str | None = None) -> "Checkpoint":
         """Open a checkpoint: read and check the headers of all of its files.
 
         Args:
-            path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth` or `.bin` with a state dict, or
-                with a dictionary that holds one under "state_dict" or "model"; or a folder with such a file. With
-                `BASE+ADAPTER` the network is that of a base, changed by the adapter in a folder of PEFT's format. What
-                is open already is returned as it is.
+            path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth`, `.bin` or `.ckpt` with a state
+                dict, or with a dictionary that holds one, such as under "state_dict" or "model"; or a folder with such
+                a file. With `BASE+ADAPTER` the network is that of a base, changed by the adapter in a folder of PEFT's
+                format, and `org/model` is read from the cache of the Hugging Face hub, where it lies there. What is
+                open already is returned as it is.
+            entry: Which network of a dictionary is read, such as "state_dict_ema"; `FILE:NAME` as the path says it,
+                too. Unless given the usual one, and a warning in the log names the others.
 
         Raises:
             FileNotFoundError: The file, or a shard that its index names, is not there.
@@ -106,6 +110,8 @@ class Checkpoint(Mapping[str, Tensor]):
         parts = split_sum(str(path))
         if parts is not None:
             return cls.open(parts[0])._changed_by(Path(parts[1]))
+        if entry is None:
+            path, entry = split_entry(str(find_cached(str(path)) or path))
         file = locate(path)
         index = shards_of(file) if file.name.endswith(".index.json") else {}
         found: dict[str, StoredTensor] = {}
@@ -113,7 +119,7 @@ class Checkpoint(Mapping[str, Tensor]):
         loaded: Params = {}
         everywhere: dict[str, list[str]] = {}
         for shard in [file.parent / name for name in dict.fromkeys(index.values())] or [file]:
-            stored, headers[shard], params = _read(shard)
+            stored, headers[shard], params = _read(shard, entry)
             own = [name for name in stored if not index or index.get(name) == shard.name]
             for name in stored:
                 everywhere.setdefault(name, []).append(shard.name)
@@ -128,7 +134,7 @@ class Checkpoint(Mapping[str, Tensor]):
         if index:
             _require_named(file, index, everywhere)
         require_unquantized(str(path), file, {name: one.dtype for name, one in found.items()})
-        return cls(str(path), file, found, headers, loaded or None)
+        return cls(str(path) if entry is None else f"{path}:{entry}", file, found, headers, loaded or None)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name) if self._params is None else self._params[name]
@@ -342,9 +348,14 @@ class Checkpoint(Mapping[str, Tensor]):
         self.read_so_far.seconds += time.perf_counter() - before
 
 
-def load(path: str | Path) -> Params:
-    """Read all parameters and buffers of a checkpoint, on the CPU, with the dtypes of the file."""
-    with Checkpoint.open(path) as checkpoint:
+def load(path: str | Path, *, entry: str | None = None) -> Params:
+    """Read all parameters and buffers of a checkpoint, on the CPU, with the dtypes of the file.
+
+    Args:
+        path: As for `Checkpoint.open`.
+        entry: Which network of a training checkpoint is read, such as "state_dict_ema".
+    """
+    with Checkpoint.open(path, entry=entry) as checkpoint:
         return checkpoint.params
 
 
@@ -385,7 +396,7 @@ def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Se
         )
 
 
-def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
+def _read(file: Path, entry: str | None) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
     """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
     require_plain(file)
     with file.open("rb") as stream:
@@ -403,12 +414,15 @@ def _read(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Pa
                 "completely, or is of a newer format: fetch it again, or convert it"
             ) from error
         return header.tensors, {k: text for k, text in header.metadata.items() if k != PROVENANCE}, None
+    if entry is not None and file.suffix not in TORCH_SUFFIXES:
+        raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
     if file.suffix not in TORCH_SUFFIXES:
         raise ValueError(
-            f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json (sharded), "
-            ".pt, .pth, .bin or a folder that holds one of them; convert it, or rename it if only the name is wrong"
+            f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json "
+            "(sharded), .pt, .pth, .bin, .ckpt or a folder that holds one of them; convert it, or rename it if that "
+            "is wrong"
         )
-    params = load_torch_file(file)
+    params = load_torch_file(file, entry)
     stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
     return stored, {}, params
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from regauge.storage.checkpoint_names import TORCH_SUFFIXES, find_cached, say_absent
 from regauge.storage.checkpoints.formats.adapters import CONFIG, is_adapter
 from regauge.storage.checkpoints.formats.adapters import FILES as ADAPTER_FILES
-from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES, shorten
+from regauge.storage.checkpoints.formats.state_dicts import shorten
 from regauge.storage.plain_files import read_json
 
 FOLDER_FILES = (
@@ -17,12 +18,15 @@ FOLDER_FILES = (
 
 
 def locate(path: str | Path) -> Path:
-    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read."""
-    path = Path(path)
+    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read.
+
+    A model of the hub is looked up in the cache; see `find_cached`.
+    """
+    path = find_cached(str(path)) or Path(path)
     if path.is_dir():
         path = _in_folder(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}; check the path")
+        raise FileNotFoundError(say_absent(str(path)))
     return path
 
 

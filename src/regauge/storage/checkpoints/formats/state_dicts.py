@@ -3,6 +3,7 @@
 Torch files are pickles and can run code when they are loaded; they are read with `weights_only=True`, always.
 """
 
+import logging
 import os
 import pickle
 import struct
@@ -17,19 +18,19 @@ from torch import Tensor
 
 from regauge.core.movable import VALUES
 from regauge.core.params import Params
+from regauge.storage.checkpoints.formats.entries import choose_network
 from regauge.storage.checkpoints.formats.quantized import refusal
 
-TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 SHARED = 1 << 26
 """Bytes up to which the values of a tensor may lie on one another."""
-WRAPPERS = ("state_dict", "model")
-"""Names under which training scripts put the state dict beside optimizer states and the like."""
+LOG = logging.getLogger(__name__)
 
 
-def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
-    """The state dictionary in a torch file, on the CPU, also where it lies under one of `WRAPPERS`.
+def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = None) -> Mapping[Any, Any]:
+    """The state dictionary in a torch file, on the CPU, also where it is an entry of a training checkpoint.
 
-    Raises ValueError if it is damaged, or holds no dictionary or more than tensors and plain values.
+    Of several networks the usual one is read and the others are named in the log, unless `entry` chooses. Raises
+    ValueError if it is damaged, or holds no dictionary or more than tensors and plain values, or no such entry.
     """
     damaged = (
         f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "
@@ -54,10 +55,10 @@ def read_torch_file(source: Path | BinaryIO, label: str) -> Mapping[Any, Any]:
         OverflowError, ArithmeticError, NotImplementedError, struct.error, zipfile.BadZipFile,
     ) as error:  # fmt: skip
         raise ValueError(damaged) from error
-    for name in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-            break
+    if isinstance(content, Mapping):
+        content, note = choose_network(content, entry, label)
+        if note is not None:
+            LOG.warning(note)
     if not isinstance(content, Mapping) or not content:
         raise ValueError(
             f"{label!r} holds a {type(content).__name__}, not a state dict (names to tensors); "
@@ -83,9 +84,9 @@ def _require_stored(source: Path | BinaryIO, label: str) -> None:
         raise ValueError(f"{label!r} holds {what}, which torch never writes; save `module.state_dict()` again")
 
 
-def load_torch_file(path: Path) -> Params:
+def load_torch_file(path: Path, entry: str | None = None) -> Params:
     """The tensors of a checkpoint in a torch file, on the CPU; other entries are refused."""
-    content = read_torch_file(path, str(path))
+    content = read_torch_file(path, str(path), entry)
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     packed = next((name for name in others if name.endswith("._packed_params")), None)
     if packed is not None:

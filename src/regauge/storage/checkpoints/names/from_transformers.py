@@ -12,6 +12,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names.conversion import Blank
 from regauge.storage.checkpoints.names.converted import Converted
+from regauge.storage.checkpoints.names.prefixes import unwrap
 from regauge.storage.checkpoints.names.transformers_models import (
     CONFIG,
     choose_factory,
@@ -41,6 +42,7 @@ def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
     """
     names = {place.parameter for group in symmetry.groups for place in group.placements}
     needed = names - {name for names in symmetry.tied for name in names}
+    checkpoint = unwrap(checkpoint, needed)
     is_named = needed <= checkpoint.stored.keys()
     if is_named and checkpoint.stored.keys() <= symmetry.shapes.keys():
         return checkpoint

@@ -4,10 +4,10 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regauge.storage.checkpoint_names import TORCH_SUFFIXES
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.disk import PARTIAL
 from regauge.storage.checkpoints.formats.adapters import CONFIG as ADAPTER_CONFIG
-from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES
 from regauge.storage.checkpoints.outputs.replacing import OURS
 from regauge.storage.checkpoints.writing import SUFFIX
 from regauge.storage.plain_files import leads_out

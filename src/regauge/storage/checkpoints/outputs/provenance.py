@@ -17,10 +17,10 @@ from regauge.core.escaping import escape, escape_code
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.core.typed_json import parse_json
 from regauge.names import VERSION
+from regauge.storage.checkpoint_names import TORCH_SUFFIXES, find_cached
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.headers import PROVENANCE, read_header
 from regauge.storage.checkpoints.formats.location import locate, shards_of, split_sum
-from regauge.storage.checkpoints.formats.state_dicts import TORCH_SUFFIXES
 from regauge.storage.checkpoints.writing import SUFFIX
 from regauge.storage.plain_files import leads_out, short_paths
 
@@ -55,7 +55,7 @@ class Input:
     @property
     def source(self) -> Path:
         """The file or folder to read."""
-        path = Path(self.path) if self.place is None else self.place
+        path = find_cached(self.path) or Path(self.path) if self.place is None else self.place
         module = self.path.rpartition(":")[0]
         return Path(module) if module and not path.exists() else path
 

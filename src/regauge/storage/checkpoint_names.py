@@ -1,0 +1,65 @@
+"""What the text that names a checkpoint may mean, other than a path; nothing here imports torch.
+
+`FILE:NAME` is one of the networks in a torch file. `org/model` is a model of the Hugging Face hub, which is read from
+the cache of that hub on this machine, where it lies there; nothing is fetched.
+"""
+
+import os
+import re
+from pathlib import Path
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+"""Endings of files that torch wrote."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""Names of models of the hub."""
+COMMIT = re.compile(r"[0-9a-f]{7,64}")
+CACHES = (
+    ("HF_HUB_CACHE", ""),
+    ("HUGGINGFACE_HUB_CACHE", ""),
+    ("HF_HOME", "hub"),
+    ("XDG_CACHE_HOME", "huggingface/hub"),
+)
+"""Variables of the environment that say where the cache of the hub is, with the folder in what they name."""
+
+
+def split_entry(path: str) -> tuple[str, str | None]:
+    """A torch file and the network in it where a path that is not there is `FILE:NAME`; else the path."""
+    file, colon, entry = path.rpartition(":")
+    if not colon or not entry or not file.endswith(TORCH_SUFFIXES) or Path(path).exists() or not Path(file).is_file():
+        return path, None
+    return file, entry
+
+
+def find_cached(name: str) -> Path | None:
+    """The folder of a model of the hub in the cache on this machine, as of its branch `main`; None without one.
+
+    What is a path of something is no such name.
+    """
+    if not HUB_NAME.fullmatch(name) or os.path.lexists(name):
+        return None
+    folder = _cache() / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+
+
+def say_absent(path: str) -> str:
+    """That there is no checkpoint under a path, and how one is fetched where it may be the name of a model."""
+    text = f"there is no checkpoint {path!r}; check the path"
+    if not HUB_NAME.fullmatch(path) or "/" not in path or path.endswith((".safetensors", ".json", *TORCH_SUFFIXES)):
+        return text
+    return (
+        f"{text}, or if it is a model of the Hugging Face hub, fetch it, since regauge does not: "
+        f"hf download {path} --local-dir {path.partition('/')[2]}"
+    )
+
+
+def _cache() -> Path:
+    """The folder of the hub's cache."""
+    for variable, inside in CACHES:
+        if os.environ.get(variable):
+            return Path(os.environ[variable]).expanduser() / inside
+    return Path.home() / ".cache/huggingface/hub"
