@@ -166,6 +166,48 @@ class Convolution(nn.Conv2d):
         return functional.conv2d(x, self.weight * self.mask, self.bias)
 
 
+class Causal(nn.Module):
+    """Attention with a mask of minus infinity, and a unit mask behind a cast."""
+
+    mask: Tensor
+    units: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+        self.register_buffer("units", torch.arange(8) % 3 > 0)
+        self.first, self.queries, self.keys, self.values = (nn.Linear(k, 8) for k in (3, 8, 8, 8))
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.where(self.units.to(torch.bool)[None, None], self.first(x).relu(), 0.0)
+        scores = self.queries(x) @ self.keys(x).mT + self.mask
+        y: Tensor = self.out(scores.softmax(-1) @ self.values(x))
+        return y
+
+
+class Scaled(nn.Module):
+    """Constants for each unit, and statistics of a normalization that training replaces."""
+
+    factors: Tensor
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factors", torch.tensor([1.0, 2.0, 1.0, 2.0, 0.0, 0.0, 1.0, 2.0]))
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.training:
+            self.mean, self.var = 0.9 * self.mean + 0.1 * x.mean(0), 0.9 * self.var + 0.1 * x.var(0)
+        y: Tensor = self.last(((x - self.mean) / (self.var + 1e-5).sqrt()).relu() * self.factors)
+        return y
+
+
 Case = tuple[Callable[[], nn.Module], Callable[[torch.Generator], Tensor]]
 
 
@@ -192,6 +234,8 @@ STRUCTURED: dict[str, Case] = {
     "index": (Indexed, _rows(2)),
     "recurrent": (Recurrent, _rows(3)),
     "pruned": (pruned, _rows(4)),
+    "causal attention": (Causal, lambda chance: torch.randn((3, 5, 3), generator=chance, dtype=torch.float64)),
+    "constants of units": (Scaled, _rows(4)),
     "masked convolutions": (
         masked_convolutions,
         lambda chance: torch.randn((3, 1, 6, 6), generator=chance, dtype=torch.float64),

@@ -1,6 +1,7 @@
 """Laws of buffers that no training changes: whatever moves a network leaves them bit by bit as they are."""
 
 import itertools
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,9 @@ from torch.nn import functional
 import regauge as rg
 from regauge import Params, Symmetry, flow, learn
 from regauge import weightspace as ws
+from regauge.alignment.engine.frames import balances_of
+from regauge.alignment.streamed.match import align_streamed
+from regauge.alignment.streamed.plan import make_plan
 from regauge.core.classes import within_classes
 from regauge.core.exchangeable import classes_of
 from regauge.core.groups import Group, Placement
@@ -24,6 +28,8 @@ from regauge.core.probe import perturb
 from regauge.core.random_moves import RandomMoves
 from regauge.core.structure import carry
 from regauge.merging.table import RULES
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import save
 
 TOLERANCE = 1e-9
 each_network = pytest.mark.parametrize("name", STRUCTURED)
@@ -70,11 +76,15 @@ def planted(symmetry: Symmetry, name: str, seed: int) -> tuple[Params, rg.Elemen
     return symmetry.act(element, network(name, 0)), element
 
 
+def is_statistic(name: str) -> bool:
+    return "running" in name or name in ("mean", "var")
+
+
 @each_network
 def test_it_is_found_and_random_elements_keep_it(name: str) -> None:
     module, _, symmetry = case(name)
     a = network(name, 0)
-    buffers = {key for key, tensor in module.named_buffers() if "running" not in key and tensor.ndim}
+    buffers = {key for key, tensor in module.named_buffers() if tensor.ndim and not is_statistic(key)}
     assert {*symmetry.structure} == buffers
     assert not symmetry.unknown or name.startswith("triangular")
     for seed in range(3):
@@ -482,3 +492,74 @@ def test_a_flow_draws_networks_with_it(name: str, tmp_path: Path) -> None:
     mixed = {name: torch.cat([networks[name], other[name]]) for name in networks}
     with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
         flow.fit(mixed, symmetry, config, generator=generator(0))
+
+
+@pytest.mark.parametrize(
+    "name", ["made", "made with masks that choose", "recurrent", "table of positions", "masked convolutions"]
+)
+def test_streamed_alignment_keeps_it(name: str, tmp_path: Path) -> None:
+    _, _, symmetry = case(name)
+    a, b = network(name, 0), network(name, 1)
+    files = [Checkpoint.open(save(params, tmp_path / f"{k}.safetensors")) for k, params in enumerate((a, b))]
+    dtypes = {key: entry.dtype for key, entry in files[0].stored.items()}
+    balances = balances_of(symmetry, "recompute", None)
+    whole = make_plan(symmetry, [dtypes, dtypes], memory=1 << 40, balances=balances)
+    parts = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, balances=balances)
+    expected = rg.align(a, b, symmetry, method=rg.WeightMatching(scales="recompute"))
+    for plan in (whole, parts):
+        found = align_streamed(files[0], files[1], plan, rg.WeightMatching(scales="recompute"))
+        moved = symmetry.act(found.element, b)
+        assert keeps(symmetry, moved, a)
+        assert all(torch.allclose(moved[key].double(), expected.params[key].double(), atol=1e-6) for key in moved)
+
+
+@each_network
+def test_gauges_that_are_learned_or_smoothed_keep_it(name: str) -> None:
+    _, _, symmetry = case(name)
+    a, judge = network(name, 0), task(name)
+    for method in (rg.Smooth(), rg.LearnedRotation(steps=2), rg.RandomRotation(), rg.BestGauge(is_kept_always=True)):
+        gauged = rg.gauge(a, symmetry, method=method, task=judge, generator=generator(0)).params
+        assert keeps(symmetry, gauged, a)
+        assert is_same_function(name, gauged, a)
+
+
+@each_network
+def test_a_line_keeps_it_and_asks_for_it(name: str) -> None:
+    _, _, symmetry = case(name)
+    a, b, judge = network(name, 0), network(name, 1), task(name)
+    assert keeps(symmetry, rg.connect.Straight().at(a, b, 0.3), a)
+    assert len(rg.line(a, b, judge, points=3).table) == 3
+    key = next(n for n in symmetry.structure if a[n].ndim)
+    other = {**b, key: b[key].flip(0)} if not torch.equal(b[key].flip(0), b[key]) else {**b, key: 1 - b[key].to(float)}
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+        rg.line(a, other, judge)
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+        rg.plane(a, b, other, judge, resolution=3)
+
+
+def test_networks_of_other_widths_are_refused_by_its_name() -> None:
+    _, _, narrow = case("made")
+    wide = made(torch.arange(12) % 3).double().eval()
+    symmetry = rg.discover(wide, (torch.randn(5, 4, dtype=torch.float64),))
+    with pytest.raises(ValueError, match=r"'0\.mask' is structure, which has no average"):
+        rg.merging.merge_widths([network("made", 0), wide.state_dict()], [narrow, symmetry])
+
+
+def test_masks_with_infinity_are_no_damage() -> None:
+    name = "causal attention"
+    _, _, symmetry = case(name)
+    networks = [network(name, k) for k in range(3)]
+    assert torch.isinf(networks[0]["mask"]).any()
+    for params in (
+        rg.merge(networks, symmetry).params,
+        rg.prune(networks[0], symmetry, share=0.5).params,
+        rg.connect.Straight().at(networks[0], networks[1], 0.7),
+    ):
+        assert torch.equal(params["mask"], networks[0]["mask"])
+    assert math.isfinite(rg.line(*networks[:2], task(name), points=3).barrier)
+    broken = {**networks[1], "mask": networks[1]["mask"] * torch.nan}
+    with pytest.raises(ValueError, match="'mask' of the second network holds 25 values that are NaN"):
+        rg.align(networks[0], broken, symmetry)
+    broken = {**networks[1], "out.weight": networks[1]["out.weight"] * torch.inf}
+    with pytest.raises(ValueError, match=r"'out\.weight' of the second network holds .* values that are NaN or Inf"):
+        rg.align(networks[0], broken, symmetry)

@@ -17,16 +17,16 @@ def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) 
     Raises:
         ValueError: They are not; the sentence names a tensor.
     """
-    first = networks[0]
-    equal = equal_names(networks)
+    first, equal = networks[0], equal_names(networks)
+    if isinstance(judge, Task):
+        shared = [n for n in first if all(n in one and one[n].shape == first[n].shape for one in networks)]
+        different = [n for n, _ in judge.module.named_buffers() if n in shared and n not in equal]
+        inputs, kwargs = arguments(next(iter(judge.batches))[0])
+        structure = find_structure(judge.module, inputs, kwargs, different) if different else ()
+        if structure:
+            raise ValueError(
+                f"the networks differ in {structure[0]!r}, which is structure that no training changes, such as a "
+                "mask, and a network between them would have that of neither; align them first, give networks of one "
+                "structure, or judge them by a function instead of a task"
+            )
     require_alike(*networks, structure=equal)
-    if not isinstance(judge, Task):
-        return
-    different = [name for name, _ in judge.module.named_buffers() if name in first and name not in equal]
-    structure = find_structure(judge.module, *arguments(next(iter(judge.batches))[0]), different) if different else ()
-    if structure:
-        raise ValueError(
-            f"the networks differ in {structure[0]!r}, which is structure that no training changes, such as a mask, "
-            "and a network between them would have that of neither; align them first, give networks of "
-            "one structure, or judge them by a function instead of a task"
-        )

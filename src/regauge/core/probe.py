@@ -91,6 +91,7 @@ class Probe:
         def cast(value: Any) -> Any:
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
+        self.dtype = dtype
         self.module = SelectedOutputs(_copy(module).to(dtype).eval(), outputs)
         self.inputs, self.kwargs = pytree.tree_map(cast, (tuple(inputs), kwargs))
         state = {name: t for name, t in self.module.state_dict().items() if isinstance(t, Tensor)}

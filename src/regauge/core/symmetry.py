@@ -412,9 +412,8 @@ class Symmetry:
         negative = [name for name, shape in rest.get("shapes", {}).items() if any(length < 0 for length in shape)]
         if negative:
             raise ValueError(f"the shape of {negative[0]!r} is {rest['shapes'][negative[0]]}, which is none")
-        frozen = tuple(Frozen(*row) for row in rest.get("frozen", ()))
         known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
-        return cls(groups, **{**known, "frozen": frozen})
+        return cls(groups, **{**known, "frozen": tuple(Frozen(*row) for row in rest.get("frozen", ()))})
 
     @classmethod
     def from_axes(

@@ -214,7 +214,7 @@ class _Audit:
         for names in self.symmetry.tied:
             known = next((name for name in names if name in named), None)
             named |= {} if known is None else {name: named[known] for name in names if name not in named}
-        dtype = next(iter(self.probe.params.values())).dtype
+        dtype = self.probe.dtype
         own = {n: t.to(dtype) if t.is_floating_point() else t for n, t in named.items() if n in self.probe.params}
         return {**self.probe.params, **own}
 

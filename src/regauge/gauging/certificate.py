@@ -98,8 +98,7 @@ class _Changes(NamedTuple):
 
 def _exact_changes(params: Mapping[str, Tensor], moves: Sequence[Move], model: _Model, *, each_group: bool) -> _Changes:
     probe, tolerance = exact_probe(*model)
-    wide = next(iter(probe.params.values())).dtype if probe.params else torch.float64
-    start = _complete(params, probe, wide)
+    start = _complete(params, probe, probe.dtype)
     reference = probe(start)
     total = relative_change(reference, probe(apply_moves(moves, start)))
     per_group: dict[str, float] = {}
