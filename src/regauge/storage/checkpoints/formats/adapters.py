@@ -45,7 +45,7 @@ TIED = (
 )
 TIED_WHOLE = (
     "the adapter {!r} stores {!r} as a whole, which in its base is one tensor with the embedding "
-    "(tie_word_embeddings); it was saved beside a base with a head of its own: write the head into the base as a tensor of its own, with "
+    "(tie_word_embeddings); its base had a head apart: write the head into the base as a tensor of its own, with "
     "tie_word_embeddings false, or leave it out of the adapter (modules_to_save) where it was not trained"
 )
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
