@@ -195,6 +195,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.prune_options",
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
+                "regauge.storage.checkpoint_names",
                 "regauge.storage.plain_files",
             }
 

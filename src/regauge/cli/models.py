@@ -291,7 +291,7 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
     if not colon or not place or not name:
         raise UsageError(
             f"{what} {text!r} is neither a folder nor a factory; write package.module:factory or file.py:factory, or "
-            f"fetch the folder if it is a model of the Hugging Face hub: hf download {text} --local-dir {Path(text).name}"
+            f"fetch it if it is a model of the Hugging Face hub: hf download {text} --local-dir {Path(text).name}"
         )
     factory = getattr(_module(place, text, what), name, None)
     if not callable(factory):

@@ -17,6 +17,7 @@ from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.described import describe_kind
 from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.checkpoints.writing import save
 
@@ -221,8 +222,8 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
     header = checkpoint.header
     if header.get("kind") != FORMAT or "inr" not in header:
         raise ValueError(
-            f"{checkpoint.label!r} does not say what INR it holds; `regauge inr fit` and `save_inr` write files that "
-            "do, and `save_inr` turns the parameters of another program into one"
+            f"{checkpoint.label!r} does not say what INR it holds: it is {describe_kind(header)}; `regauge inr fit` "
+            "and `save_inr` write files that do, and `save_inr` turns the parameters of another program into one"
         )
     return Inr.from_json(header["inr"])
 

@@ -305,8 +305,8 @@ def _folder(entry: Entry) -> Path:
         return Path("+".join(map(str, parts)))
     raise entry.refuse(
         f"there is no folder {str(folder)!r}; models are folders on this machine, seen from the recipe, and are not "
-        f"fetched from a hub: fetch it first, for example by hf download {text} --local-dir {Path(text).name}, and give "
-        "its folder"
+        f"fetched from a hub: fetch it, for example by hf download {text} --local-dir {Path(text).name}, and name its "
+        "folder"
     )
 
 

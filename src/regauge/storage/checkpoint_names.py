@@ -24,10 +24,12 @@ CACHES = (
 
 def split_entry(path: str) -> tuple[str, str | None]:
     """A torch file and the network in it where a path that is not there is `FILE:NAME`; else the path."""
-    file, colon, entry = path.rpartition(":")
-    if not colon or not entry or not file.endswith(TORCH_SUFFIXES) or Path(path).exists() or not Path(file).is_file():
+    if Path(path).exists():
         return path, None
-    return file, entry
+    for place in (k for k, letter in enumerate(path[:-1]) if letter == ":"):
+        if path[:place].endswith(TORCH_SUFFIXES) and Path(path[:place]).is_file():
+            return path[:place], path[place + 1 :]
+    return path, None
 
 
 def find_cached(name: str) -> Path | None:

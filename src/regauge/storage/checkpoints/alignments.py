@@ -15,6 +15,7 @@ from regauge.core.element import Element, Value
 from regauge.core.given import describe
 from regauge.core.symmetry import Symmetry
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.described import describe_kind
 from regauge.storage.checkpoints.writing import save
 
 FORMAT = "regauge.alignment"
@@ -103,7 +104,7 @@ def load_alignment(path: str | Path) -> Alignment:
         header, tensors = checkpoint.header, checkpoint.params
     if header.get("kind") != FORMAT or "symmetry" not in header:
         raise ValueError(
-            f"{str(path)!r} is a safetensors file but no alignment; `regauge align` writes one beside its output, "
+            f"{str(path)!r} is no alignment but {describe_kind(header)}; `regauge align` writes one beside its output, "
             f"named ...{SUFFIX}"
         )
     if header.get("version") != VERSION:

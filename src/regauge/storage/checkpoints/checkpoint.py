@@ -399,6 +399,8 @@ def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Se
 def _read(file: Path, entry: str | None) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
     """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
     require_plain(file)
+    if entry is not None and file.suffix not in TORCH_SUFFIXES:
+        raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
     with file.open("rb") as stream:
         begin = stream.read(len(POINTER))
         if begin == POINTER:
@@ -414,8 +416,6 @@ def _read(file: Path, entry: str | None) -> tuple[Mapping[str, StoredTensor], Ma
                 "completely, or is of a newer format: fetch it again, or convert it"
             ) from error
         return header.tensors, {k: text for k, text in header.metadata.items() if k != PROVENANCE}, None
-    if entry is not None and file.suffix not in TORCH_SUFFIXES:
-        raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
     if file.suffix not in TORCH_SUFFIXES:
         raise ValueError(
             f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json "

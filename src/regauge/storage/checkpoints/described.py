@@ -1,9 +1,29 @@
 """Safetensors files whose header says what they hold, such as a trained net, and in which version."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from regauge.core.params import Params
 from regauge.storage.checkpoints.checkpoint import Checkpoint
+
+READERS: Mapping[str, tuple[str, str]] = {
+    "regauge.alignment": ("an alignment", "regauge.load_alignment"),
+    "regauge.inr": ("a network that is a signal", "regauge.inr.load_inr"),
+    "regauge flow": ("a flow", "regauge.flow.load_flow"),
+    "regauge autoencoder": ("an autoencoder", "regauge.learn.load_autoencoder"),
+    "regauge net over networks": (
+        "a net over networks",
+        "regauge.weightspace.load_net, or load_matching or load_predictor of regauge.learn,",
+    ),
+    "regauge training": ("the state of a training", "the command that was interrupted"),
+}
+"""What the headers of files say that they are: in words, and what reads them."""
+
+
+def describe_kind(header: Mapping[str, str]) -> str:
+    """What a file is by its header, and what reads it, as a clause."""
+    what, reader = READERS.get(header.get("kind", ""), ("the checkpoint of a network", ""))
+    return f"{what}, which {reader} reads" if reader else f"{what}, whose path regauge.align and regauge.merge take"
 
 
 def read_described(
@@ -30,7 +50,7 @@ def read_described(
         header = dict(checkpoint.header)
         tensors = {key: tensor.clone() for key, tensor in checkpoint.params.items()}
     if header.get("kind") != kind:
-        raise ValueError(f"{str(path)!r} is no {name}; `{writer}` writes one")
+        raise ValueError(f"{str(path)!r} is no {name} but {describe_kind(header)}; `{writer}` writes one")
     if header.get("version") not in {version, earlier} - {None}:
         raise ValueError(
             f"the {name} {str(path)!r} has version {header.get('version')}, but this regauge reads version {version}; "

@@ -43,6 +43,11 @@ TIED = (
     "the adapter {!r} changes {!r}, which is also {} of its base (tie_word_embeddings), and not {}: no network with "
     "tied embeddings computes that; untie them first"
 )
+TIED_WHOLE = (
+    "the adapter {!r} stores {!r} as a whole, which in its base is one tensor with the embedding "
+    "(tie_word_embeddings); its base had a head apart: write the head into the base as a tensor of its own, with "
+    "tie_word_embeddings false, or leave it out of the adapter (modules_to_save) where it was not trained"
+)
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to initialize factors that leave the network as it was."""
 MERGEABLE = {"use_rslora", "use_dora"}
@@ -148,6 +153,8 @@ def refuse_absent(
     for name in absent:
         if any(isinstance(one, LowRank) and {len(one.up), one.down.shape[1]} & sizes for one in changes[name]):
             return ValueError(TIED.format(str(folder), name, "the embedding", "the embedding"))
+        if any(isinstance(one, Replaced) and set(one.value.shape[:1]) & sizes for one in changes[name]):
+            return ValueError(TIED_WHOLE.format(str(folder), name))
     return ValueError(
         f"the adapter {str(folder)!r} changes {shorten(absent or [*changes])}, which its base lacks; give the base "
         "that it was trained on"

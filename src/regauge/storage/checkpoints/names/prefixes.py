@@ -20,16 +20,18 @@ def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
 
     What is written has the names of the files. A line in the log says which prefix was left out.
     """
-    stored = list(checkpoint.stored)
-    if checkpoint.is_adapter or not wanted or set(wanted) & set(stored):
+    stored, asked = set(checkpoint.stored), set(wanted)
+    if checkpoint.is_adapter or not asked or asked <= stored or stored <= asked:
         return checkpoint
-    own, theirs = _bare(stored), _bare(wanted)
+    own, theirs = _bare(checkpoint.stored), _bare(wanted)
     known = {bare: name for name, bare in theirs.items()}
     bare = set(own.values())
     if len(bare) < len(own) or len(known) < len(theirs) or not (bare <= known.keys() or known.keys() <= bare):
         return checkpoint
+    if own.keys() == bare and theirs.keys() == known.keys():  # no prefix is what they differ by
+        return checkpoint
     renamed = {known.get(bare, bare): name for name, bare in own.items()}
-    first, name = next(iter(renamed.items()))
+    first, name = next((new, old) for new, old in renamed.items() if new != old)
     result = Converted(checkpoint, Conversion(renamed)).written_as(checkpoint.form)
     note = f"{checkpoint.label}: names such as {name!r} are read as {first!r}, as the model has them"
     LOG.info(f"{note}; what is written has the names of the file")
