@@ -40,7 +40,7 @@ def run(options: Compare) -> None:
     tell_table("numbers", [{"": name, "value": value} for name, value in numbers.items()], digits=6)
     tell_table("layers", found.layers, "\nshare of A that B explains, as stored and after alignment")
     tell("", **{name: facts[name] for name in ("tested_groups", "draws", "tensors")})
-    tell_notes((*found.notes, *filter(None, [opened.note])))
+    tell_notes((*found.notes, *filter(None, [opened.note, opened.statistics])))
     if options.output is not None:
         from regauge.report.comparison_page import comparison_page
 

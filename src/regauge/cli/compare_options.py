@@ -25,8 +25,10 @@ class Compare:
     """Tell whether B is the same network as A, in another gauge, its descendant, or neither.
 
     B is aligned to A, and what is left is measured: distances, what B explains of each layer of A, and whether units
-    correspond in their order beyond chance, with an exact p-value. docs/comparison.md says what the verdicts rest on.
-    Of three checkpoints or more, or of all in a folder, every pair is compared, and related ones make a tree.
+    correspond in their order as stored, with a p-value that is exact where nobody chose that order. Order alone makes
+    no descendant: a network that somebody aligned to A is none. docs/comparison.md says what the verdicts rest on.
+    Of three checkpoints or more, or of all in a folder, every pair is compared, related ones make a tree, and averages
+    of others are listed.
     """
 
     checkpoints: Positional[Checkpoints]

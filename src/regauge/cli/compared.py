@@ -59,6 +59,16 @@ class Opened:
         found = replace(found, checkpoints=(found.checkpoints[0], *checkpoints))
         return cls(found, limit, matching_task(options, found), job.is_streamed, options, united.note)
 
+    @property
+    def statistics(self) -> str:
+        """Where the statistics of batch normalization come from that outputs, losses and barriers are measured with."""
+        if self.task is None or self.task.prepare is None:
+            return ""
+        return (
+            f"losses and barriers are those of networks whose statistics of batch normalization were recomputed from "
+            f"{self.task.name}, the ends too"
+        )
+
     def read_other(self, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint with other shapes than the first one, under the names of the symmetry.
 
