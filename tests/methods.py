@@ -151,7 +151,12 @@ def network_for(method: Method, params: Params) -> Any:
         return params
     parts = [params, *({n: t.roll(k) for n, t in params.items()} for k in range(1, len(method.joint_roles)))]
     roles = zip(method.joint_roles, parts, strict=True)
-    return tuple(p if role == "parameters" else {n: t.abs() + 0.1 for n, t in p.items()} for role, p in roles)
+    return tuple(p if role == "parameters" else {n: _size(t) for n, t in p.items()} for role, p in roles)
+
+
+def _size(tensor: Tensor) -> Tensor:
+    """Positive numbers; booleans stay, which have no size."""
+    return tensor if tensor.dtype == torch.bool else tensor.abs() + 0.1
 
 
 def moved_by(method: Method, symmetry: Symmetry, element: rg.Element, network: Any) -> Any:

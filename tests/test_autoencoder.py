@@ -265,7 +265,7 @@ def test_what_cannot_be_encoded_gets_a_sentence(tmp_path: Path) -> None:
         learn.fit_autoencoder(networks, symmetry, TINY, generator=generator(), module=module)
     with pytest.raises(ValueError, match="cannot be run"):
         learn.fit_autoencoder(networks, symmetry, TINY, generator=generator(), module=module, inputs=torch.zeros(3, 9))
-    with pytest.raises(ValueError, match="architectures"):
+    with pytest.raises(TypeError, match="the symmetry is a list of 2"):
         learn.fit_autoencoder([networks, members("cnn")[2]], [symmetry, members("cnn")[1]], TINY, generator=generator())
     with pytest.raises(FileNotFoundError, match="there is no autoencoder"):
         learn.load_autoencoder(tmp_path / "none.safetensors")

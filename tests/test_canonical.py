@@ -300,14 +300,6 @@ def test_equal_units_change_nothing() -> None:
     assert largest_difference(rg.canonicalize(params, symmetry), rg.canonicalize(moved, symmetry)) < 1e-12
 
 
-def test_matrices_without_full_rank_are_left() -> None:
-    symmetry = BY_HAND["linear"]
-    params = drawn(symmetry, 0)
-    canonical = rg.canonicalize(params, symmetry)
-    assert torch.equal(canonical["0.weight"].abs(), params["0.weight"].abs())
-    assert largest_difference(canonical, rg.canonicalize(canonical, symmetry)) < 1e-9
-
-
 def test_what_cannot_be_fixed_is_named() -> None:
     wheel = Symmetry.from_axes({"w": ("h", "h")}, kinds={"h": "scaled"}).bind({"w": torch.zeros(3, 3)})
     left = rg.canonical.canonical_manifold(wheel).left

@@ -288,7 +288,11 @@ def test_repair_aligns_endpoints_that_were_aligned_for_merging(
 
 
 def test_repair_without_endpoints_recomputes_statistics(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["repair", "na.safetensors", *NORMED, "-o", "out.safetensors", "--test", "nets.py:others"])
+    repair = ["repair", "na.safetensors", *NORMED, "-o", "out.safetensors", "--test", "nets.py:others"]
+    main(repair)
+    assert "raises the loss on the data that choose" in capsys.readouterr().out
+    assert all(torch.equal(t, load(folder / "na.safetensors")[n]) for n, t in load(folder / "out.safetensors").items())
+    main([*repair, "--always", "--overwrite"])
     before, after = load(folder / "na.safetensors"), load(folder / "out.safetensors")
     values = inputs() @ before["0.weight"].T + before["0.bias"]
     torch.testing.assert_close(after["1.running_mean"], values.mean(0))
@@ -319,7 +323,7 @@ def test_repair_without_endpoints_recomputes_statistics(folder: Path, capsys: py
         (["plane", *files("a", "b", "c"), *MODEL, "-o", "plane.svg", "--resolution", "1"], "at least 2 points"),
         (["plane", *files("a", "b", "c"), *MODEL, "-o", "absent/plane.svg"], "the folder 'absent' of the output"),
         (["plane", *files("a", "b", "c"), *MODEL, "-o", "taken.svg"], "'taken.csv' exists already"),
-        (["repair", *files("a"), *MODEL, "-o", "out.safetensors"], "name the checkpoints that were merged"),
+        (["repair", *files("a"), *MODEL, "-o", "out.safetensors"], "give the networks that were merged as endpoints"),
         (
             ["repair", *files("a"), *MODEL, "-o", "out.safetensors", "--align"],
             "--weights and --align are for endpoints",
@@ -351,7 +355,7 @@ def test_models_that_cannot_be_traced_have_no_geodesics(folder: Path, refused: C
         save({f"layers.{k}": t for k, t in params.items()}, folder / f"l{name}.safetensors")
     line = ["line", *files("la", "lb"), "--model", "nets.py:branching", "--data", "nets.py:batches"]
     main([*line, "--points", "3"])
-    assert "data-dependent" in refused(*line, "--path", "geodesic").lower()
+    assert "depends on the values of a tensor" in refused(*line, "--path", "geodesic").lower()
 
 
 def test_an_interrupted_picture_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
     assert "1 of 3 shards were trained now" in said.out
     assert "share 1 of 2" in said.err
     main(command)
-    assert "10 networks of 'MLP 30-4-2' on 10 trajectories; 2 of 3 shards" in capsys.readouterr().out
+    assert "10 networks of 'MLP 30-4-2'; 2 of 3 shards" in capsys.readouterr().out
     main(command)
     assert "0 of 3 shards" in capsys.readouterr().out
     main(["zoo", "info", str(tmp_path / "zoo")])
@@ -103,9 +104,18 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     assert done.returncode in (1, 141)  # as rich ends where a table breaks off, and as we do elsewhere
 
 
+def test_no_networks_name_the_option(tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert "--networks is 0; train one at least" in refused(
+        "zoo", "train", "uci-mlps", "-o", str(tmp_path / "zoo"), "--networks", "0"
+    )
+    assert not (tmp_path / "zoo").exists()
+
+
 def test_a_preset_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["zoo", "train", "uci-mlps", "-o", str(tmp_path / "zoo"), "--networks", "2", "--seed", "3"])
-    assert "2 trajectories; 1 of 1 shards" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 networks with 82 checkpoints each: 164 will be stored, about 0.5 MiB" in said
+    assert "164 checkpoints of 2 networks of 'MLP 30-16-16-2'; 1 of 1 shards" in said
     assert Store.open(tmp_path / "zoo").about["training"]["seed"] == 3
 
 
@@ -114,7 +124,7 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
     options = ["--template", "net{id}_step{step}.pt", "--model", "regauge.nets.mlp:mlp", "--input-shape", "2x4"]
     options += ["--settings", json.dumps({"widths": [4, 3, 2]}), "--storage", "bfloat16"]
     main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), *options])
-    told = "6 networks of 'mlp' on 3 trajectories; 1 with NaN or Inf are marked"
+    told = "6 checkpoints of 3 networks of 'mlp'; 1 with NaN or Inf are marked"
     assert f"{told}; 6 were imported now" in capsys.readouterr().out
     main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), *options])
     assert f"{told}; 0 were imported now" in capsys.readouterr().out
@@ -125,8 +135,14 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
     store = Store.open(tmp_path / "zoo")
     assert store.symmetry is not None
     assert store.storage == "bfloat16"
-    main(["zoo", "export", str(tmp_path / "zoo"), "-o", str(tmp_path / "out"), "--final", "--where", "is_finite=true"])
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0-20.safetensors", "1-20.safetensors"]
+    main(["zoo", "export", str(tmp_path / "zoo"), "-o", str(tmp_path / "out"), "--where", "is_finite=true"])
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "0-20.safetensors",
+        "1-20.safetensors",
+        "2-10.safetensors",
+    ]
+    main(["zoo", "export", str(tmp_path / "zoo"), "-o", str(tmp_path / "all"), "--checkpoints", "all"])
+    assert len(list((tmp_path / "all").iterdir())) == 6
     main(["zoo", "verify", str(tmp_path / "zoo")])
     assert "1 shards with 6 networks are whole, 0 are damaged" in capsys.readouterr().out
     path = store.shards[0].path

@@ -56,7 +56,7 @@ def test_a_store_is_aligned_and_a_second_run_goes_on(
     command = ["zoo", "align", zoo, "-o", str(tmp_path / "aligned"), "--to", to, "--sample", "6"]
     main(command)
     said = capsys.readouterr().out
-    assert "9 networks of 'MLP 30-5-2' on 9 trajectories; 1 of 1 shards were aligned now" in said
+    assert "9 networks of 'MLP 30-5-2'; 1 of 1 shards were aligned now" in said
     assert "1 networks with NaN or Inf were left out" in said
     assert Path(said.split("aligned to: ")[1].strip()).is_file()
     main(command)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.comparison.independence import choose_groups, measure_independence
-from regauge.comparison.verdicts import CERTAIN, RELATED, STRANGE, Evidence, judge
+from regauge.comparison.verdicts import ALIGNED, CERTAIN, RELATED, STRANGE, Evidence, judge
 from regauge.core.params import Params
 from regauge.nets.transformer import Llama
 from regauge.storage.checkpoints.writing import save
@@ -193,7 +193,14 @@ NOTHING = Evidence(False, 1e-7, 1.4, 1.2, 1000, 0.2, 0.1, 0.5, 0.0)
         ({"modulo": 1e-6}, "same network in another gauge"),
         ({"modulo": 1e-3, "precision": 2**-8}, "same network in another gauge"),
         ({"modulo": 1e-3, "share": 1.0}, "descended"),
-        ({"z_score": 7.0, "p_value": 1e-3}, "descended"),
+        ({"z_score": 7.0, "p_value": 1e-3}, ALIGNED),
+        ({"z_score": 40.0, "p_value": 1e-3, "share": 0.11}, "unrelated"),  # 1% beyond chance: order decides nothing.
+        ({"z_score": 40.0, "p_value": 1e-3, "share": 0.35}, ALIGNED),
+        ({"z_score": 40.0, "p_value": 1e-3, "share": 0.4}, "descended"),
+        ({"z_score": 40.0, "p_value": 1e-3, "free": 50}, ALIGNED),
+        ({"z_score": 40.0, "p_value": 1e-3, "share": 1.0, "chance": 0.9}, ALIGNED),
+        ({"z_score": 40.0, "p_value": 1e-3, "parent": "B says so"}, "descended"),
+        ({"parent": "B says so"}, "descended"),
         ({"share": 0.4}, "descended"),
         ({"share": 0.35}, "undecided"),
         ({"share": 0.5, "chance": 0.5}, "unrelated"),

@@ -156,6 +156,18 @@ def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: 
         assert table.replace("\n", "\n  ") in page or table in page
 
 
+def test_the_page_on_comparison_agrees_with_its_hard_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study, page = importlib.import_module("aligned_strangers"), (ROOT / "docs" / "comparison.md").read_text("utf-8")
+    rows = study.read(ROOT / "docs" / "records" / "aligned-strangers.jsonl")
+    for table in "\n".join(study.lines_of(rows)).split("\n\n"):
+        assert table in page
+    judged = [row for row in rows if row["part"] == "judged"]
+    assert not any(row["verdict"] == "descended" for row in judged if row["relation"] == "stranger")
+    same = ("descended", "same network in another gauge")
+    assert all(row["verdict"] in same for row in judged if row["relation"] == "relative")
+
+
 def test_the_page_on_gauges_agrees_with_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = importlib.import_module("quantization")

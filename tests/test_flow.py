@@ -23,6 +23,8 @@ from regauge.flow.sampling import Guidance, diffuse, integrate
 from regauge.flow.space import LOG_NORM, Representation, Space
 from regauge.flow.velocity import Velocity
 from regauge.nets.mlp import mlp
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import save
 from regauge.weightspace import LAYERS, MessagePassing, Propagation
 
 
@@ -254,12 +256,13 @@ def test_normal_to_normal_has_the_right_moments_and_density(predicts: str) -> No
     assert x.mean() == pytest.approx(1.0 if predicts == "velocity" else 0.989, rel=0.015)
     assert x.std() == pytest.approx(0.3, rel=0.015)
     if predicts == "velocity":
-        back, change = integrate_density(space, velocity, x[:50], steps=30, probes=None, generator=None)
+        back, change = integrate_density(space, velocity, x[:50], steps=30, probes=None)
         assert torch.allclose(back, x0[:50], atol=1e-5)
         wanted = torch.distributions.Normal(1.0, 0.3).log_prob(x[:50]).sum(1)
         assert torch.allclose(start.log_density(back) + change, wanted, atol=0.01)
         chance = torch.Generator().manual_seed(0)
-        _, guessed = integrate_density(space, velocity, x[:8], steps=20, probes=100, generator=chance)
+        signs = 2 * torch.randint(0, 2, (100, space.dim), generator=chance, dtype=torch.int8) - 1
+        _, guessed = integrate_density(space, velocity, x[:8], steps=20, probes=signs)
         assert torch.allclose(guessed, change[:8], atol=0.02)
 
 
@@ -436,6 +439,83 @@ def test_a_flow_samples_networks_and_knows_their_densities(fitted: tuple[flow.Fl
     first, second = (found.log_density(one, steps=1, probes=None) for one in (few, moved))
     assert torch.allclose(first, second, atol=1e-2)
     assert density.shape == (4,)
+
+
+ORBITS = [
+    ("mlp", flow.Perceptron(8, 1), Representation(), ()),
+    ("mlp", flow.Tokens(8, 1, 2), Representation("flat"), ()),
+    ("mlp", flow.Perceptron(8, 1), Representation("keep"), ("permutation",)),
+    ("mlp", flow.Perceptron(8, 1), Representation("flat", components=5), ()),
+    ("tanh", flow.Perceptron(8, 1), Representation(), ()),
+    ("normed", flow.Perceptron(8, 1), Representation(), ()),
+    ("normed", flow.Metanetwork(MessagePassing(), 8, 2), Representation(), ()),
+    ("tanh", flow.Metanetwork(MessagePassing(), 8, 2), Representation(), ()),
+]
+
+
+@pytest.mark.parametrize(("name", "net", "how", "parts"), ORBITS, ids=str)
+def test_all_networks_of_an_orbit_have_one_density(
+    name: str, net: flow.Perceptron, how: Representation, parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    _, symmetry, population, _ = networks(name, 40)
+    is_aligned = not isinstance(net, flow.Metanetwork)
+    config = flow.Config(net=net, representation=how, is_aligned=is_aligned, epochs=1, batch=16)
+    found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    few = select(population, torch.tensor([0, 0, 0, 7, 7, 7]))
+    chance = torch.Generator().manual_seed(3)
+    moved = symmetry.act(symmetry.random(chance, parts or None, batch=(6,)), few)
+    assert not torch.equal(moved[[*few][-2]], few[[*few][-2]])
+    first, second = (found.log_density(one, steps=3, probes=4) for one in (few, moved))
+    assert first.dtype == torch.float64
+    assert torch.allclose(first, second, rtol=1e-9, atol=1e-9)
+    assert (first[0] - first[3]).abs() > 1e-3  # Other networks have others.
+    loaded = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
+    assert torch.equal(loaded.log_density(moved, steps=3, probes=4), second)
+    if is_aligned:  # Where nothing is aligned, it is the order of units that is measured.
+        space = found.space
+        field = replace(found, velocity=found.velocity.double()).field()
+        signs = torch.ones(1, space.dim)
+        x0, change = integrate_density(space, field, space.enter(moved, torch.float64), steps=3, probes=signs)
+        apart = found.prior.log_density(x0) + change
+        assert (apart[:3].max() - apart[:3].min()).abs() > 1e-2
+
+
+def test_split_off_networks_of_a_basin_are_as_dense_as_drawn_ones() -> None:
+    module = mlp(3, 6, 2).double()
+    symmetry = rg.discover(module, (torch.randn(5, 3, dtype=torch.float64),))
+    chance = torch.Generator().manual_seed(0)
+    drawn = {
+        n: torch.randn(t.shape, generator=chance, dtype=torch.float64)
+        + 0.05 * torch.randn(200, *t.shape, generator=chance, dtype=torch.float64)
+        for n, t in module.state_dict().items()
+    }
+    population = symmetry.act(symmetry.random(chance, batch=(200,)), drawn)
+    config = flow.Config(net=flow.Perceptron(16, 1), prior=flow.FullGaussian(), is_aligned=True, epochs=5)
+    made = flow.fit(select(population, slice(0, 150)), symmetry, config, generator=chance)
+    kept = made.log_density(select(population, slice(150, 200)), steps=5)
+    new = made.log_density(made.sample(50, generator=chance, steps=10), steps=5)
+    assert (kept.median() - new.median()).abs() < 10
+
+
+def test_a_file_of_the_first_version_aligns_to_the_mean(tmp_path: Path) -> None:
+    _, symmetry, population, _ = networks("mlp", 40)
+    config = flow.Config(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1, batch=16)
+    found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    path = flow.save_flow(found, tmp_path / "flow.safetensors")
+    with Checkpoint.open(path) as checkpoint:
+        header = dict(checkpoint.header)
+        tensors = {name: t for name, t in checkpoint.params.items() if name != "reference"}
+    old = save(tensors, tmp_path / "old.safetensors", metadata=header | {"version": "1"})
+    loaded = flow.load_flow(old)
+    assert torch.equal(loaded.reference, found.moments.mean)  # type: ignore[arg-type]
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1)), population)
+    assert torch.allclose(loaded.log_density(population, steps=2), loaded.log_density(moved, steps=2))
+    save(tensors, tmp_path / "less.safetensors", metadata=header)
+    with pytest.raises(ValueError, match="is damaged"):
+        flow.load_flow(tmp_path / "less.safetensors")
+    save(tensors, tmp_path / "new.safetensors", metadata=header | {"version": "3"})
+    with pytest.raises(ValueError, match="has version 3"):
+        flow.load_flow(tmp_path / "new.safetensors")
 
 
 def test_a_flow_comes_back_from_its_file(fitted: tuple[flow.Flow, Params], tmp_path: Path) -> None:

@@ -137,15 +137,47 @@ def test_drawn_networks_are_judged_on_a_page(place: Path, capsys: pytest.Capture
     assert told["written"] == ["page.html", "page.json"]
     page, numbers = (place / "page.html").read_text(), json.loads((place / "page.json").read_text())
     assert "http" not in page.replace("http://www.w3.org", "")
-    assert "A copier" not in page
+    assert told["verdict"] == numbers["verdict"]
+    assert told["verdict"][0].startswith("The drawn networks ")
+    assert f"<strong>{told['verdict'][0]}</strong>" in page
     assert page.count("data:image") == 1 + 1 + 2 + 1
     assert len(numbers["losses"]["generated"]) == 10
     Store.create("copies", Store.open("zoo").architecture, Store.open("zoo").symmetry).append(
         Store.open("zoo").read(range(60)), [{"id": k, "step": 0} for k in range(60)]
     )
     main(["flow", "judge", "plain.safetensors", "copies", "zoo", "--data", "task.py:batches", "-o", "copies.html"])
-    assert "are copies of training networks" in capsys.readouterr().out
-    assert "A copier" in (place / "copies.html").read_text()
+    said = capsys.readouterr().out
+    assert said.startswith("The drawn networks work: ")
+    assert "They are copies of training networks" in said.replace("\n", " ")
+    assert "They are copies of training networks" in (place / "copies.html").read_text()
+
+
+def test_the_last_checkpoint_of_each_run_is_read_unless_asked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = Store.open("zoo")
+    runs = Store.create("runs", known.architecture, known.symmetry)
+    rows = [{"id": k // 2, "step": k % 2, "kind": "odd"} for k in range(80)]
+    runs.append(known.read(range(80)), rows)
+    small = ["--width", "8", "--depth", "1", "--epochs", "1", "--json"]
+    judge = ["--data", "task.py:batches", "--json"]
+    for name, more, count in (("last", [], 40), ("all", ["--checkpoints", "all"], 80)):
+        main(["flow", "fit", "runs", "-o", f"{name}.safetensors", *small, *more])
+        said = capsys.readouterr()
+        assert sum(json.loads(said.out)["networks"].values()) == count
+        assert ("40 of 80 stored networks are read: the last checkpoint" in said.err) == (count == 40)
+        assert flow.load_flow(f"{name}.safetensors").about["seed"] == 0
+        main(["flow", "sample", f"{name}.safetensors", "--networks", "4", "--steps", "2", "-o", f"from-{name}"])
+        capsys.readouterr()
+        main(["flow", "judge", f"{name}.safetensors", f"from-{name}", "runs", "-o", f"{name}.html", *judge])
+        assert json.loads(capsys.readouterr().out)["verdict"]
+    made = flow.fit(
+        runs, config=flow.Config(net=flow.Metanetwork(width=8, depth=1), epochs=1), generator=torch.Generator()
+    )
+    assert sum(made.about["networks"].values()) == 40  # As the command does.
+    flow.save_flow(made, "python.safetensors")
+    main(["flow", "judge", "python.safetensors", "from-last", "runs", "-o", "python.html", *judge])
+    main(["flow", "fit", "runs", "--where", "step=0", "-o", "first.safetensors", *small])
+    assert "40" in capsys.readouterr().out
+    assert sum(flow.load_flow("first.safetensors").about["networks"].values()) == 40
 
 
 def test_a_loss_pulls_networks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,7 +213,7 @@ KNOWN = (
 
 
 @pytest.mark.parametrize("name", every_other(KNOWN, part=1))
-def test_every_rewrite_of_known_architectures_is_proved(name: str) -> None:
+def test_every_rewrite_of_known_architectures_is_checked(name: str) -> None:
     """No rewrite that following a change allows is refused by the numbers."""
     (known,) = [case for case in MODELS if case.name == name]
     case = Case(known.module, known.inputs(), "", tuple(known.kwargs().items()), known.outputs, 1e-5)

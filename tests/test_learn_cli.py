@@ -81,6 +81,9 @@ def test_a_number_is_learned_reported_and_predicted(
     page = (folder / "size.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "size, read from the weights" in page
+    assert "with seed 0." in page
+    assert report["verdict"].startswith("The predictor is ")
+    assert f"<strong>{report['verdict']}</strong>" in page
     results = json.loads((folder / "size.json").read_text())
     made = learn.load_predictor(folder / "size.safetensors")
     assert results["scores"] == made.about["scores"]

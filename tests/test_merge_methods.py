@@ -198,8 +198,8 @@ def test_the_record_says_what_was_done() -> None:
     task = task_of(teacher)
     result = rg.merge([a, b], SYMMETRY, weights=[1, 3], task=task, test=task, labels=["one", "a|b"])
     record = result.record
-    aligned = rg.align_many([a, b], SYMMETRY)
-    assert close(result.params, rg.merge([a, b], SYMMETRY, weights=[1, 3]).params)
+    aligned = rg.align_many([a, b], SYMMETRY, task=task)
+    assert close(result.params, {n: 0.25 * a[n] + 0.75 * aligned.params[1][n] for n in a})
     assert record.weights == (0.25, 0.75)
     assert (record.initial, record.objective) == (aligned.initial, aligned.objective)
     for moved, found in ((b, record.before[1]), (aligned.params[1], record.after[1])):
@@ -213,7 +213,7 @@ def test_the_record_says_what_was_done() -> None:
     assert record.unaligned_metrics["loss"] == pytest.approx(task.evaluate(naive)["loss"])
     card = record.card
     rows = [line for line in card.splitlines() if line.startswith("|")]
-    for text in ("Average()", "MergeMany(", f"{record.objective:.6g} after", "a\\|b", "0.75", "**merged**",
+    for text in ("Average()", "DataMatching(", f"{record.objective:.6g} after", "a\\|b", "0.75", "**merged**",
                  f"{record.merged_metrics['loss']:.6g}"):  # fmt: skip
         assert text in card
     assert len({line.replace("\\|", "").count("|") for line in rows[9:]}) == 1

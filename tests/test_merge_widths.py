@@ -65,11 +65,12 @@ def test_three_widths_and_a_task() -> None:
     networks = [network(module, seed) for seed, module in enumerate(modules)]
     inputs = torch.randn(20, 5, generator=chance(9), dtype=torch.float64)
     task = rg.Task(modules[0], [(inputs, torch.arange(20) % 3)])
-    result = rg.merging.merge_widths(networks, symmetries, weights=[1, 0, 1], task=task)
+    test = rg.Task(modules[0], [(inputs.flip(0)[:7], torch.arange(7) % 3)])
+    result = rg.merging.merge_widths(networks, symmetries, weights=[1, 0, 1], task=task, test=test)
     expected = rg.merge([networks[0], networks[2]], symmetries[0], method=rg.WeightMatching()).params
     pairwise = rg.merging.merge_widths(networks, symmetries, weights=[1, 0, 1], method=rg.WeightMatching())
     assert all(torch.allclose(pairwise.params[n], t) for n, t in expected.items())
-    assert result.record.merged_metrics == task.evaluate(result.params)
+    assert result.record.merged_metrics == test.evaluate(result.params)
     assert {n: t.shape for n, t in result.params.items()} == {n: t.shape for n, t in networks[0].items()}
 
 

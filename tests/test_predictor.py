@@ -13,7 +13,7 @@ from progress import Recorded
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge import learn
+from regauge import flow, learn
 from regauge import weightspace as ws
 from regauge.core.params import Params, select
 from regauge.learn.input_layer import InputLayer
@@ -91,7 +91,8 @@ def test_numbers_are_predicted_better_than_from_statistics() -> None:
 
 
 def test_classes_of_a_store_are_predicted_and_split_by_run(store: Store) -> None:
-    made = learn.fit_predictor(store, "kind", config=replace(CONFIG, epochs=10), generator=generator())
+    config = replace(CONFIG, epochs=10)
+    made = learn.fit_predictor(store, "kind", config=config, generator=generator(), checkpoints="all")
     assert made.target.kind == "classes"
     assert made.target.classes == ("high", "low")
     scores = made.about["scores"]
@@ -103,6 +104,49 @@ def test_classes_of_a_store_are_predicted_and_split_by_run(store: Store) -> None
     assert set(made.predict(store)) == {"high", "low"}
     likely = made.probabilities(store)
     np.testing.assert_allclose(likely.sum(1).numpy(), 1, atol=1e-6)
+
+
+def test_of_a_run_the_last_checkpoint_is_read_unless_all_are_asked_for(store: Store) -> None:
+    """The same in all functions that learn from stores."""
+    last, every = store.rows.final(), np.arange(len(store))
+    assert 10 < len(last) < len(every)
+    collection = Collection(store)
+    assert collection.choose(None, "last").tolist() == last.tolist()
+    assert collection.choose(None, "all").tolist() == every.tolist()
+    assert collection.choose([0], "last").tolist() == [0]
+    with pytest.raises(ValueError, match="say 'last'"):
+        collection.choose(None, "final")  # type: ignore[arg-type]
+    config = replace(CONFIG, epochs=1)
+    made = learn.fit_predictor(store, "kind", config=config, generator=generator())
+    assert sum(made.about["networks"].values()) == len(last)
+    assert made.tested is not None
+    assert set(made.tested["networks"]) <= set(last.tolist())
+    parts = store.split()
+    whole = learn.fit_predictor(store, "kind", config=config, generator=generator(), split=parts)
+    assert sum(whole.about["networks"].values()) == len(store)
+    assert sum(len(part) for part in flow.divide(store).values()) == len(last)
+    assert sum(len(part) for part in flow.divide(store, checkpoints="all").values()) == len(store)
+    among = store.rows.where(step=0)
+    assert store.rows.final(among).tolist() == among.tolist()
+
+
+def test_a_predictor_that_knows_nothing_says_so_first() -> None:
+    _, symmetry, networks, _ = sirens()
+    chance = torch.rand(NETWORKS, generator=generator(5))
+    config = replace(CONFIG, epochs=3)
+    made = learn.fit_predictor(networks, chance, symmetry, config, generator=generator())
+    own, constant = (made.about["scores"][label]["R2"] for label in ("net", "the same for all"))
+    assert made.is_informed == (own > constant)
+    worse = replace(made, about={"scores": {"net": {"R2": -0.1}, "the same for all": {"R2": -0.01}}})
+    assert not worse.is_informed
+    assert worse.verdict.startswith("The predictor is worse than one answer for all networks")
+    assert "R2 -0.1 beside -0.01" in worse.verdict
+    better = replace(made, about={"scores": {"net": {"accuracy": 0.9}, "the same for all": {"accuracy": 0.5}}})
+    assert better.verdict.startswith("The predictor is better than one answer for all networks: accuracy 90.0% beside")
+
+
+def test_the_seed_that_is_told_can_be_given_back() -> None:
+    assert predictor().about["seed"] == generator().initial_seed()
 
 
 def test_test_networks_are_those_of_the_column(tmp_path: Path) -> None:
@@ -270,9 +314,25 @@ def test_seconds_end_a_training_and_its_progress_follows_them(monkeypatch: pytes
     assert made.trained is not None
     assert made.trained.ended == "seconds"
     assert made.trained.history[-1]["lr"] < config.lr  # the schedule ends with them
+    assert shown.labels[0] == "training, seconds"
     total, *_ = shown.totals
+    assert total == 50
     assert sum(shown.amounts) == pytest.approx(total)
     assert 0 < max(shown.amounts) < 0.2 * total
+
+
+def test_a_training_that_ends_early_shows_no_end() -> None:
+    _, symmetry, networks, values = sirens()
+    by_epochs, by_patience = Recorded(), Recorded()
+    config = replace(CONFIG, epochs=2, seconds=1000.0, statistics=False)
+    learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator(), progress=by_epochs)
+    assert by_epochs.totals == [1000]
+    assert 0 < sum(by_epochs.amounts) < 500
+    config = replace(CONFIG, epochs=500, patience=1, lr=10.0, statistics=False)
+    made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator(), progress=by_patience)
+    assert made.trained is not None
+    assert made.trained.ended == "patience"
+    assert sum(by_patience.amounts) == made.trained.history[-1]["step"] < by_patience.totals[0]
 
 
 def test_a_predictor_is_the_same_after_it_was_saved(tmp_path: Path) -> None:

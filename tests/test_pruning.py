@@ -351,7 +351,7 @@ def test_query_heads_go_evenly_and_with_their_key_value_heads() -> None:
     assert result.certificate.ok
 
 
-def test_without_a_task_nothing_is_proved() -> None:
+def test_without_a_task_nothing_is_checked() -> None:
     module, symmetry, _ = relu_net()
     result = rg.prune(module.state_dict(), symmetry, share=0.5, criterion=RandomUnits(), generator=generator(0))
     assert result.certificate is None

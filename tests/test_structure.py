@@ -3,6 +3,8 @@
 import itertools
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regauge as rg
-from regauge import Params, Symmetry
+from regauge import Params, Symmetry, flow, learn
+from regauge import weightspace as ws
 from regauge.core.classes import within_classes
 from regauge.core.exchangeable import classes_of
 from regauge.core.groups import Group, Placement
@@ -402,5 +405,80 @@ def test_random_orders_within_classes_are_uniform() -> None:
 def test_a_network_with_a_mask_is_described() -> None:
     _, _, symmetry = case("made")
     assert "order in 3 classes" in str(symmetry)
-    assert "structure, kept as it is: 0.mask, 2.mask, 4.mask" in str(symmetry)
+    assert "kept as it is, since no normalization fills it or it was named: 0.mask, 2.mask, 4.mask" in str(symmetry)
     assert symmetry.log10_order < rg.discover(made(), (torch.zeros(2, 4),), move=["*"]).log10_order
+
+
+NETWORKS_READ = [
+    "made",
+    "made with masks that choose",
+    "made with integer masks",
+    "recurrent",
+    "table of positions",
+    "coupling flow",
+    "masked convolutions",
+]
+
+
+def many(name: str, count: int = 8) -> Params:
+    networks = [network(name, k) for k in range(count)]
+    return {key: torch.stack([one[key] for one in networks]) for key in networks[0]}
+
+
+def metanet(name: str, head: Any) -> ws.Metanet:
+    _, _, symmetry = case(name)
+    net = ws.Metanet(symmetry, layer=ws.Propagation(), head=head, width=8, depth=1, generator=generator(0)).double()
+    net.standardize(many(name))
+    return net.eval()
+
+
+@pytest.mark.parametrize("name", NETWORKS_READ)
+@torch.no_grad()
+def test_networks_over_networks_read_it_and_write_none(name: str) -> None:
+    _, _, symmetry = case(name)
+    networks, element = many(name), symmetry.random(generator(1))
+    moved = symmetry.act(element, networks)
+    told = metanet(name, ws.Invariant(3))
+    assert torch.allclose(told(networks), told(moved), atol=TOLERANCE)
+    changed = metanet(name, ws.Equivariant())
+    changes, after = changed(networks), changed(moved)
+    expected = symmetry.act(element, {**networks, **changes})
+    assert all(torch.allclose(after[key], expected[key], atol=TOLERANCE) for key in changes)
+    assert not any(changes[key].any() for key in symmetry.structure if key in changes)
+
+
+@pytest.mark.parametrize("name", NETWORKS_READ)
+def test_learned_matching_keeps_it(name: str) -> None:
+    _, _, symmetry = case(name)
+    a, b = network(name, 0), network(name, 1)
+    for method in (
+        learn.LearnedMatching(metanet(name, ws.UnitFeatures(16)), sweeps=0),
+        learn.fit_matching(
+            many(name),
+            symmetry,
+            learn.MatchingConfig(epochs=1, batch=4, width=8, depth=1, vectors=8),
+            generator=generator(0),
+        ),
+    ):
+        found = rg.align(a, b, symmetry, method=method).params
+        assert keeps(symmetry, found, a)
+        assert is_same_function(name, found, b)
+
+
+@pytest.mark.parametrize("name", NETWORKS_READ)
+def test_a_flow_draws_networks_with_it(name: str, tmp_path: Path) -> None:
+    _, _, symmetry = case(name)
+    networks = many(name)
+    config = flow.Config(net=flow.Perceptron(8, 1), epochs=1, batch=8, is_aligned=True)
+    found = flow.fit(networks, symmetry, config, generator=generator(0))
+    again = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
+    for one in (found, again):
+        drawn = one.sample(3, generator=generator(0))
+        assert drawn.keys() == networks.keys()
+        assert all(torch.equal(drawn[key], networks[key][:3]) for key in symmetry.structure)
+    other = {**networks, (key := symmetry.structure[0]): networks[symmetry.structure[0]].flip(-1)}
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+        found.log_density(other)
+    mixed = {name: torch.cat([networks[name], other[name]]) for name in networks}
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+        flow.fit(mixed, symmetry, config, generator=generator(0))

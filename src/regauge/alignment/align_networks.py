@@ -250,7 +250,8 @@ def align_many(
             dictionaries for methods that move several together (`GaussianMatching`, `JointMatching`).
         symmetry: The symmetry of all networks.
         rest: Nothing: the networks are one list.
-        method: `MergeMany()` unless given. A method for pairs aligns every network to the first.
+        method: `DataMatching()` unless given where there is a task, else `MergeMany()`. A method for pairs aligns every
+            network to the first.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
 
@@ -268,7 +269,8 @@ def align_many(
     params = as_networks(params, rest)
     if not params:
         raise ValueError("there is no network to align; give at least one")
-    method = MergeMany() if method is None else method
+    if method is None:
+        method = MergeMany() if task is None else METHODS["data"].load()()
     view, networks, carried = _view(method, params, symmetry, SINGLE)
     problem = ManyProblem(networks, view.symmetry, task, generator)
     if len(networks) > 1:

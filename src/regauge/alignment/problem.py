@@ -199,7 +199,7 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
             populations.
     """
     first = networks[0]
-    require_alike(*networks)
+    require_alike(*networks, structure=symmetry.structure)
     symmetry = symmetry.bind(first)
     for network in networks:
         require_movable(symmetry.groups, network, symmetry.buffers)
@@ -231,7 +231,7 @@ def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symme
     first = next((name for name in (*symmetry.sites, *b) if name in a), None)
     if first is not None and a[first].ndim == b[first].ndim - 1:
         require_same_shapes(a, select(b, 0))
-        require_finite(a, "the first network")
+        require_finite(a, "the first network", symmetry.structure)
         a = {name: tensor.expand(pairs, *tensor.shape) for name, tensor in a.items()}
     elif first is not None and a[first].ndim and len(a[first]) != pairs:
         raise ValueError(
@@ -244,6 +244,6 @@ def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symme
         for name, tensor in params.items():
             if tensor.is_floating_point() and not math.isfinite(tensor.sum()):
                 for k in range(pairs):
-                    require_finite({name: tensor[k]}, f"network {k} of the {which} population")
+                    require_finite({name: tensor[k]}, f"network {k} of the {which} population", symmetry.structure)
         symmetry.require_ones(params)
     return dict(a), symmetry

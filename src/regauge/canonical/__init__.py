@@ -1,6 +1,12 @@
 """Canonical forms: one network for each orbit, and the manifold of all of them."""
 
-from regauge.canonical.canonicalize import canonical_element, canonicalize, normalize_logits, orbit_distance
+from regauge.canonical.canonicalize import (
+    canonical_element,
+    canonicalize,
+    factorize,
+    normalize_logits,
+    orbit_distance,
+)
 from regauge.canonical.manifold import Manifold, canonical_manifold
 
 __all__ = [
@@ -8,6 +14,7 @@ __all__ = [
     "canonical_element",
     "canonical_manifold",
     "canonicalize",
+    "factorize",
     "normalize_logits",
     "orbit_distance",
 ]

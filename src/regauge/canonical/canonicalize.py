@@ -8,10 +8,12 @@ from torch import Tensor
 
 from regauge.alignment import Method, WeightMatching, align, align_pairs
 from regauge.canonical.carry_out import carry_out, leading_axes
+from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance
+from regauge.core.matrices import balanced_matrices
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
@@ -39,7 +41,7 @@ def canonicalize(
     | signs | the sum of the incoming weights is positive; where it is zero, the sum of their cubes, then others |
     | half periods | the bias of a sine unit with frequency w lies in (-pi / 2 w, pi / 2 w] |
     | rotations | the Gram matrix of all that a rotation acts on is diagonal, largest entry first |
-    | invertible matrices | the Gram matrices of both sides (queries and keys) are equal and diagonal |
+    | invertible matrices | the Gram matrices of both sides (queries, keys) are equal and diagonal, up to the rank |
     | order | ascending sums of the incoming weights, then of their squares and cubes, then entry by entry |
 
     Layers are treated in the order in which the signal passes them, and each only by values that nothing still
@@ -50,9 +52,14 @@ def canonicalize(
 
     Limits. A unit without incoming weights has its bias scaled to one, and keeps its scale when that is zero too:
     the scale of its outgoing weights then remains. Equal units keep their order, which is the same network.
-    Matrices need full rank, and rotations distinct eigenvalues; otherwise the result computes the same function
-    but depends on where on the orbit the network was. The same holds, up to rounding, where a comparison is
-    nearly a tie.
+    Rotations need distinct eigenvalues; otherwise the result computes the same function but depends on where on
+    the orbit the network was. The same holds, up to rounding, where a comparison is nearly a tie.
+
+    A product of two matrices with more coordinates between them than its rank, as that of `Linear(4, 6)` and
+    `Linear(6, 2)`, hides values that the function does not have. Its canonical form is its factorization by
+    rank: a limit of the orbit, to which no element leads. It computes the same function, so that networks with
+    one canonical form have the same function and need not lie on one orbit. Coordinates that are zero on both sides
+    get no gradient. See `factorize`.
 
     Args:
         params: A network, or a population with one leading model axis. Unchanged itself.
@@ -68,7 +75,7 @@ def canonicalize(
         generator: For methods that use chance.
 
     Returns:
-        `act(canonical_element(params, symmetry, ...), params)`, with dtypes and devices kept.
+        `act(canonical_element(params, symmetry, ...), factorize(params, symmetry))`, with dtypes and devices kept.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -78,10 +85,35 @@ def canonicalize(
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
     """
+    symmetry = symmetry.bind(params)
     element = canonical_element(
         params, symmetry, parts=parts, reference=reference, method=method, task=task, generator=generator
     )
-    return symmetry.act(element, params)
+    moved = symmetry.act(element, factorize(params, symmetry, parts=parts))
+    return {name: tensor.to(params[name]) for name, tensor in moved.items()}
+
+
+@check_arguments
+def factorize(
+    params: Mapping[str, Tensor], symmetry: Symmetry, *, parts: Sequence[str] | None = None
+) -> Mapping[str, Tensor]:
+    """A network of the same function whose products of matrices have factors of no more than their rank.
+
+    Where a product has less than full rank, by its shapes or its values, one side has coordinates that the other one
+    never reads. They are gone here. No element of the group leads there, so that it is the same function and not the
+    same orbit. `canonicalize` begins with this.
+
+    Args:
+        params: A network, or a population with one leading model axis.
+        symmetry: The symmetry of the architecture.
+        parts: Those that `canonicalize` was given; nothing changes without "linear".
+
+    Returns:
+        The given tensors where every product has full rank; others in float64, on the CPU.
+    """
+    symmetry = symmetry.bind(params)
+    is_asked = parts is None or "linear" in parts
+    return without_null_spaces(params, symmetry) if is_asked and balanced_matrices(symmetry) else params
 
 
 @check_arguments
@@ -103,14 +135,15 @@ def canonical_element(
     if reference is not None and parts is not None:
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
     symmetry = symmetry.bind(params)
-    require_finite(params, "the network")
-    steps = plan(symmetry)
+    require_finite(params, "the network", symmetry.structure)
+    steps, params = plan(symmetry), factorize(params, symmetry, parts=chosen)
     element = carry_out(steps, symmetry, params, chosen)
     if reference is None:
         return element
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
-    require_finite(reference, "the reference")
+    require_finite(reference, "the reference", symmetry.structure)
+    reference = factorize(reference, symmetry)
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)
     found = match_canonical(anchor, moved, symmetry, method=method, task=task, generator=generator)
@@ -131,7 +164,8 @@ def orbit_distance(
 
     Both are canonicalized, the second is aligned to the first, and the Euclidean distance of their parameters is
     taken (without buffers; scales are fixed by unit norms, not chosen to bring the networks together). It is zero
-    for two networks on one orbit, and the same wherever on their orbits the networks are, up to rounding. Since
+    for two networks on one orbit, also for two with the same products of less than full rank (see `canonicalize`),
+    and the same wherever on their orbits the networks are, up to rounding. Since
     matching ends in a local optimum, it is an upper bound of the smallest such distance.
 
     Args:

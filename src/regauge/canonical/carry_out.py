@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regauge.canonical.low_rank import balance_by_rank, is_regular, whiten_by_rank
+from regauge.canonical.places import Place
 from regauge.canonical.steps import (
     LinearStep,
     OrderStep,
-    Place,
     Plan,
     RotationStep,
     ScaleStep,
@@ -30,7 +31,7 @@ from regauge.core.symmetry import Symmetry
 TIE, COARSEST = 64, 1e-3
 """Values closer than this many roundings, or than this share in coarse dtypes, are taken for equal."""
 SINGULAR = 1e-10
-"""Singular values below this share of the largest are taken for zero."""
+"""Eigenvalues of a Gram matrix that differ by less than this share of the largest are taken for equal."""
 
 
 def carry_out(
@@ -83,7 +84,6 @@ class _Work:
         eps = max((torch.finfo(params[name].dtype).eps for name in counted), default=0.0)
         self.tolerance = min(TIE * eps, COARSEST)
         self.element = symmetry.identity(self.lead)
-        self.regular: dict[str, Tensor] = {}
 
     def take(self, step: Step, value: Value) -> None:
         """Move the network by a value of one group; fields that the value lacks are the identity."""
@@ -127,56 +127,57 @@ class _Work:
     def balance(self, step: LinearStep) -> Value:
         """With `F' = Q R`, `V' = P S` and `R S' = U D W'`: `A = sqrt(D) U' R^-T`; both Gram matrices become D.
 
-        Where only one side is at hand, its Gram matrix becomes the identity.
+        Where only one side is at hand, its Gram matrix becomes the identity. Copies without full rank are treated in
+        as many coordinates as their rank.
         """
-        sides = [self._root(places) for places in (step.forward, step.inverse) if places]
-        roots = [side for side in sides if side is not None]
-        if len(roots) < len(sides):
-            self.regular[step.group] = torch.zeros((), dtype=torch.bool)
-            return Value()
-        singular = torch.stack([torch.linalg.svdvals(root) for root in roots])
-        is_good = (singular[..., -1] > SINGULAR * singular[..., 0]).all(0)
-        self.regular[step.group] = is_good
+        roots = [self._root(places) for places in (step.forward, step.inverse) if places]
+        is_good = torch.stack([is_regular(root) for root in roots]).all(0)
         blank = torch.eye(roots[0].shape[-1], dtype=torch.float64)
-        first = torch.where(is_good[..., None, None], roots[0], blank)
-        if len(roots) == 2:
+        if any(root.shape[-2] < root.shape[-1] for root in roots):
+            matrix = blank.expand(*is_good.shape, *blank.shape).clone()
+        elif len(roots) == 2:
+            first = torch.where(is_good[..., None, None], roots[0], blank)
             u, d, _ = torch.linalg.svd(first @ roots[1].mT)
             matrix = (u * d.sqrt().unsqueeze(-2)).mT @ torch.linalg.inv(first).mT
         else:
+            first = torch.where(is_good[..., None, None], roots[0], blank)
             matrix = torch.linalg.inv(first).mT if step.forward else first
-        return Value(matrix=self._where_regular(step.group, matrix))
+        for index in (~is_good).nonzero().tolist():
+            own = [root[tuple(index)] for root in roots]
+            is_pair, is_forward = len(own) == 2, bool(step.forward)
+            matrix[tuple(index)] = balance_by_rank(*own) if is_pair else whiten_by_rank(*own, is_forward=is_forward)
+        return Value(matrix=matrix)
 
-    def _where_regular(self, group: str, matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead n n"]:
-        """The matrices of the copies whose values have full rank; the others stay as they are."""
-        is_good = self.regular[group]
-        return torch.where(is_good[..., None, None], matrix, torch.eye(matrix.shape[-1], dtype=torch.float64))
-
-    def _root(self, places: Sequence[Place]) -> Float[Tensor, "*lead n n"] | None:
-        """The triangular R of `X' = Q R`; None where there are too few values for one."""
-        if not places:
-            return None
+    def _root(self, places: Sequence[Place]) -> Float[Tensor, "*lead k n"]:
+        """The triangular R of `X' = Q R`, with fewer rows than columns where there are too few values."""
         values = torch.cat([self.values(place) for place in places], dim=-1)
-        return None if values.shape[-1] < values.shape[-2] else torch.linalg.qr(values.mT, mode="r").R
+        return torch.linalg.qr(values.mT, mode="r").R
 
     def rotate(self, step: RotationStep) -> Value:
         """The eigenvectors of the Gram matrix as rows, largest eigenvalue first."""
-        values = torch.cat([self.coordinates(place) for place in step.places], dim=-1)
+        values = torch.cat([self.coordinates(p, w) for p, w in zip(step.places, step.weighed, strict=True)], dim=-1)
         squares, vectors = torch.linalg.eigh(values @ values.mT)
         # Directions in which there are no values may be turned into each other, all others must differ.
         smallest = SINGULAR * squares[..., -1:]
         is_distinct = ((squares.diff(dim=-1) > smallest) | (squares[..., 1:] <= smallest)).all(-1)
-        is_good = self.regular.get(step.group, torch.ones((), dtype=torch.bool))
-        self.regular[step.group] = is_good & is_distinct
         found = vectors.flip(-1).mT
         if self.symmetry[step.group].keeps_ones:
             found = keeping_ones(found)
         if self.symmetry[step.group].is_proper:
             found = without_reflection(found.mT).mT
-        return Value(matrix=self._where_regular(step.group, found))
+        blank = torch.eye(found.shape[-1], dtype=torch.float64)
+        return Value(matrix=torch.where(is_distinct[..., None, None], found, blank))
 
-    def coordinates(self, place: Place) -> Float[Tensor, "*lead n values"]:
+    def coordinates(self, place: Place, weighed: Sequence[Place | int] = ()) -> Float[Tensor, "*lead n values"]:
         """The values in coordinates that a rotation can turn: without the mean where the ones stay."""
-        values = self.values(place)
+        tensor, lead = self.tensors[place.name], len(self.lead)
+        for other in weighed:
+            axis = other if isinstance(other, int) else other.site.placement.axis
+            length = tensor.shape[lead + axis]
+            numbers = torch.arange(length) if isinstance(other, int) else other.site.units
+            weights = 1 + numbers.double() / length
+            tensor = tensor * weights.reshape([-1 if k == axis else 1 for k in range(tensor.ndim - lead)])
+        values = unit_values(self.symmetry, place.name, place.site, tensor, lead)
         return zero_sum_basis(values.shape[-2]) @ values if place.group.keeps_ones else values
 
     def reflect(self, step: SignStep) -> Value:

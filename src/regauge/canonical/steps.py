@@ -8,38 +8,13 @@ suffices and the result is exact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
-from regauge.core.act import Site
+from regauge.canonical.places import Place, Places, comes_in, places_of
+from regauge.canonical.ranks import largest_ranks, rank_of
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """A parameter and a site where a group acts on it; `others` are the sites that act on common entries."""
-
-    name: str
-    site: Site
-    is_weight: bool
-    others: list["Place"] = field(default_factory=list, repr=False)
-
-    @property
-    def group(self) -> Group:
-        return self.site.group
-
-    @property
-    def scale(self) -> tuple[int, ...]:
-        return self.site.placement.scale
-
-    @property
-    def signs(self) -> tuple[int, ...]:
-        """Modulo two; a rotation that is fixed up to the signs of its axes has one sign for each unit."""
-        return tuple(e % 2 for e in self.site.placement.sign) if self.group.matrix == "none" else (1,)
-
-
-Places = tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -59,7 +34,8 @@ class ScaleStep:
 class LinearStep:
     """Make the Gram matrices of both sides equal and diagonal by a matrix, or that of the only side the identity.
 
-    The matrix multiplies the values at `forward`, its inverse transpose those at `inverse`.
+    The matrix multiplies the values at `forward`, its inverse transpose those at `inverse`. Where the product has less
+    than full rank, this holds for as many coordinates as the rank, which come first.
     """
 
     group: str
@@ -69,10 +45,15 @@ class LinearStep:
 
 @dataclass(frozen=True)
 class RotationStep:
-    """Make the Gram matrix of all places diagonal by a rotation, largest entry first."""
+    """Make the Gram matrix of all places diagonal by a rotation, largest entry first.
+
+    `weighed` has, for each place, the sites and axes along which entries count with fixed weights: where a matrix has
+    made the Gram matrix the identity, the values alone would not tell coordinates apart.
+    """
 
     group: str
     places: Places
+    weighed: tuple[tuple[Place | int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -148,7 +129,9 @@ class _Planner:
         signs = {group.name: group.signs if group.matrix == "none" else 1 for group in symmetry.groups}
         self.signs = {name: Span(count, is_binary=True) for name, count in signs.items()}
         self.open_shifts = {group.name: set(range(group.shifts)) for group in symmetry.groups}
-        self.linear = {group.name for group in symmetry.groups if group.matrix == "linear"}
+        self.ranks = largest_ranks(symmetry, self.places)
+        self.linear = {*self.ranks}
+        self.whitened = set[str]()
         self.rotated = {group.name for group in symmetry.groups if group.matrix != "none"}
         self.unordered = {group.name for group in symmetry.groups if group.is_permuted and group.has_order}
 
@@ -156,8 +139,8 @@ class _Planner:
         """Scales by weights that come in, then by biases and gains, then by what goes out; matrices by both sides."""
         attempts: tuple[Callable[[], bool], ...] = (
             lambda: self._step_linear(is_complete=True),
-            lambda: self._step_scale(lambda place: place.is_weight and _comes_in(place)),
-            lambda: self._step_scale(_comes_in),
+            lambda: self._step_scale(lambda place: place.is_weight and comes_in(place)),
+            lambda: self._step_scale(comes_in),
             lambda: self._step_scale(lambda _: True),
             lambda: self._step_linear(is_complete=False),
         )
@@ -186,12 +169,22 @@ class _Planner:
             bare = [place for place in places if self._is_bare(place)]
             forward = tuple(place for place in bare if not place.site.placement.is_inverse)
             inverse = tuple(place for place in bare if place.site.placement.is_inverse)
-            is_ready = len(bare) == len(places) and forward and inverse if is_complete else bare
-            if is_ready:
-                self.steps.append(LinearStep(group.name, forward, inverse))
+            if is_complete:
+                choices = [(forward, inverse)] if len(bare) == len(places) and forward and inverse else []
+            else:
+                choices = [(forward, inverse), (forward, ()), ((), inverse)]
+            sides = next((chosen for chosen in choices if self._has_rank(group, *chosen)), None)
+            if sides is not None:
+                self.steps.append(LinearStep(group.name, *sides))
                 self.linear.remove(group.name)
+                self.whitened |= set() if all(sides) else {group.name}
                 return True
         return False
+
+    def _has_rank(self, group: Group, *sides: Places) -> bool:
+        """Whether the values at some places can have the rank of all values, so that they fix the whole matrix."""
+        known = [rank_of(self.symmetry, side, self.ranks) for side in sides if side]
+        return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: Place) -> bool:
         """Whether no other scale or invertible matrix moves the values of a place; rotations keep their norms."""
@@ -202,12 +195,32 @@ class _Planner:
 
     def settle_rotations(self) -> None:
         """A rotation is fixed by the Gram matrix of its places, which no other rotation, sign or order changes."""
-        for group in self.symmetry.groups:
-            if group.name in self.rotated - self.linear:
-                places = tuple(filter(self._is_bare, self.places[group.name]))
-                if places:
-                    self.steps.append(RotationStep(group.name, places))
-                    self.rotated.remove(group.name)
+        waiting = [group.name for group in self.symmetry.groups if group.name in self.rotated - self.linear]
+        while waiting:
+            name = next((n for n in waiting if n not in self.whitened or any(self._weighed(n))), waiting[0])
+            waiting.remove(name)
+            places = tuple(filter(self._is_bare, self.places[name]))
+            if places:
+                weighed = self._weighed(name) if name in self.whitened else ((),) * len(places)
+                self.steps.append(RotationStep(name, places, weighed))
+                self.rotated.remove(name)
+
+    def _weighed(self, group: str) -> tuple[tuple[Place | int, ...], ...]:
+        """For each bare place of a group the axes that nothing moves, and the sites of rotations that are fixed."""
+        result = []
+        for place in filter(self._is_bare, self.places[group]):
+            axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}
+            others = {axis: [o for o in place.others if o.site.placement.axis == axis] for axis in axes}
+            free = [axis for axis in axes if not others[axis]]
+            fixed = [own[0] for own in others.values() if len(own) == 1 and self._is_turned(own[0])]
+            result.append((*free, *fixed))
+        return tuple(result)
+
+    def _is_turned(self, place: Place) -> bool:
+        """Whether nothing but signs is left of a matrix that acts on a whole axis."""
+        length = self.symmetry.shapes[place.name][place.site.placement.axis]
+        is_whole = place.site.positions.numel() == length == place.group.size
+        return is_whole and place.group.matrix != "none" and place.group.name not in self.rotated
 
     def settle_signs(self) -> None:
         """Signs by the gains that have norm one, then by weights, then by biases; shifts as soon as they can be."""
@@ -309,29 +322,6 @@ class _Planner:
                 yield name, part, f"{where} keeps {kind}: no values are moved by them alone"
             if name in self.unordered:
                 yield name, "permutation", f"{where} keeps its order: no values are free of other signs and scales"
-
-
-def places_of(symmetry: Symmetry) -> dict[str, list[Place]]:
-    """The compared places of each group: no buffers, and one of several names of one tensor."""
-    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    result: dict[str, list[Place]] = {group.name: [] for group in symmetry.groups}
-    for name, sites in symmetry.sites.items():
-        here = [Place(name, site, is_weight=len(symmetry.shapes[name]) > 1) for site in sites if name not in ignored]
-        for place in here:
-            place.others.extend(other for other in here if other is not place and _overlap(place.site, other.site))
-            result[place.group.name].append(place)
-    return result
-
-
-def _overlap(one: Site, other: Site) -> bool:
-    """Whether two sites of one parameter act on common entries."""
-    if one.placement.axis != other.placement.axis:
-        return True
-    return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())
-
-
-def _comes_in(place: Place) -> bool:
-    return any(exponent > 0 for exponent in place.scale)
 
 
 class Span:

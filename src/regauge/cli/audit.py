@@ -36,7 +36,7 @@ def run(options: Audit) -> None:
     traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
     found = read_networks(replace(options, model=name), [checkpoint], traced=traced)
     view, stored = found.checkpoints[0], dict(checkpoint.params)
-    require_finite(stored, checkpoint.label)
+    require_finite(view.params, checkpoint.label, symmetry.structure)
 
     def convert(params: Params) -> Params:
         """Parameters under the names of the files as those of the model."""

@@ -1,11 +1,14 @@
 """`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from torch import Tensor
+
 import regauge as rg
+from regauge.alignment.engine.frames import moves_statistics
 from regauge.alignment.streamed.job import FileJob
-from regauge.alignment.streamed.source import move_pieces
+from regauge.alignment.streamed.source import move_pieces, move_tensor
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize, UsageError
@@ -14,6 +17,7 @@ from regauge.cli.provenance import provenance_of
 from regauge.cli.vocabulary import bring_together
 from regauge.core.counted import count
 from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+from regauge.storage.checkpoints.formats.state_dicts import shorten
 from regauge.storage.checkpoints.memory_limit import size_text
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {
@@ -42,8 +46,17 @@ def run(options: Canonicalize) -> None:
         reference = references[0].params if references else None
         element = rg.canonical.canonical_element(checkpoint.params, found.symmetry, reference=reference)
         alignment = Alignment(found.symmetry, element)
+        whole = rg.canonical.factorize(checkpoint.params, found.symmetry)
+        changed = {name: tensor for name, tensor in whole.items() if tensor is not checkpoint.params[name]}
         # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
-        pieces = move_pieces(checkpoint, found.symmetry, element)
+        plain = move_pieces(checkpoint, found.symmetry, element)
+
+        def pieces(name: str) -> Iterator[Tensor]:
+            if name not in changed:
+                yield from plain(name)
+                return
+            yield move_tensor(found.symmetry, element, name, changed[name]).to(checkpoint.params[name].dtype)
+
         job.write(pieces, lambda path: save_alignment(alignment, path, overwrite=True))
     manifold = rg.canonical.canonical_manifold(found.symmetry)
     spheres = [{"count": one.count, "dimension": one.dim, "label": one.label} for one in manifold.spheres]
@@ -53,6 +66,18 @@ def run(options: Canonicalize) -> None:
         f"rounding; fixed: {', '.join(fixed) or 'nothing'} of {count(found.symmetry.groups, 'group')}. It lies on"
     )
     tell(manifold, spheres=spheres, left=list(manifold.left))
+    if moves_statistics(found.symmetry):
+        tell(
+            "running statistics of batch normalization have canonical scales, too: evaluate the network with these as "
+            "stored, since computing them again changes what it does"
+        )
+    if changed:
+        tell(
+            f"products of matrices have less than full rank: {shorten([*changed])}. What only one of both sides has is "
+            "zero here; the function is the same, but no element of the group leads here, and --inverse does not lead "
+            "back to the same values",
+            factorized=[*changed],
+        )
     tell_notes(checkpoint.notes)
     tell_written(options.output, alignment_path(options.output))
 

@@ -14,9 +14,10 @@ from regauge.cli.compared import Opened
 from regauge.cli.main import sentence
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, tell, tell_table, tell_written
-from regauge.comparison import Lineage, compare_many, tree_lines
+from regauge.comparison import Average, Lineage, compare_many, named_parents, tree_lines
 from regauge.comparison.common import find_common
 from regauge.core.families import connected
+from regauge.core.progress import Progress
 from regauge.names import VERSION
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save_text
@@ -38,7 +39,7 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
     if not places and failures:
         raise failures[0]
     with show_progress() as progress:
-        lineages = [compare_many(own, partial(_compare, places), progress=progress) for own in _together(places)]
+        lineages = [_lineage(places, own, progress) for own in _together(places)]
     if not lineages:
         raise UsageError(f"no two of the {len(names)} checkpoints have tensors of the same names and shapes")
     facts = facts_of(lineages, alone)
@@ -46,6 +47,8 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
     for lineage in lineages:
         for tree in lineage.trees:
             tell("\n" + "\n".join(tree_lines(list(tree))))
+        for one in lineage.averages:
+            tell(_average_line(one))
     strangers = [one for lineage in lineages for family in lineage.families if len(family) == 1 for one in family]
     if strangers:
         tell(f"\nunrelated to all others: {', '.join(strangers)}", unrelated=strangers)
@@ -54,7 +57,7 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
     if alone:
         tell(f"left out, because no other network that was compared has their tensors: {', '.join(alone)}")
     tell("", left_out=alone)
-    tell("", families=facts["families"], trees=facts["trees"])
+    tell("", families=facts["families"], averages=facts["averages"], trees=facts["trees"])
     if options.output is not None:
         from regauge.report.comparison_page import lineage_page
 
@@ -112,6 +115,18 @@ def _can_compare(one: Place, two: Place) -> bool:
     return find_common(one.checkpoint, two.checkpoint, symmetry, has_widths=has_widths) is not None
 
 
+def _lineage(places: dict[str, Place], names: list[str], progress: Progress) -> Lineage:
+    parents = named_parents({name: places[name].checkpoint for name in names})
+    return compare_many(names, partial(_compare, places), parents=parents, progress=progress)
+
+
+def _average_line(one: Average) -> str:
+    """What a network is an average of, in words."""
+    made = ", ".join(f"{name} ({weight:.0%})" for name, weight in zip(one.parents, one.weights, strict=True))
+    why = "its provenance names them" if one.is_told else "its weights lie between theirs"
+    return f"\n{one.child} is made of {made}: {why}"
+
+
 def _compare(places: dict[str, Place], a: str, b: str) -> rg.comparison.Comparison | None:
     one, two = places[a], places[b]
     return one.opened.compare(one.checkpoint, two.checkpoint) if _can_compare(one, two) else None
@@ -135,6 +150,11 @@ def facts_of(lineages: Sequence[Lineage], alone: Sequence[str]) -> dict[str, obj
     return {
         "pairs": rows,
         "families": [list(family) for lineage in lineages for family in lineage.families],
+        "averages": [
+            {"child": one.child, "parents": list(one.parents), "weights": list(one.weights), "is_told": one.is_told}
+            for lineage in lineages
+            for one in lineage.averages
+        ],
         "trees": [
             [{"parent": one.parent, "child": one.child, "length": one.length} for one in tree]
             for lineage in lineages

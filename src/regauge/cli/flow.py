@@ -46,7 +46,11 @@ def fit(options: FlowFit) -> None:
                 starts=starts,
                 progress=progress,
             )
-        chosen_by = {"where": options.where, "final": options.final, "split_by": options.training.split_by}
+        chosen_by = {
+            "where": options.where,
+            "checkpoints": options.checkpoints,
+            "split_by": options.training.split_by,
+        }
         flow.save_flow(made.told(selection=chosen_by), place.path, overwrite=place.overwrite)
     tell_training(made.about, made.trained)
     tell_written(options.output)

@@ -16,6 +16,7 @@ from regauge.learn.populations import spread
 from regauge.names import VERSION
 from regauge.report.flow_page import flow_page
 from regauge.storage.checkpoints.writing import require_writable, save_text
+from regauge.storage.collection import Kept
 from regauge.storage.store import Store
 
 BATCH = 512
@@ -26,7 +27,8 @@ COLUMNS = {
     "accuracy": "accuracy",
     "average_loss": "loss of average",
     "distance": "nearest",
-    "sources": "sources",
+    "copied": "copied",
+    "repeated": "repeated",
     "spread": "spread",
     "two_sample": "two-sample",
 }
@@ -42,9 +44,9 @@ def judge(options: FlowJudge) -> None:
     require_writable(numbers, overwrite=options.overwrite, suffixes=(".json",))
     with show_status("reading"):
         made = flow.load_flow(options.flow)
-        known = made.about.get("selection", {"where": (), "final": False, "split_by": ""})
-        collection, chosen = choose_networks(options.stores, tuple(known["where"]), final=known["final"])
-        parts = flow.divide(collection, chosen, split_by=known["split_by"] or None)
+        where, checkpoints, split_by = selection_of(made)
+        collection, chosen = choose_networks(options.stores, where, checkpoints)
+        parts = flow.divide(collection, chosen, split_by=split_by)
         counts = {name: len(part) for name, part in parts.items()}
         if counts != made.about["networks"]:
             raise UsageError(
@@ -75,7 +77,11 @@ def judge(options: FlowJudge) -> None:
         "best": made.about["best"],
         "ended": made.about["ended"],
         "scores": [asdict(score) for score in found.scores],
+        "verdict": list(found.verdict),
+        "is_working": found.is_working,
         "is_copier": found.is_copier,
+        "is_collapsed": found.is_collapsed,
+        "one_answer": found.one_answer,
         "losses": found.losses,
         "reliability": found.reliability,
         "places": found.places,
@@ -84,10 +90,17 @@ def judge(options: FlowJudge) -> None:
     }
     save_text(json.dumps(results, indent=1) + "\n", numbers)
     save_text(flow_page(numbers), options.output)
+    facts = {name: results[name] for name in ("verdict", "is_working", "is_copier", "is_collapsed")}
+    tell(" ".join(found.verdict), **facts)
     tell_table("scores", [_row(score) for score in results["scores"]])
-    verdict = "copies of training networks" if found.is_copier else "no copies of training networks"
-    tell(f"the drawn networks are {verdict}", is_copier=found.is_copier)
     tell_written(options.output, numbers)
+
+
+def selection_of(made: flow.Flow) -> tuple[tuple[str, ...], Kept, str | None]:
+    """The conditions on columns, the checkpoints, and the column of the division that a flow was fitted with."""
+    known = {"checkpoints": made.about.get("checkpoints"), **made.about.get("selection", {})}
+    is_last = known.get("final", known["checkpoints"] == "last")  # as flows of earlier versions told it
+    return tuple(known.get("where", ())), "last" if is_last else "all", known.get("split_by") or None
 
 
 def _row(score: dict[str, Any]) -> dict[str, Any]:

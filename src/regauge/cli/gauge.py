@@ -69,7 +69,7 @@ def run(options: Gauge) -> None:
             name, job = stack.enter_context(untied(name, job))
         found, kwargs, is_held = _read(options, name, job)
         if is_held:
-            require_finite(found.checkpoints[0].params, job.source.label)
+            require_finite(found.checkpoints[0].params, job.source.label, found.symmetry.structure)
         job = replace(job, checkpoints=found.checkpoints)
         chosen = _choose(options, scheme, job, found, kwargs, is_held=is_held)
         measures = LayerMeasures(found.symmetry, [*dict.fromkeys((scheme, *REPORTED))])

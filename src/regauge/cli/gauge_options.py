@@ -25,8 +25,8 @@ from regauge.cli.options import (
 class Gauge:
     """Move a checkpoint to where it rounds better: other weights, the same function, ready for any quantizer.
 
-    The output loads as the checkpoint did. What was moved, the proof that the function stayed, and the rounding errors
-    of all layers are beside it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json and .html.
+    The output loads as the checkpoint did. What was moved, how far outputs differ, and the rounding errors of
+    all layers are beside it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json and .html.
     """
 
     checkpoint: Checkpoint

@@ -14,12 +14,11 @@ from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnP
 from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of, training_of
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
-from regauge.cli.output import show_progress, show_status, tell_table, tell_written, write_rows
+from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, warn, write_rows
 from regauge.cli.training_output import tell_training, training_output
 from regauge.names import VERSION
 from regauge.report.predictor_page import predictor_page
 from regauge.storage.checkpoints.writing import require_writable, save_text
-from regauge.storage.store import Store
 from regauge.weightspace.files import needs_modules
 
 
@@ -58,6 +57,7 @@ def predictor(options: LearnPredictor) -> None:
         save_text(json.dumps(results_of(made, options), indent=1) + "\n", numbers)
         save_text(predictor_page(numbers), page)
         made.save(place.path, overwrite=place.overwrite)
+    tell(made.verdict, verdict=made.verdict, is_informed=made.is_informed)
     tell_training(made.about, made.trained, of=f"{options.target!r} of ")
     tell_written(options.output, page, numbers)
 
@@ -77,24 +77,27 @@ def predict(options: LearnPredict) -> None:
 
 def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     """A row for each network of a store, or for a checkpoint."""
-    networks, known = read_networks(path)
+    named = read_networks(path, options.checkpoints)
+    networks = named.networks
     module = None
     if options.predictor.is_file() and needs_modules(options.predictor):
         if options.model is not None:
             module = load_module(options.model).module
-        elif isinstance(networks, Store):
-            module = networks.architecture.module()
+        elif named.store is not None:
+            module = named.store.architecture.module()
         else:
             raise UsageError(
                 f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model"
             )
     made = learn.load_predictor(options.predictor, module=module)
+    if not made.is_informed:
+        warn(made.verdict)
     try:
         predicted = made.predict(networks).tolist()
     except ValueError as error:
         raise UsageError(f"{str(path)!r}: {error}") from error
     sure = made.probabilities(networks).amax(1).tolist() if made.target.kind == "classes" else None
-    for k, row in enumerate(known):
+    for k, row in enumerate(named.rows):
         yield {**row, made.target.name: predicted[k], **({} if sure is None else {"probability": sure[k]})}
 
 
@@ -131,6 +134,8 @@ def results_of(made: learn.Predictor, options: LearnPredictor) -> dict[str, Any]
         "parts": list(made.net.parts),
         "parameters": sum(parameter.numel() for parameter in made.net.parameters()),
         **made.about,
+        "verdict": made.verdict,
+        "is_informed": made.is_informed,
         "history": [dict(row) for row in made.trained.history],
         "best": made.trained.best,
         "ended": made.trained.ended,

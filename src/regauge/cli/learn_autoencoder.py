@@ -25,7 +25,7 @@ from regauge.learn.running import Runner
 from regauge.names import VERSION
 from regauge.report.autoencoder_page import autoencoder_page
 from regauge.storage.checkpoints.writing import require_writable, save, save_text
-from regauge.storage.collection import Collection
+from regauge.storage.collection import Collection, Kept
 from regauge.storage.store import Store
 
 SHOWN = 10
@@ -94,9 +94,9 @@ def encode(options: LearnEncode) -> None:
     with show_status("encoding"):
         rows = []
         for path in require_named(options.networks):
-            networks, known = read_networks(path)
-            latents = encoded(made, networks, path)
-            for row, latent in zip(known, latents.tolist(), strict=True):
+            named = read_networks(path, options.checkpoints)
+            latents = encoded(made, named.networks, path)
+            for row, latent in zip(named.rows, latents.tolist(), strict=True):
                 rows.append({**COLUMNS, **row, **{f"z{k}": value for k, value in enumerate(latent)}})
     write_rows(rows, options.output)
     tell_written(options.output)
@@ -110,17 +110,16 @@ def decode(options: LearnDecode) -> None:
         if options.overwrite:
             raise UsageError("a store is written into a new folder; --overwrite is for checkpoints")
         with show_status("decoding"):
-            count = decode_store(made, source, options.output)
+            count = decode_store(made, source, options.output, options.checkpoints)
         tell(f"written: {options.output}: {count} networks", written=[str(options.output)], networks=count)
         return
     require_writable(options.output, overwrite=options.overwrite)
-    networks, _ = read_networks(source)
-    twin = made.decode(encoded(made, networks, source))
+    twin = made.decode(encoded(made, read_networks(source, options.checkpoints).networks, source))
     save(select(twin, 0), options.output, overwrite=options.overwrite)
     tell_written(options.output)
 
 
-def decode_store(made: learn.Autoencoder, source: Path, output: Path) -> int:
+def decode_store(made: learn.Autoencoder, source: Path, output: Path, checkpoints: Kept) -> int:
     """Decode a store, or a table of latent vectors, into a new store."""
     if source.suffix == ".csv":
         if made.architecture is None:
@@ -131,9 +130,10 @@ def decode_store(made: learn.Autoencoder, source: Path, output: Path) -> int:
         latents, rows = read_latents(source)
         architecture, symmetry = made.architecture, net_of(made).symmetries[0]
     else:
-        store = Store.open(source)
+        named = read_networks(source, checkpoints)
+        store = Store.open(source) if named.store is None else named.store
         architecture, symmetry = store.architecture, store.require_symmetry()
-        latents, rows = encoded(made, store, source), store.rows.dicts(np.arange(len(store)))
+        latents, rows = encoded(made, named.networks, source), store.rows.dicts(named.numbers)
         rows = [{name: value for name, value in row.items() if name != "is_finite"} for row in rows]
     if output.exists():
         raise FileExistsError(f"{str(output)!r} exists; name a new folder")
@@ -153,13 +153,13 @@ def nearest(options: LearnNearest) -> None:
     if options.count < 1:
         raise UsageError(f"--count is {options.count}; it is at least 1")
     made = learn.load_autoencoder(options.autoencoder)
-    others, about = read_networks(options.among)
+    among = read_networks(options.among, options.checkpoints)
     rows = []
     with show_status("encoding"):
         for path in require_named(options.networks):
-            networks, known = read_networks(path)
+            named = read_networks(path, options.checkpoints)
             try:
-                numbers, distances = made.nearest(networks, others, count=options.count)
+                numbers, distances = made.nearest(named.networks, among.networks, count=options.count)
             except ValueError as error:
                 raise UsageError(f"{str(path)!r} or {str(options.among)!r}: {error}") from error
             rows += [
@@ -167,11 +167,11 @@ def nearest(options: LearnNearest) -> None:
                     **COLUMNS,
                     **row,
                     "rank": k + 1,
-                    "nearest": about[number]["id"],
-                    "of step": about[number]["step"],
+                    "nearest": among.rows[number]["id"],
+                    "of step": among.rows[number]["step"],
                     "distance": far,
                 }
-                for row, own, away in zip(known, numbers.tolist(), distances.tolist(), strict=True)
+                for row, own, away in zip(named.rows, numbers.tolist(), distances.tolist(), strict=True)
                 for k, (number, far) in enumerate(zip(own, away, strict=True))
             ]
     if options.output is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg, subcommand
 
 from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, Loss, MaybeOutput, Model, Output, Seed
-from regauge.cli.zoo_options import Where
+from regauge.cli.zoo_options import KeptCheckpoints, Where
 
 INPUTS_HELP = (
     "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
@@ -79,8 +79,7 @@ class LearnRun:
     output: Output
     """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
     where: Where = ()
-    final: bool = False
-    """Only the last checkpoint of each trajectory that was not discarded."""
+    checkpoints: KeptCheckpoints = "last"
     seed: Seed = 0
     resume: bool = False
     """Continue an interrupted training with the same settings."""
@@ -190,6 +189,7 @@ class LearnPredict:
     """Write the predictions to this file, .csv, instead of printing them."""
     overwrite: bool = False
     """Replace the output if it exists."""
+    checkpoints: KeptCheckpoints = "last"
     json: Json = False
 
 
@@ -206,6 +206,7 @@ class LearnEncode:
     """The table, .csv: a row for each network, with columns z0, z1, ..."""
     overwrite: bool = False
     """Replace the output if it exists."""
+    checkpoints: KeptCheckpoints = "last"
     json: Json = False
 
 
@@ -220,6 +221,7 @@ class LearnDecode:
     """A new folder for a store; for a checkpoint another one."""
     overwrite: bool = False
     """Replace the output if it is a checkpoint that exists."""
+    checkpoints: KeptCheckpoints = "last"
     json: Json = False
 
 
@@ -240,6 +242,7 @@ class LearnNearest:
     """Write the table to this file, .csv, instead of printing it."""
     overwrite: bool = False
     """Replace the output if it exists."""
+    checkpoints: KeptCheckpoints = "last"
     json: Json = False
 
 

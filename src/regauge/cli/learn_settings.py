@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.learn_networks import tell_chosen
 from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, LearnTraining, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress
@@ -21,7 +22,7 @@ from regauge.cli.training_output import TrainingOutput
 from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
 from regauge.learn.changes import Change
-from regauge.storage.collection import Collection
+from regauge.storage.collection import Collection, Kept
 from regauge.storage.store import Store
 
 EXAMPLES = 512
@@ -32,11 +33,13 @@ def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
     """The stores, and the numbers of the networks that are wanted."""
     if not options.stores:
         raise UsageError("no store is named; give the folder of one, or of several")
-    return choose_networks(options.stores, options.where, final=options.final)
+    collection, chosen = choose_networks(options.stores, options.where, options.checkpoints)
+    tell_chosen(len(chosen), len(collection), options.checkpoints)
+    return collection, chosen
 
 
 def choose_networks(
-    folders: Sequence[Path], where: tuple[str, ...], *, final: bool
+    folders: Sequence[Path], where: tuple[str, ...], checkpoints: Kept
 ) -> tuple[Collection, NDArray[np.int64]]:
     """The stores in some folders, and the numbers of the networks that meet conditions."""
     with show_progress() as progress:
@@ -44,7 +47,7 @@ def choose_networks(
     chosen = []
     for store, start in zip(collection.stores, collection.starts.tolist(), strict=False):
         own = store.rows.where(**conditions_of(where))
-        chosen.append(start + (np.intersect1d(own, store.rows.final()) if final else own))
+        chosen.append(start + (store.rows.final(own) if checkpoints == "last" else own))
     return collection, np.concatenate(chosen)
 
 

@@ -1,11 +1,10 @@
 """`regauge line`: the loss along a path between two checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
 import torch
-from torch import Tensor
 
 import regauge as rg
 from regauge.cli.options import Line, UsageError
@@ -30,18 +29,15 @@ def run(options: Line) -> None:
         require_pictures(options.output, overwrite=options.overwrite)
     if options.train is not None and options.path not in TRAINED:
         raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
+    if options.held.keep and options.path != "geodesic":
+        raise UsageError("--keep is for the geodesic path, for which the model is traced")
     judged = read(options, (options.a, options.b))
-    prepare = judged.task.prepare
     with show_progress(is_transient=True) as progress:
         path, (a, b) = _make_path(options, judged, progress)
-        advance = progress("evaluating", options.points + (0 if prepare is None else 2))
-
-        def evaluate(params: Mapping[str, Tensor]) -> dict[str, float]:
-            values = judged.task.evaluate(params)
-            advance()
-            return values
-
-        curve = rg.line(a, b, evaluate, points=options.points, path=path, prepare=prepare)
+        # A function does not know what is structure, so that buffers that were moved may differ.
+        judge = judged.task.evaluate if options.held.move else judged.task
+        prepare = judged.task.prepare
+        curve = rg.line(a, b, judge, points=options.points, path=path, prepare=prepare, progress=progress)
     tell_table("table", curve.table)
     tell(curve, barrier=curve.barrier, raw_barrier=curve.raw_barrier, auc=curve.auc, stored=curve.stored)
     judged.tell_data()
@@ -58,7 +54,7 @@ def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path,
     if options.path == "straight":
         return rg.connect.Straight(), judged.networks
     if options.path == "geodesic":
-        symmetry = judged.symmetry
+        symmetry = judged.symmetry(options.held)
         manifold = rg.canonical.canonical_manifold(symmetry)
         tell(
             f"both networks were brought to scales of one, which changes no function; on the way there are:\n{manifold}"

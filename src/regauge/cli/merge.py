@@ -137,9 +137,9 @@ def rule_of(options: Merge) -> Rule:
 
 
 def _method(options: Merge, *, is_streamed: bool) -> Method:
-    """Weights of many networks at once, or of each against the first one, unless another method is asked for."""
+    """By data where there are any, else weights of many networks at once, or of each against the first one."""
     chosen = method_of(options)
-    if options.method != "auto" or options.refine:
+    if options.method != "auto" or options.data is not None:
         return chosen
     if options.base is None and not is_streamed:
         return configure(rg.MergeMany(), options)

@@ -100,7 +100,17 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True)
-class ExampleInputs:
+class Held:
+    """Which tensors are structure, beyond what the traced model says."""
+
+    keep: tuple[str, ...] = ()
+    """Frozen parameters that are structure, as masks are, by names or patterns: tables of sines, fixed filters."""
+    move: tuple[str, ...] = ()
+    """Buffers that are moved like weights although no normalization fills them, by names or patterns; "*" for all."""
+
+
+@dataclass(frozen=True)
+class ExampleInputs(Held):
     """How a model is traced; example inputs are for models that do not bring their own."""
 
     input_shape: tuple[str, ...] = ()
@@ -109,10 +119,6 @@ class ExampleInputs:
     """Their dtypes, for example float32 or int64; float32 where left out."""
     outputs: tuple[str, ...] = ()
     """Names of the model's outputs that must not change, for example logits; all tensors where left out."""
-    keep: tuple[str, ...] = ()
-    """Frozen parameters that are structure, as masks are, by names or patterns: tables of sines, fixed filters."""
-    move: tuple[str, ...] = ()
-    """Buffers that are moved like weights although no normalization fills them, by names or patterns; "*" for all."""
     retrace: bool = False
     """Trace a folder's model anew, also where its symmetry is known from an earlier run with the same config.json."""
 
@@ -355,6 +361,7 @@ class Line(Between):
     """Seed of its random numbers."""
     output: MaybePicture = None
     """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
+    held: Annotated[Held, arg(name="")] = Held()
 
     @property
     def trains_on_data(self) -> bool:
@@ -399,6 +406,9 @@ class Repair(Judging):
     """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
     weights: tuple[float, ...] = ()
     """Share of each endpoint; equal where left out."""
+    always: bool = False
+    """Write the repaired checkpoint even where its loss on the data that choose is higher than before."""
+    held: Annotated[Held, arg(name="")] = Held()
     written: Annotated[Written, arg(name="")] = Written()
 
 

@@ -24,7 +24,7 @@ from regauge.cli.options import (
 class Prune:
     """Remove units of a checkpoint everywhere at once: hidden units, channels, heads; a smaller checkpoint that runs.
 
-    What the network does not need goes first, proved on outputs: without --share, the function stays. The report is
+    What the network does not need goes first, checked on outputs: without --share, the function stays. The report is
     beside the output: OUT.prune.json and the page OUT.prune.html, in a folder regauge.prune.json and .html.
     """
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import regauge as rg
 from regauge.cli.checkpoint_jobs import open_checkpoints
-from regauge.cli.options import Repair, UsageError
+from regauge.cli.options import Held, Repair, UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
@@ -20,26 +20,27 @@ def run(options: Repair) -> None:
     job = open_checkpoints(options, [options.merged, *options.endpoints])
     if not options.endpoints and (options.weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
+    if options.held != Held() and not options.align:
+        raise UsageError("--keep and --move are for --align, for which the model is traced")
     shares = shares_of(options.weights or None, len(options.endpoints)) if options.endpoints else ()
     judged = read(options, job.checkpoints)
     job = replace(job, checkpoints=judged.checkpoints)
     merged, endpoints = judged.networks[0], judged.networks[1:]
-    if not endpoints and judged.task.prepare is None:
-        raise UsageError(
-            "without endpoints only statistics of batch normalization are recomputed, but the model has none; name the "
-            "checkpoints that were merged with --endpoints"
-        )
     if options.align:
         with show_status("aligning the endpoints"):
-            symmetry, method = judged.symmetry, rg.WeightMatching(scales="recompute")
+            symmetry, method = judged.symmetry(options.held), rg.WeightMatching(scales="recompute")
             endpoints = tuple(rg.align(merged, end, symmetry, method=method).params for end in endpoints)
-    inputs = [inputs for inputs, _ in judged.choosing.batches]
+    module, inputs = judged.model.module, [inputs for inputs, _ in judged.choosing.batches]
+    task = None if options.always else judged.choosing
     if endpoints:
         _warn(merged, endpoints, shares)
-        with show_status("repairing"):
-            before = rg.connect.variance_collapse(merged, judged.model.module, endpoints, inputs, weights=shares)
-            result = rg.repair(merged, judged.model.module, endpoints, inputs, weights=shares).params
-            after = rg.connect.variance_collapse(result, judged.model.module, endpoints, inputs, weights=shares)
+    with show_status("repairing"):
+        result = rg.repair(merged, module, endpoints, inputs, weights=shares or None, task=task)
+    if endpoints:
+        before, after = (
+            rg.connect.variance_collapse(one, module, endpoints, inputs, weights=shares)
+            for one in (merged, result.params)
+        )
         tell_table(
             "variances",
             [
@@ -49,14 +50,11 @@ def run(options: Repair) -> None:
             title="variance of the units, as a share of that in the endpoints",
             decimals=3,
         )
-    else:
-        with show_status("recomputing statistics"):
-            result = rg.reset_batchnorm(merged, judged.model.module, inputs)
-    rows = [("merged", merged), ("repaired", result), *zip(map(str, options.endpoints), endpoints, strict=True)]
+    rows = [("merged", merged), ("repaired", result.params), *zip(map(str, options.endpoints), endpoints, strict=True)]
     tell_table("networks", [{"": label, **judged.task.evaluate(params)} for label, params in rows])
     tell(f"activations come from {judged.choosing.name}; judged by {judged.task.name}")
-    job.write(result)
-    tell_notes(job.source.notes)
+    job.write(result.params)
+    tell_notes((*result.notes, *job.source.notes))
     tell_written(options.output)
 
 

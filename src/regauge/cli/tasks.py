@@ -26,7 +26,7 @@ from regauge.cli.models import (
     load_module,
     name_model,
 )
-from regauge.cli.options import Between, ExampleInputs, Judging, Line, Matching, UsageError
+from regauge.cli.options import Between, ExampleInputs, Held, Judging, Line, Matching, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.cli.user_code import users_code
 from regauge.cli.vocabulary import bring_together
@@ -74,14 +74,13 @@ class Judged:
         if self.choosing is not self.task:
             tell(f"judged by {self.task.name}")
 
-    @property
-    def symmetry(self) -> rg.Symmetry:
+    def symmetry(self, held: Held) -> rg.Symmetry:
         """The symmetry of the model, traced with the first batch."""
         inputs = next(iter(self.task.batches))[0]
         args, kwargs = convert(arguments(inputs), dtype_of(self.model.module.state_dict()))
         model = replace(self.model, inputs=args, kwargs=kwargs)
         chosen: Any = self.task.outputs or ()  # Those of the command line, which are names.
-        return find_symmetry(model, ExampleInputs(outputs=chosen)).bind(self.networks[0])
+        return find_symmetry(model, ExampleInputs(held.keep, held.move, outputs=chosen)).bind(self.networks[0])
 
 
 def read(options: Judging, paths: Sequence[Path | Checkpoint]) -> Judged:

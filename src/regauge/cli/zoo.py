@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from regauge.cli import zoo_populations
 from regauge.cli.models import call_factory, describe_inputs
 from regauge.cli.options import ExampleInputs, UsageError
@@ -25,15 +23,16 @@ from regauge.cli.zoo_options import (
     ZooTrain,
     ZooVerify,
 )
-from regauge.cli.zoo_populations import conditions_of, executor_of, words
+from regauge.cli.zoo_populations import conditions_of, count_runs, executor_of, words
 from regauge.core.devices import find_device
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats
 from regauge.zoo.jobs import JobsError, share_of
+from regauge.zoo.jobs.driver import missing_jobs
 from regauge.zoo.jobs.train_shards import plan, train_shards
 from regauge.zoo.presets import PRESETS
-from regauge.zoo.training import Config
+from regauge.zoo.training import Config, load_examples
 
 
 def run(options: Zoo) -> None:
@@ -64,6 +63,13 @@ def train(options: ZooTrain) -> None:
     with show_status("preparing"):
         find_device(options.device, is_here=not options.on.startswith("tcp://"))
         store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
+    if missing_jobs(jobs):
+        each = config.count_checkpoints(load_examples(config.data))
+        size = each * config.count * store.architecture.size * (2 if options.storage else 4) / 2**20
+        tell(
+            f"{config.count:,} networks with {each:,} checkpoints each: {each * config.count:,} will be stored, about "
+            f"{size:,.1f} MiB"
+        )
     if share.world > 1:
         warn(f"share {share.rank} of {share.world}")
     with show_progress() as progress:
@@ -75,7 +81,12 @@ def train(options: ZooTrain) -> None:
 def info(options: ZooInfo) -> None:
     """Print what a store holds."""
     store = Store.open(options.store)
-    counts = {"networks": len(store), "shards": len(store.shards), "values": store.architecture.size}
+    counts = {
+        "networks": count_runs(store),
+        "checkpoints": len(store),
+        "shards": len(store.shards),
+        "values": store.architecture.size,
+    }
     tell(f"{options.store}: {words(store)}", store=str(options.store), **counts)
     size = sum(shard.size for shard in store.shards)
     kept = store.storage or "as they are"
@@ -107,8 +118,8 @@ def export(options: ZooExport) -> None:
     """Write networks of a store as other files."""
     store = Store.open(options.store)
     chosen = store.rows.where(**conditions_of(options.where))
-    if options.final:
-        chosen = np.intersect1d(chosen, store.rows.final())
+    if options.checkpoints == "last":
+        chosen = store.rows.final(chosen)
     if not len(chosen):
         raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
     with show_progress() as progress:
@@ -131,6 +142,8 @@ def check(options: ZooVerify) -> None:
 
 def config_of(options: ZooTrain) -> Config:
     """The population that was named, with the number and the seed that were typed."""
+    if options.networks is not None and options.networks < 1:
+        raise UsageError(f"--networks is {options.networks}; train one at least")
     if options.config in PRESETS:
         config: Any = PRESETS[options.config]()
     elif ":" in options.config:

@@ -24,6 +24,13 @@ StoreFolder = Annotated[Positional[Path], arg(help="Folder of the store.")]
 NewStore = Annotated[
     Path, arg(aliases=["-o"], help="Folder of the store that is written; one that is there is continued.")
 ]
+KeptCheckpoints = Annotated[
+    Literal["last", "all"],
+    arg(
+        help="Which checkpoints of each run are read: the last one of those that --where leaves and that was not "
+        "discarded, or all of them."
+    ),
+]
 Where = Annotated[
     tuple[str, ...], arg(metavar="COLUMN=VALUE", help="Only networks with these values, for example step=86.")
 ]
@@ -47,7 +54,8 @@ class ZooTrain:
     ]
     output: NewStore
     networks: int | None = None
-    """Number of networks, as the config says where left out; a store of fewer is extended."""
+    """Number of networks, as the config says where left out; a store of fewer is extended. Of each network all
+    checkpoints that the config names are stored (82 by the preset uci-mlps); later commands read the last ones."""
     seed: int | None = None
     """Seed of all random numbers; as the config says where left out."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
@@ -104,8 +112,7 @@ class ZooExport:
     format: Literal["safetensors", "npy", "small-cnn-zoo", "dwsnets"] = "safetensors"
     """One file for each network; one array for all with a layout; or the layout of a public zoo."""
     where: Where = ()
-    final: bool = False
-    """Only the last checkpoint of each trajectory that was not discarded."""
+    checkpoints: KeptCheckpoints = "last"
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,8 @@ class ZooVerify:
 class ZooNearest:
     """Find the networks of a store that are nearest to a network, in whatever gauge, by their fingerprints.
 
-    The fingerprints of a store are computed once. docs/comparison.md says what they are.
+    All checkpoints of all runs are looked at. The fingerprints of a store are computed once. docs/comparison.md says
+    what they are.
     """
 
     store: StoreFolder
@@ -134,7 +142,8 @@ class ZooNearest:
 class ZooAlign:
     """Align all networks of a store to one, into another store; the same command continues an interrupted one.
 
-    The network that they are aligned to is written into the folder of the new store.
+    All checkpoints of all runs are aligned. The network that they are aligned to is written into the folder of the new
+    store.
     """
 
     store: StoreFolder
@@ -156,8 +165,9 @@ class Sampled:
     output: Picture
     """The picture, .svg, .png or .pdf; the table goes to the same name with .csv."""
     networks: int = 100
-    """Number of networks, drawn at random from the last checkpoints of all trajectories, or as --where says."""
+    """Number of networks, drawn at random from those that --where and --checkpoints leave."""
     where: Where = ()
+    checkpoints: KeptCheckpoints = "last"
     overwrite: bool = False
     """Replace the output and its table if they exist."""
     seed: Seed = 0

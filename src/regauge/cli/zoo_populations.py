@@ -202,7 +202,9 @@ def find_nearest(options: ZooNearest) -> None:
 def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
     """The store, the numbers of the networks that are looked at, and these."""
     store = Store.open(options.store)
-    among = store.rows.where(**conditions_of(options.where)) if options.where else None
+    among = store.rows.where(**conditions_of(options.where))
+    if options.checkpoints == "last":
+        among = store.rows.final(among)
     chosen = sample(store, options.networks, seed=options.seed, among=among)
     if len(chosen) < 3:
         raise UsageError(f"only {len(chosen)} networks were chosen; three at least are compared")
@@ -289,7 +291,11 @@ def conditions_of(where: tuple[str, ...]) -> dict[str, Any]:
 
 
 def words(store: Store) -> str:
-    """The content of a store in words."""
-    count = len(store)
-    trajectories = len(np.unique(store.rows.column("id").values)) if count else 0
-    return f"{count} networks of {store.architecture.name!r} on {trajectories} trajectories"
+    """The number of networks of a store, and of what is stored of their trainings."""
+    runs, one = count_runs(store), f"networks of {store.architecture.name!r}"
+    return f"{runs:,} {one}" if len(store) == runs else f"{len(store):,} checkpoints of {runs:,} {one}"
+
+
+def count_runs(store: Store) -> int:
+    """The number of networks of which checkpoints are stored."""
+    return len(np.unique(store.rows.column("id").values)) if len(store) else 0

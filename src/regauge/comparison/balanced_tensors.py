@@ -12,7 +12,7 @@ from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.source import Moved, move_tensor
-from regauge.comparison.null_spaces import has_null_spaces
+from regauge.canonical.null_spaces import has_null_spaces
 from regauge.core.act import Site
 from regauge.core.balance import has_balance
 from regauge.core.element import Element
@@ -41,7 +41,7 @@ class BalancedTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         stored = self._source.stored[name]
         tensor = self._source.read(name, dtype=work_dtype(stored.dtype))
-        require_finite({name: tensor}, str(self._source.path))
+        require_finite({name: tensor}, str(self._source.path), self.symmetry.structure)
         self._passes.advance(stored.nbytes)
         moved = move_tensor(self.symmetry, self.element, name, tensor).unsqueeze(0)
         return without_shifts(moved, self.symmetry.sites.get(name, ()))

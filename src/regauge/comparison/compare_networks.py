@@ -17,17 +17,20 @@ from regauge.alignment.streamed.job import FileJob, Network, open_job, plan_job
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import Moved
+from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.comparison import Comparison, mean_share
 from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.function import measure_function
 from regauge.comparison.independence import DRAWS, Independence, Load, measure_independence
+from regauge.comparison.origins import Origins
 from regauge.comparison.shares import FORMATS, Read, TensorShare, measure_shares
 from regauge.comparison.strangers import scramble, stranger_of
 from regauge.comparison.units import Units, choose_units
-from regauge.comparison.verdicts import Evidence, by_chance, judge, needs_chance, precision_of
+from regauge.comparison.verdicts import MOVED, Evidence, by_chance, judge, needs_chance, precision_of
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
+from regauge.core.interpolation import distance
 from regauge.core.movable import VALUES
 from regauge.core.params import Params, work_dtype
 from regauge.core.progress import Progress, no_progress
@@ -44,6 +47,7 @@ SMALL = 1 << 14
 PIECE = 1 << 26
 """Bytes of a piece of a tensor that nothing moves along its first axis."""
 
+MOVED_ORDER = "the p-value is of the order as stored, which an element changes: of a moved copy it says nothing"
 NO_ORDER = "no p-value: it compares the order of units, and no group has the same number of them in both networks"
 
 
@@ -69,13 +73,18 @@ def compare(
     | --- | --- |
     | identical | all values are equal, but for rounding to the coarser of both formats |
     | same network in another gauge | an element of the group takes one to the other, up to rounding |
-    | descended | units correspond as stored beyond chance, or after alignment more is explained than by any stranger |
+    | descended | after alignment more is explained than by any stranger, aligned ones included |
+    | aligned to A, or a distant descendant | less is explained, but units correspond as stored beyond chance |
     | unrelated | neither |
     | undecided | between the two |
 
     What alignment explains by chance is measured: of strangers, made of the second network by moving each tensor by an
     element of its own. "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
     `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/comparison.md` reports.
+
+    The p-value and the z-score test the order of units as stored. They are exact where nobody chose that order. After
+    an alignment somebody did, so that order alone never makes a descendant. Where a network in a file says that
+    regauge aligned it, and the element lies beside it, that is undone first; otherwise a note tells it.
 
     Networks with other widths, vocabularies or numbers of layers are compared in what they have in common: tensors of
     the same shape, and those that are longer along an axis that nothing moves, such as that of tokens, up to the
@@ -113,14 +122,17 @@ def compare(
         params_a, params_b = job.checkpoints
     assert isinstance(params_a, Mapping)
     assert isinstance(params_b, Mapping)
+    origins = Origins.read(params_a, params_b)
     common = find_common(params_a, params_b, symmetry)
     if common is not None and common.widths is not None and job is not None and job.is_streamed:
         common = _without_widths(params_a, params_b, symmetry, job)
     if common is not None and task is not None and not common.is_whole:
         raise ValueError(f"a task runs both networks by one model, but they differ: {common.notes[0]}; leave it out")
+    if common is not None and not common.is_whole:
+        origins = origins.cut
     if common is not None and common.widths is not None:
         a, b = (one.params if isinstance(one, Checkpoint) else one for one in (params_a, params_b))
-        return _compare_widths(a, b, symmetry, common, references, draws, generator)
+        return _compare_widths(a, b, symmetry, common, references, draws, generator, origins)
     if common is not None:
         symmetry, params_a, params_b = common.symmetry, common.of(params_a), common.of(params_b)
         references = [cast(Params, common.of(one)) for one in references]
@@ -138,22 +150,34 @@ def compare(
                 other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
                 return by_chance([_share(a, stranger, found.symmetry, other.element)])
 
-            test = partial(_test, a, b, found.symmetry, draws, generator)
-            return _weigh(a, b, found.symmetry, found.element, estimate, test, draws, common=common, notes=found.notes)
+            test = partial(_test, a, b, found.symmetry, draws, generator, origins)
+            return _weigh(
+                a, b, found.symmetry, found.element, estimate, test, draws, origins, common=common, notes=found.notes
+            )
     params_a, params_b = (one.params if isinstance(one, Checkpoint) else one for one in (params_a, params_b))
     symmetry = bind_networks([params_a, params_b], symmetry, "compare single networks, two at a time")
-    result = align(params_a, params_b, symmetry, method=WeightMatching())
-    own, *numbers = (fingerprint(one, symmetry) for one in (params_a, params_b, *references))
+    given = dict(params_a), dict(params_b)
+    first, second = (without_null_spaces(one, symmetry) for one in given)
+    result = align(*given, symmetry, method=WeightMatching())
+    is_factorized = any(two[n] is not one[n] for one, two in zip(given, (first, second), strict=True) for n in one)
+    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    if is_factorized and distance(given[0], result.params, ignored) > MOVED * distance(*given, ignored):
+        result = align(first, second, symmetry, method=WeightMatching())
+    else:
+        (first, second), is_factorized = given, False
+    own, *numbers = (fingerprint(one, symmetry) for one in (*given, *references))
     return _weigh(
-        params_a,
-        params_b,
+        first,
+        second,
         symmetry,
         result.element,
-        lambda: estimate_chance(params_b, symmetry, lambda other: _explain(params_a, other, symmetry)),
-        partial(_test, params_a, params_b, symmetry, draws, generator),
+        lambda: estimate_chance(second, symmetry, lambda other: _explain(first, other, symmetry)),
+        partial(_test, *given, symmetry, draws, generator, origins),
         draws,
+        origins,
+        given=given if is_factorized else None,
         distances=[float((own - other).norm()) for other in numbers],
-        function=None if task is None else measure_function(dict(params_a), dict(params_b), result.params, task),
+        function=None if task is None else measure_function(*given, (first, result.params), task),
         common=common,
         notes=result.notes,
     )
@@ -183,6 +207,7 @@ def _compare_widths(
     references: Sequence[Mapping[str, Tensor]],
     draws: int,
     generator: torch.Generator,
+    origins: Origins,
 ) -> Comparison:
     """Compare the units that two networks of different widths have in common.
 
@@ -199,7 +224,7 @@ def _compare_widths(
 
     def test() -> Independence | None:
         tested = find_common(a, b, symmetry, has_widths=False)
-        return None if tested is None else _test(tested.of(a), tested.of(b), tested.symmetry, draws, generator)
+        return None if tested is None else _test(tested.of(a), tested.of(b), tested.symmetry, draws, generator, origins)
 
     found = _weigh(
         first,
@@ -211,6 +236,7 @@ def _compare_widths(
         ),
         test,
         draws,
+        origins,
         distances=[float((one - other).norm()) for one, other in numbers],
         common=common,
         units=chosen.units,
@@ -225,10 +251,17 @@ def _test(
     symmetry: Symmetry,
     draws: int,
     generator: torch.Generator,
+    origins: Origins,
 ) -> Independence | None:
-    """The test of independence, by all tensors that are compared."""
+    """The test of independence, by all tensors that are compared, in the order before known alignments."""
     _, load = _readers(a, b, symmetry)
-    return measure_independence(load, symmetry, tuple(compared_shapes(a, symmetry)), generator=generator, draws=draws)
+
+    def load_before(name: str) -> tuple[Tensor, Tensor]:
+        (x, y), (first, second) = load(name), origins.undo
+        return x if first is None else first(name, x), y if second is None else second(name, y)
+
+    names = tuple(compared_shapes(a, symmetry))
+    return measure_independence(load_before, symmetry, names, generator=generator, draws=draws)
 
 
 def _explain(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> float | None:
@@ -244,7 +277,9 @@ def _weigh(
     estimate: Callable[[], float | None],
     measure: Callable[[], Independence | None],
     draws: int,
+    origins: Origins,
     *,
+    given: tuple[Params, Params] | None = None,
     distances: Sequence[float] = (),
     function: Mapping[str, float] | None = None,
     common: Common | None = None,
@@ -256,23 +291,39 @@ def _weigh(
     Args:
         estimate: Says what strangers explain, if that decides.
         measure: Tests independence.
+        origins: Where both networks come from.
+        given: Both networks as they are stored, if what is compared is their function alone.
         distances: Those of the fingerprints of the second network and of the references from the first one's.
     """
     shapes = compared_shapes(a, symmetry)
     read, _ = _readers(a, b, symmetry)
     shares, test = tuple(measure_shares(read, symmetry, element, shapes)), measure()
-    stored, modulo, norm = (math.sqrt(sum(share.squares[k] for share in shares)) for k in range(3))
-    size = norm or math.sqrt(sum(share.squares[0] for share in shares)) or 1.0
+    modulo = math.sqrt(sum(share.squares[1] for share in shares))
+    known = shares
+    if given is not None:
+        known = tuple(measure_shares(_readers(*given, symmetry)[0], symmetry, symmetry.identity(), shapes))
+    stored, norm = (math.sqrt(sum(share.squares[k] for share in known)) for k in (0, 2))
+    size = norm or stored or 1.0
     p_value, z_score = (None, None) if test is None else (test.p_value, test.z_score)
-    is_equal, precision = _rounding(shares)
-    free = sum(math.prod(shape) for shape in shapes.values()) - symmetry.dimension
-    found, is_whole = mean_share(shares), common is None or common.is_whole
+    is_equal, precision = _rounding(known)
     evidence = Evidence(
-        is_equal, precision, stored / size, modulo / size, free, found, None, p_value, z_score, is_whole
+        is_equal,
+        precision,
+        stored / size,
+        modulo / size,
+        free=sum(math.prod(shape) for shape in shapes.values()) - symmetry.dimension,
+        share=mean_share(shares),
+        chance=None,
+        p_value=p_value if origins.is_order_free else None,
+        z_score=z_score if origins.is_order_free else None,
+        is_whole=common is None or common.is_whole,
+        is_factorized=given is not None,
+        parent=origins.parent,
     )
     if needs_chance(evidence):
         evidence = replace(evidence, chance=estimate())
     verdict, reason = judge(evidence)
+    moved = (MOVED_ORDER,) if verdict == "same network in another gauge" and p_value is not None else ()
     nearer = sum(other <= distances[0] for other in distances[1:])
     return Comparison(
         verdict=verdict,
@@ -293,7 +344,7 @@ def _weigh(
         symmetry=symmetry,
         units=units,
         function=function,
-        notes=(*notes, *(() if common is None else common.notes)),
+        notes=(*origins.notes, *moved, *notes, *(() if common is None else common.notes)),
     )
 
 

@@ -10,8 +10,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from regauge.alignment.streamed.job import Network, open_job
+from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
-from regauge.comparison.null_spaces import without_null_spaces
 from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.families import unit_values
@@ -92,7 +92,7 @@ def fingerprint(
         params = job.source.params
     assert isinstance(params, Mapping)
     symmetry = symmetry.bind(params)
-    require_finite(params, "the network")
+    require_finite(params, "the network", symmetry.structure)
     symmetry.require_ones(params)
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     kept = {n: t.detach().to("cpu", torch.float64) for n, t in params.items() if t.is_floating_point()}

@@ -14,20 +14,20 @@ POINTS = 11
 """Networks on a line, both ends included; one of them is halfway."""
 
 
-def measure_function(a: Params, b: Params, moved: Params, task: Task) -> dict[str, float]:
+def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task: Task) -> dict[str, float]:
     """Agreement of outputs, losses, barriers as stored and aligned, and the loss halfway, on the data of a task.
 
     Args:
         a: The first network.
         b: The second network.
-        moved: The second network, aligned to the first.
+        aligned: The first network, and the second one aligned to it: those of the barrier after alignment.
         task: Module, data and loss.
 
     Returns:
         "change of outputs": `|f_b - f_a| / |f_a|` over all outputs; "same predictions": how often the largest
         output is the same, where targets are classes; losses, in the unit of the criterion.
     """
-    before, after = line(a, b, task, POINTS), line(a, moved, task, POINTS)
+    before, after = line(a, b, task, POINTS), line(*aligned, task, POINTS)
     metrics = [{n: v for n, v in row.items() if n != "t"} for row in (before.table[0], before.table[-1])]
     result = _agreement(a, b, task)
     result |= {f"{name} of {which}": one[name] for name in metrics[0] for which, one in zip("AB", metrics, strict=True)}

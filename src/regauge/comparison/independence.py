@@ -88,8 +88,9 @@ def measure_independence(
         cosines = (torch.cat(first, -1) @ torch.cat(second, -1).mT).reshape(-1, group.size, group.size)
         labels = class_labels(group)
         for copy in cosines:
-            for units in (torch.nonzero(labels == k).flatten() for k in range(len(group.class_sizes))):
-                own, average, spread = _moments(copy[units][:, units])
+            for label in range(len(group.class_sizes)):
+                members = torch.nonzero(labels == label).flatten()
+                own, average, spread = _moments(copy[members][:, members])
                 statistic, mean, variance = statistic + own, mean + average, variance + spread
             orders = torch.rand(draws, group.size, generator=generator, device=generator.device).argsort(1).cpu()
             orders = within_classes(group, orders)

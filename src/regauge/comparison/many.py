@@ -1,12 +1,14 @@
 """Many networks of one architecture: how near each pair is, which are related, and trees of those that are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from regauge.comparison.averages import Average, find_averages
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.trees import Branch, join_neighbors
 from regauge.core.families import connected
@@ -26,24 +28,32 @@ class Lineage:
         distances: Modulo the group, relative to the norm of the first of the pair, as far as it is compared; NaN for
             pairs that cannot be.
         families: Names of networks that are related, directly or by way of others, in their order; strangers alone.
-        trees: For each family of two or more its branches; lengths are squares of these relative distances.
+        averages: Those that are averages of others, by their weights or their provenance.
+        trees: For each part of a family that is related without averages, of two or more, its branches; lengths are
+            squares of these relative distances. An average has no place in a tree: it descends from several.
     """
 
     names: tuple[str, ...]
     pairs: Mapping[tuple[str, str], Comparison]
     distances: Float64[Tensor, "n n"]
     families: tuple[tuple[str, ...], ...]
+    averages: tuple[Average, ...]
     trees: tuple[tuple[Branch, ...], ...]
 
 
 def compare_many(
-    names: list[str], compare: Callable[[str, str], Comparison | None], *, progress: Progress = no_progress
+    names: list[str],
+    compare: Callable[[str, str], Comparison | None],
+    *,
+    parents: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    progress: Progress = no_progress,
 ) -> Lineage:
     """Compare all pairs of networks, and make a tree of each family of related ones.
 
     Args:
         names: Of the networks.
         compare: Compares two of them, as `rg.compare` does; None for a pair that cannot be compared.
+        parents: For networks whose provenance names others among them: those that they were made of.
         progress: Counts pairs.
 
     Raises:
@@ -61,18 +71,30 @@ def compare_many(
             if found is not None:
                 pairs[first, second] = found
             advance()
+    squares = distances.clone()
     for (first, second), found in pairs.items():
         i, j = names.index(first), names.index(second)
         distances[i, j] = distances[j, i] = found.orbit_distance / found.norm if found.norm else 0.0
+        squares[i, j] = squares[j, i] = found.orbit_distance**2 if found.compared == 1 else torch.nan
     related = [pair for pair, found in pairs.items() if found.verdict in RELATED]
-    parts = connected([*({name} for name in names), *related])
-    families = sorted(
-        (tuple(name for name in names if name in part) for part in parts), key=lambda f: names.index(f[0])
-    )
+    told = {child: [one for one in own if one in names] for child, own in parents.items() if child in names}
+    averages = find_averages(names, squares, {name for pair in related for name in pair}, told)
+    made = [(one.child, parent) for one in averages for parent in one.parents]
+    families = _families(names, [*related, *made, *((child, one) for child, own in told.items() for one in own)])
+    mixed = {one.child for one in averages}
+    rest = [name for name in names if name not in mixed]
     trees = []
-    for family in (family for family in families if len(family) > 1):
-        own = torch.tensor([names.index(name) for name in family])
-        squares = distances[own][:, own].square()
-        squares = squares.where(~squares.isnan(), squares.nan_to_num().max())  # Relatives by way of others.
-        trees.append(tuple(join_neighbors(list(family), squares)))
-    return Lineage(tuple(names), pairs, distances, tuple(families), tuple(trees))
+    for family in _families(rest, [pair for pair in related if not mixed & {*pair}]):
+        if len(family) > 1:
+            own = torch.tensor([names.index(name) for name in family])
+            lengths = distances[own][:, own].square()
+            lengths = lengths.where(~lengths.isnan(), lengths.nan_to_num().max())  # Relatives by way of others.
+            trees.append(tuple(join_neighbors(list(family), lengths)))
+    return Lineage(tuple(names), pairs, distances, tuple(families), averages, tuple(trees))
+
+
+def _families(names: list[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """The names that pairs connect, directly or by way of others, in their order."""
+    parts = connected([*({name} for name in names), *pairs])
+    found = (tuple(name for name in names if name in part) for part in parts)
+    return sorted(found, key=lambda family: names.index(family[0]))

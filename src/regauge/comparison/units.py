@@ -59,7 +59,7 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
         part, symmetry = common.part_of(network, k)
         require_movable(symmetry.groups, part, symmetry.buffers)
         symmetry.require_ones(part)
-        require_finite(part, f"the {label} network")
+        require_finite(part, f"the {label} network", symmetry.structure)
         parts.append(part)
         padded.append(pad_params(_balanced(part, symmetry), whole, counts[k]))
         marks.append(pad_params({name: torch.ones(symmetry.shapes[name]) for name in symmetry.sites}, whole, counts[k]))

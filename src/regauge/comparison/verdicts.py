@@ -1,4 +1,8 @@
-"""What a comparison says in words, by thresholds that `benchmarks/lineage.py` fixed on other networks."""
+"""What a comparison says in words, by thresholds that were fixed on other networks than those that they are judged on.
+
+`benchmarks/aligned_strangers.py` has the hard negatives: independent networks that learned from the same data, aligned
+by one method or another, in part, or trained on afterwards. `benchmarks/lineage.py` has the others.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +10,19 @@ from typing import Literal
 
 import torch
 
-Verdict = Literal["identical", "same network in another gauge", "descended", "unrelated", "undecided"]
+Verdict = Literal[
+    "identical",
+    "same network in another gauge",
+    "descended",
+    "aligned to A, or a distant descendant",
+    "unrelated",
+    "undecided",
+]
+
+ALIGNED: Verdict = "aligned to A, or a distant descendant"
+"""The verdict where the order of units is all that speaks for a relation."""
+UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
+"""What order alone says."""
 
 EQUAL = 1e-6
 """Relative distance up to which networks are identical but for rounding, whatever their format."""
@@ -19,9 +35,11 @@ CERTAIN = 6.0
 SURPRISING = 0.001
 """A p-value up to which networks are not called unrelated."""
 RELATED = 0.3
-"""Share beyond chance that a descendant explains at least, after alignment."""
+"""Share beyond chance that a descendant explains at least, after alignment, and no aligned stranger does."""
 STRANGE = 0.2
 """Share beyond chance that independent networks may explain, because they learned from the same data."""
+FAINT = 0.02
+"""Share beyond chance up to which the order of units decides nothing: no descendant is so far away."""
 EVERYTHING = 0.85
 """Where alignment explains this share of any network, it says nothing."""
 ENOUGH = 200
@@ -40,9 +58,13 @@ class Evidence:
         free: The number of compared values, less the dimension of the group.
         share: Mean share of the first network's matrices that the second one explains after alignment, if any can be.
         chance: What strangers explain at most; see `by_chance`. None if it was not measured.
-        p_value: Of independence, by the order of units as stored; None where no group can be tested.
+        p_value: Of independence, by the order of units as stored; None where no group can be tested. It is exact where
+            nobody chose that order.
         z_score: The statistic behind it.
         is_whole: Whether all of both networks is compared.
+        is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
+            there need be no element that leads from one network to the other.
+        parent: That one of the networks says that it was made of the other one; empty if none does.
     """
 
     is_equal: bool
@@ -55,15 +77,24 @@ class Evidence:
     p_value: float | None
     z_score: float | None
     is_whole: bool = True
+    is_factorized: bool = False
+    parent: str = ""
 
 
 def needs_chance(evidence: Evidence) -> bool:
     """Whether what strangers explain decides."""
-    return judge(evidence)[0] == "undecided" and evidence.share is not None and evidence.free >= ENOUGH
+    return _judge_weights(evidence)[0] == "undecided" and evidence.share is not None and evidence.free >= ENOUGH
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, str]:
     """The verdict, and a sentence that gives the reason."""
+    verdict, reason = _judge_weights(evidence)
+    if evidence.parent and verdict in (ALIGNED, "unrelated", "undecided"):
+        return "descended", f"{evidence.parent}. By weights alone it is {verdict}: {reason}"
+    return verdict, reason
+
+
+def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
     e = evidence
     if e.is_equal or e.stored <= EQUAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
@@ -74,36 +105,61 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
             f"an element of the group brings B from {e.stored:.3g} of A's norm to {e.modulo:.2g}, which the rounding "
             f"of their format explains ({tolerance:.2g})"
         )
+        if e.is_factorized:
+            how += (
+                ". That is measured without what products of matrices of less than full rank do not read: it is the "
+                "same function, and no element need lead from one network to the other"
+            )
         return _judge_same("same network in another gauge", how, e)
-    if e.p_value is not None and e.z_score is not None and e.z_score >= CERTAIN:
-        return "descended", (
-            f"units correspond in the order in which they are stored, {e.z_score:.1f} standard deviations beyond "
-            f"independent networks (p = {e.p_value:.2g}): one descends from the other, or both from a third"
-        )
+    order = _order(e)
     beyond = beyond_chance(e.share, e.chance)
+    if e.free < ENOUGH:
+        few = f"modulo the group {max(0, e.free)} numbers are left, which is too few to tell strangers apart"
+        return ("undecided", few) if order is None else (ALIGNED, f"{order}, and {few}: {UNKNOWN}")
     if e.share is None or e.chance is None or beyond is None:  # Chance is measured only where that may decide.
         return "undecided", "no matrix tells units apart, so that there is nothing to align"
     explained = (
         f"after alignment B explains {e.share:.0%} of A's matrices, where strangers explain up to {e.chance:.0%}"
     )
-    if e.free < ENOUGH:
-        return (
-            "undecided",
-            f"modulo the group {max(0, e.free)} numbers are left, which is too few to tell strangers apart",
-        )
     if e.chance >= EVERYTHING:
-        return "undecided", f"{explained}: the group is so large that nothing can be told from that"
+        large = f"{explained}: the group is so large that nothing can be told from that"
+        return ("undecided", large) if order is None else (ALIGNED, f"{large}. {_upper(order)}: {UNKNOWN}")
     if beyond >= RELATED:
-        return "descended", f"{explained}: one descends from the other, or both from a third, and one was moved"
+        return "descended", f"{explained}: one descends from the other, or both from a third"
+    if order is not None and beyond > FAINT:
+        return ALIGNED, f"{explained}, which is less than near descendants do. {_upper(order)}: {UNKNOWN}"
     if beyond > STRANGE:
         return "undecided", f"{explained}: more than networks with common data, and less than descendants"
-    if e.p_value is not None and e.p_value <= SURPRISING:
+    if e.p_value is None:
+        return "unrelated", explained
+    if e.p_value > SURPRISING:
+        return (
+            "unrelated",
+            f"{explained}, and the order of units is that of independent networks (p = {e.p_value:.2g})",
+        )
+    if beyond > FAINT:
         return "undecided", (
             f"units correspond as stored more than chance does (p = {e.p_value:.2g}), but not for certain, and "
             f"{explained}"
         )
-    order = "" if e.p_value is None else f", and units do not correspond as stored (p = {e.p_value:.2g})"
-    return "unrelated", explained + order
+    return "unrelated", (
+        f"{explained}. Units correspond in the order in which they are stored (p = {e.p_value:.2g}), as they do after "
+        "an alignment of B to A"
+    )
+
+
+def _order(evidence: Evidence) -> str | None:
+    """That units correspond as stored, if that is certain; it never says why."""
+    if evidence.z_score is None or evidence.z_score < CERTAIN:
+        return None
+    return (
+        f"units correspond in the order in which they are stored, {evidence.z_score:.1f} standard deviations beyond "
+        "networks whose order nobody chose"
+    )
+
+
+def _upper(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
 
 
 def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verdict, str]:

@@ -7,10 +7,12 @@ from typing import Any, overload
 
 from torch import Tensor
 
+from regauge.connect.comparable import require_comparable
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic, walk
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params
-from regauge.core.params import Params, require_alike
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Judge, Task, evaluate
 
 
@@ -75,6 +77,7 @@ def line(
     *,
     path: Path | None = None,
     prepare: Callable[[Params], Params] | None = None,
+    progress: Progress = no_progress,
 ) -> Curve: ...
 
 
@@ -87,6 +90,7 @@ def line(
     *,
     path: WassersteinGeodesic,
     prepare: Callable[[tuple[Params, Params]], tuple[Params, Params]] | None = None,
+    progress: Progress = no_progress,
 ) -> Curve: ...
 
 
@@ -99,6 +103,7 @@ def line(
     *,
     path: Any = None,
     prepare: Callable[[Any], Any] | None = None,
+    progress: Progress = no_progress,
 ) -> Curve:
     """Evaluate networks along a path from the first to the second: the straight line unless another is given.
 
@@ -112,10 +117,11 @@ def line(
         prepare: Applied to every network on the path, both ends too, so that all are treated alike; the task's unless
             given. A model with batch normalization needs its statistics recomputed:
             `lambda p: reset_batchnorm(p, module, batches)`. The curve says where an end has another loss as stored.
+        progress: Shows how many of the networks were evaluated.
 
     Raises:
         TypeError: A network is no dictionary of tensors.
-        ValueError: The networks have different parameters or hold NaN or Inf, there are fewer than three
+        ValueError: The networks have different parameters or structure, or hold NaN or Inf, there are fewer than three
             points, the path does not fit, the judge returns no loss, or a loss is NaN.
     """
     if points < 3:
@@ -134,8 +140,9 @@ def line(
     if is_pair:
         path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
     for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
-        require_alike(*ends)
+        require_comparable(ends, judge)
     table, stored, at = [], [], walk(path, params_a, params_b)
+    advance = progress("evaluating", points)
     for k in range(points):
         t = k / (points - 1)
         params = at(t)
@@ -154,6 +161,7 @@ def line(
                 )
             )
         table.append({"t": t, **metrics})
+        advance()
     return Curve(tuple(table), stored=tuple(stored))
 
 

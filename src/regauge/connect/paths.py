@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regauge.canonical import Manifold
 from regauge.connect.repair import Repairer
 from regauge.core.interpolation import combine, interpolate
-from regauge.core.params import Params
+from regauge.core.params import Params, equal_names
 
 Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 """Means and standard deviations of independent normal distributions."""
@@ -42,10 +42,10 @@ def walk(path: Path, params_a: Any, params_b: Any) -> Callable[[float], Any]:
 
 @dataclass(frozen=True)
 class Straight:
-    """The straight line `(1 - t) a + t b`."""
+    """The straight line `(1 - t) a + t b`; what both ends have in common stays bit by bit."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        return interpolate(params_a, params_b, t)
+        return interpolate(params_a, params_b, t) | {n: params_a[n] for n in equal_names((params_a, params_b))}
 
 
 @dataclass(frozen=True)

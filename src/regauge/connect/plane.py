@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from regauge.connect.comparable import require_comparable
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params
 from regauge.core.interpolation import combine
-from regauge.core.params import Params, label, require_alike
+from regauge.core.params import Params, equal_names, label
 from regauge.core.progress import Advance, Progress, no_progress
 from regauge.core.task import Judge, Task, evaluate
 
@@ -48,7 +49,7 @@ class Plane:
         """The network at a point of the plane: an affine combination of the three.
 
         Buffers are combined with the same (barycentric) weights but never leave the range of the three, since a
-        variance that is extrapolated may be negative.
+        variance that is extrapolated may be negative. What all three have in common stays bit by bit.
         """
         networks = self._networks
         params = combine(networks, barycentric(self.points, torch.tensor([x, y], dtype=torch.float64)).tolist())
@@ -56,7 +57,7 @@ class Plane:
             if params[name].is_floating_point():
                 three = torch.stack([p[name].to(params[name].device) for p in networks])
                 params[name] = params[name].clamp(three.amin(0), three.amax(0))
-        return params
+        return params | {name: networks[0][name] for name in equal_names(networks)}
 
     @property
     def basis(self) -> tuple[Params, Params]:
@@ -99,14 +100,14 @@ def plane(
 
     Raises:
         TypeError: A network is no dictionary of tensors.
-        ValueError: The networks have different parameters, hold NaN or Inf or lie on one line, or the grid is
-            too small.
+        ValueError: The networks have different parameters or structure, hold NaN or Inf or lie on one line, or the
+            grid is too small.
     """
     if resolution < 2 or not 0 <= margin < math.inf:
         raise ValueError(f"resolution={resolution}, margin={margin}: at least 2 points and a finite margin are needed")
     first, second, third = (as_params(one, label(k)) for k, one in enumerate((params_a, params_b, params_c)))
     networks = (first, second, third)
-    require_alike(*networks)
+    require_comparable(networks, judge)
     if buffers is None:
         buffers = [name for name, _ in judge.module.named_buffers()] if isinstance(judge, Task) else []
     points = _coordinates(networks, frozenset(buffers))

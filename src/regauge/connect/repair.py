@@ -3,8 +3,9 @@
 Where batch normalization follows the layers, new running statistics do.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from regauge.connect.moments import Moments, Statistics
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import shares_of
-from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.params import Params, equal_names, require_finite, require_same_shapes
 from regauge.core.rounding import round_alike
-from regauge.core.task import call, evaluating
+from regauge.core.task import Task, call, evaluating
 
 CONSTANT = 1e-6
 """A unit whose standard deviation is below this share of its size counts as constant."""
@@ -26,10 +27,30 @@ CONSTANT = 1e-6
 
 @dataclass(frozen=True)
 class RepairResult:
-    """A repaired network."""
+    """A repaired network.
 
-    params: Params = field(repr=False)  # of the same names, dtypes and devices
-    layers: tuple[str, ...]  # names of the layers whose weights were rescaled, in the order of the graph
+    Attributes:
+        params: Of the same names, dtypes and devices as the interpolated network.
+        layers: Names of the layers whose weights were rescaled, in the order of the graph.
+        losses: With a task, the losses of the interpolated network and of the repaired one.
+        is_kept: Whether `params` are those of the repaired network, not of the interpolated one.
+    """
+
+    params: Params = field(repr=False)
+    layers: tuple[str, ...]
+    losses: Mapping[str, float] = field(default_factory=dict)
+    is_kept: bool = True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not done, in a sentence."""
+        if self.is_kept:
+            return ()
+        before, after = self.losses["interpolated"], self.losses["repaired"]
+        return (
+            f"repairing raises the loss on the data that choose from {before:.4g} to {after:.4g}: the network stays as "
+            "it is",
+        )
 
 
 @dataclass(frozen=True)
@@ -77,6 +98,7 @@ def repair(
     batches: Iterable[Any],
     *,
     weights: Sequence[float] | None = None,
+    task: Task | None = None,
 ) -> RepairResult:
     """Give every unit of an interpolated network the mean and spread that it has between the endpoints.
 
@@ -96,24 +118,39 @@ def repair(
     Args:
         params: The interpolated network, unchanged.
         module: How to run the parameters; its own are not used.
-        endpoints: The aligned networks between which it lies.
+        endpoints: The aligned networks between which it lies; without any, running statistics alone are recomputed.
         batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
             few thousand examples do; they are read many times.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
+        task: Decides whether repairing helps: where its loss rises, the network is returned as it was, with a note.
 
     Returns:
         The repaired network. Where all endpoints are the network itself, so is the result, but for running statistics.
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: There are no batches, the networks are of different architectures or not finite, or the weights
-            do not fit.
+        ValueError: There are no batches, the networks are of different architectures or not finite, the weights do not
+            fit, or there are neither endpoints nor running statistics.
 
     References:
         Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
         all layers get their goals at once, through a batch normalization that is fused afterwards.
     """
-    return Repairer(module, endpoints, batches).repair(params, weights)
+    if len(endpoints):
+        result = Repairer(module, endpoints, batches).repair(params, weights)
+    elif _layers(module):
+        result = RepairResult(reset_batchnorm(params, module, batches), ())
+    else:
+        raise ValueError(
+            "without endpoints only statistics of batch normalization are recomputed, but the model has none; give the "
+            "networks that were merged as endpoints"
+        )
+    if task is None:
+        return result
+    losses = {"repaired": task.evaluate(result.params)["loss"], "interpolated": task.evaluate(params)["loss"]}
+    best = min(losses, key=lambda name: (math.isnan(losses[name]), losses[name]))
+    result = replace(result, losses=losses)
+    return result if best == "repaired" else replace(result, params=as_params(params), layers=(), is_kept=False)
 
 
 class Repairer:
@@ -279,13 +316,14 @@ def require_endpoints(
     ends = [as_params(end, f"endpoint {k}") for k, end in enumerate(as_networks(endpoints))]
     if not ends:
         raise ValueError("there are no endpoints; give the networks between which the interpolated one lies")
-    require_finite(params, "the interpolated network")
+    equal = equal_names([params, *ends])
+    require_finite(params, "the interpolated network", equal)
     for k, end in enumerate(ends):
         try:
             require_same_shapes(params, end)
         except ValueError as error:
             raise ValueError(f"endpoint {k} does not fit the interpolated network: {error}") from None
-        require_finite(end, f"endpoint {k}")
+        require_finite(end, f"endpoint {k}", equal)
     return params, ends, shares_of(weights, len(ends))
 
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from regauge.connect.comparable import require_comparable
 from regauge.connect.line import Curve, line
 from regauge.connect.paths import ControlledPath
 from regauge.core.arguments import check_arguments
 from regauge.core.interpolation import combine, distance
-from regauge.core.params import Params, require_alike, require_same_shapes
+from regauge.core.params import Params, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.rounding import round_alike
 from regauge.core.task import Batch, Task
@@ -122,7 +123,7 @@ def straighten(
         Paper 003, section 3.4, whose method this is without encoder and hypernetwork.
     """
     config = config or Straighten()
-    require_alike(params_a, params_b)
+    require_comparable((params_a, params_b), task)
     first = first_names(task, params_b)
 
     def complete(learned: Params) -> Params:
@@ -281,7 +282,7 @@ def train_path(
     """
     if steps < 1:
         raise ValueError(f"steps={steps} cannot train a path: at least one is needed")
-    require_alike(params_a, params_b)
+    require_comparable((params_a, params_b), task)
     for point in path.inner:
         require_same_shapes(params_a, point)
     first = first_names(task, params_a)

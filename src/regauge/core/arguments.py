@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from torch import nn
 
@@ -22,7 +22,8 @@ JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse typical mistakes in the arguments of a public function in one sentence each, before it is called.
 
-    The arguments that `CHECKS` names are checked for their class, and those that `NEEDED` names for being given.
+    The arguments that `CHECKS` names are checked for their class, one by one where the function takes a sequence of
+    them as well, and those that `NEEDED` names for being given.
 
     Raises:
         TypeError: An argument is missing, or is an object of another class.
@@ -30,6 +31,7 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
     parameters = signature.parameters
     checked = {name: check for name, check in CHECKS.items() if name in parameters}
+    several = {name for name in checked if _takes_several(parameters[name].annotation)}
     needed = {
         name: way
         for name, way in NEEDED.items()
@@ -47,10 +49,16 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
             raise TypeError(f"{function.__name__}() is missing {missing!r}; write {needed[missing]}")
         for name, check in checked.items() if "rest" not in given else ():  # `as_networks` explains the rest
             if name in given and not (given[name] is None and parameters[name].default is None):
-                check(given[name])
+                is_several = name in several and isinstance(given[name], list | tuple)
+                for one in given[name] if is_several else (given[name],):
+                    check(one)
         return function(*args, **kwargs)
 
     return call
+
+
+def _takes_several(annotation: object) -> bool:
+    return any(get_origin(one) is Sequence for one in (annotation, *get_args(annotation)))
 
 
 def require_symmetry(symmetry: object) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from regauge.core.act import Site, take
@@ -91,4 +92,10 @@ def _bytes(rows: Tensor) -> list[Hashable]:
     """The bits of each row."""
     if not rows.shape[1]:
         return [b""] * len(rows)
-    return [row.tobytes() for row in rows.contiguous().view(torch.uint8).numpy()]
+    return [row.tobytes() for row in bits(rows).reshape(len(rows), -1).numpy()]
+
+
+def bits(tensor: Tensor) -> UInt8[Tensor, " bytes"]:
+    """The bits of a tensor, byte by byte."""
+    # A contiguous tensor with one column or one entry may have any stride, with which it cannot be seen as bytes.
+    return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)

@@ -1,7 +1,7 @@
 """Parameters as values: a dictionary from names to tensors, exactly a module's `state_dict()`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -52,8 +52,8 @@ def count_models(params: Mapping[str, Tensor]) -> int:
     return count
 
 
-def require_finite(params: Mapping[str, Tensor], label: str) -> None:
-    """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf."""
+def require_finite(params: Mapping[str, Tensor], label: str, structure: Collection[str] = ()) -> None:
+    """Raise a ValueError if a floating-point tensor of a network holds NaN or Inf; Inf is fine in structure (masks)."""
     for name, tensor in params.items():
         if tensor.is_meta:
             raise ValueError(
@@ -65,7 +65,9 @@ def require_finite(params: Mapping[str, Tensor], label: str) -> None:
         # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
         if not tensor.is_floating_point() or math.isfinite(tensor.sum()) or bool(tensor.isfinite().all()):
             continue
-        bad = int((~tensor.isfinite()).sum())
+        bad = int((tensor.isnan() if name in structure else ~tensor.isfinite()).sum())
+        if not bad:
+            continue
         raise ValueError(
             f"{name!r} of {label} holds {bad} values that are NaN or Inf (of {tensor.numel()}); "
             "the network cannot be used, check its training or load another checkpoint"
@@ -89,11 +91,21 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
             )
 
 
-def require_alike(*networks: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless networks are of one architecture and finite."""
+def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = ()) -> None:
+    """Raise a ValueError unless networks are of one architecture and finite; structure may hold Inf."""
     for k, params in enumerate(networks):
         require_same_shapes(networks[0], params)
-        require_finite(params, label(k))
+        require_finite(params, label(k), structure)
+
+
+def equal_names(networks: Sequence[Mapping[str, Tensor]]) -> set[str]:
+    """The names of the tensors that are equal in all networks."""
+    first, rest = networks[0], networks[1:]
+    return {n for n, tensor in first.items() if all(n in other and _is_equal(tensor, other[n]) for other in rest)}
+
+
+def _is_equal(first: Tensor, other: Tensor) -> bool:
+    return first is other or (first.dtype == other.dtype and first.device == other.device and torch.equal(first, other))
 
 
 def label(k: int, what: str = "network") -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regauge.core.act import Site, act
 from regauge.core.element import Element, identity, stack
+from regauge.core.exchangeable import bits
 from regauge.core.movable import VALUES
 from regauge.core.symmetry import Symmetry
 
@@ -34,7 +35,7 @@ def is_same(first: Tensor, other: Tensor) -> bool:
         first, other = first.to(coarse), other.to(coarse)
     if first.dtype != other.dtype:
         return False
-    return torch.equal(_bits(first), _bits(other.to(first.device)))
+    return torch.equal(bits(first), bits(other.to(first.device)))
 
 
 def require_same(name: str, tensors: Sequence[Tensor]) -> None:
@@ -61,6 +62,16 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
     if found is None:
         raise ValueError(_difference((fixed or different)[0]))
     return found
+
+
+def without_structure(symmetry: Symmetry) -> Symmetry:
+    """A symmetry for networks without their structure: classes of units are known, and nothing acts on it any more."""
+    held = frozenset(symmetry.structure)
+    groups = tuple(
+        replace(g, placements=tuple(p for p in g.placements if p.parameter not in held)) for g in symmetry.groups
+    )
+    shapes = {name: shape for name, shape in symmetry.shapes.items() if name not in held}
+    return replace(symmetry, groups=groups, shapes=shapes)
 
 
 def _difference(name: str) -> str:
@@ -167,9 +178,9 @@ def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Cod
     result = {}
     for k, name in enumerate(names):
         tensor = network[name].detach().cpu().contiguous()
-        bits = _bits(tensor).reshape(*tensor.shape, -1).numpy().astype(np.uint64)
+        rows = bits(tensor).reshape(*tensor.shape, -1).numpy().astype(np.uint64)
         code = np.full(tuple(tensor.shape), k, np.uint64)
-        for byte in np.moveaxis(bits, -1, 0):
+        for byte in np.moveaxis(rows, -1, 0):
             code = _mix(code, byte)
         result[name] = code
     return result
@@ -216,7 +227,3 @@ def _mix(first: Codes, other: Any) -> Codes:
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         result: Codes = mixed ^ (mixed >> np.uint64(31))
     return result
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -53,7 +53,8 @@ def render(
     if unused:
         lines += ["", f"parameters that do not influence the outputs: {_shorten(list(unused))}"]
     if structure:
-        lines += ["", f"structure, kept as it is: {_shorten(list(structure))}"]
+        told = "structure, kept as it is, since no normalization fills it or it was named"
+        lines += ["", f"{told}: {_shorten(list(structure), 12)}"]
     return "\n".join([*lines, *(line for note in notes for line in ("", escape_lines(note)))])
 
 

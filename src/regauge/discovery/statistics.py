@@ -3,8 +3,8 @@
 Decided from the traced graph and from a pass without values: no value of a buffer is looked at.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,10 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regauge.core.outputs import SelectedOutputs
 from regauge.discovery.operators import INLINED, SAME, VIEWS, operator_name, shape_of, words
-from regauge.discovery.trace import Program
+from regauge.discovery.registry import leaves_as_operators
+from regauge.discovery.restoring import restored
+from regauge.discovery.trace import Program, trace
+from regauge.discovery.traceable import TraceError
 
 RUNNING = ("running_mean", "running_var")
 """Arguments of normalizations that are running estimates."""
+NORMS = nn.modules.batchnorm._NormBase
+"""Modules whose buffers are statistics."""
 POINTWISE = words("add sub rsub mul div neg")
 PASSES = SAME | VIEWS | words("expand expand_as slice")
 
@@ -66,6 +71,26 @@ def structure_of(
     if candidates:
         unclear -= _filled(module, inputs, kwargs, candidates)
     return tuple(name for name in program.shapes if name in unclear | kept)
+
+
+def find_structure(
+    module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
+) -> tuple[str, ...]:
+    """Which of some buffers of a module are structure; none where it cannot be traced."""
+    unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
+    if not unclear:
+        return ()
+    dtype = next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.get_default_dtype())
+    inputs, kwargs = pytree.tree_map_only(
+        Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (inputs, kwargs)
+    )
+    try:
+        with leaves_as_operators(module):
+            program = trace(module, inputs, kwargs)
+    except (TraceError, ValueError):
+        return ()
+    found = structure_of(program, module, inputs, kwargs, keep=(), move=())
+    return tuple(name for name in found if name in unclear)
 
 
 def _is_table(program: Program, name: str) -> bool:
@@ -177,45 +202,46 @@ def _unwrapped(node: Node) -> Node:
 
 
 def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> set[str]:
-    """The buffers that a pass in training mode writes into, on tensors without values; the module stays as it is."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    fakes = {f"module.{name}": mode.from_tensor(tensor.detach()) for name, tensor in tensors.items()}
-    writes = _Writes()
-    state = torch.get_rng_state()
-    wrapped = SelectedOutputs(module, None)
-    with _restored(module), mode, torch.no_grad(), writes:
+    """The buffers that a pass in training mode writes into, or replaces, on tensors without values.
+
+    The module stays as it is.
+    """
+    mode, writes = FakeTensorMode(allow_non_fake_inputs=True), _Writes()
+    wrapped, state = SelectedOutputs(module, None), torch.get_rng_state()
+    with restored(module), mode, torch.no_grad(), writes:
+        fakes = _without_values(module, mode)
         wrapped.train()
         given, keywords = pytree.tree_map_only(Tensor, mode.from_tensor, (inputs, dict(kwargs)))
         with suppress(Exception):  # A module can fail in any way without values: what it wrote until then counts.
-            torch.func.functional_call(wrapped, fakes, given, keywords)
+            wrapped(*given, **keywords)
+        now = dict(module.named_buffers(remove_duplicate=False))
     torch.set_rng_state(state)
-    return {name for name in names if fakes[f"module.{name}"].untyped_storage()._cdata in writes.storages}
+    return {n for n in names if now.get(n) is not fakes[n] or fakes[n].untyped_storage()._cdata in writes.storages}
 
 
-class _Writes(TorchDispatchMode):
+def _without_values(module: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
+    """The buffers of a module, in which all tensors are replaced by ones without values."""
+    made: dict[int, Tensor] = {}
+    for part in module.modules():
+        tables: list[dict[str, Any]] = [part._parameters, part._buffers]
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = made.setdefault(id(tensor), mode.from_tensor(tensor.detach()))
+    return dict(module.named_buffers(remove_duplicate=False))
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The storages that operators write into."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for k, argument in enumerate(func._schema.arguments):
             value = args[k] if k < len(args) else kwargs.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+            if argument.is_write and isinstance(value, Tensor):
                 self.storages.add(value.untyped_storage()._cdata)
         return func(*args, **kwargs)
-
-
-@contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    """Take back what a pass writes to attributes, its mode included."""
-    held = [(kept, dict(kept)) for part in module.modules() for kept in (vars(part), part._buffers, part._parameters)]
-    try:
-        yield
-    finally:
-        for kept, before in held:
-            kept.clear()
-            kept.update(before)

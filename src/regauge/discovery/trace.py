@@ -22,13 +22,15 @@ from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
 from regauge.core.task import evaluating
 from regauge.discovery.in_place import without_mutation
-from regauge.discovery.operators import operator_name, words
+from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import TraceError, require_traceable, trace_error
 
 MASKING = words("mul where masked_fill")
 """Operators in which a mask only multiplies other values or chooses between them."""
+CASTS = words("_to_copy to")
 LOGIC = words("logical_not bitwise_not logical_and logical_or bitwise_and bitwise_or __and__ __or__ eq ne gt ge lt le")
+MAKING_MASKS = CASTS | LOGIC | SAME | VIEWS | words("rsub expand expand_as slice")
 """Operators that make another mask."""
 
 
@@ -213,12 +215,14 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         placeholders[target] = placeholder
         is_constant = spec.kind == InputKind.CONSTANT_TENSOR
         found = program.constants.get(str(spec.target)) if is_constant else {**buffers, **parameters}.get(target)
-        is_stored = isinstance(found, Tensor) and target in kept and not is_constant
+        if not isinstance(found, Tensor):
+            continue
+        is_stored, is_floating = target in kept and not is_constant, found.is_floating_point()
         if is_stored:
             origins[placeholder] = aliases[id(found)][0]
-        if is_stored and (found.is_floating_point() or _is_mask(found, nodes[placeholder])):
+        if is_stored and (is_floating or _is_mask(found, nodes[placeholder])):
             states[placeholder] = aliases[id(found)][0]
-        if isinstance(found, Tensor) and not (is_stored and found.is_floating_point()):
+        if not (is_stored and is_floating):
             held[placeholder] = found
     results: Any = program.graph.output_node().args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}
@@ -243,15 +247,19 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
 
 def _is_mask(tensor: Tensor, node: Node) -> bool:
     """Whether whole numbers only multiply others or choose between them; those that say positions cannot be moved."""
+    return tensor.dtype in INTEGERS and bool(tensor.ndim) and _only_masks(node)
+
+
+def _only_masks(node: Node) -> bool:
     readers = [user for user in node.users if user.users or user.op == "output"]
-    return tensor.dtype in INTEGERS and bool(tensor.ndim) and bool(readers) and all(map(_masks, readers))
+    return bool(readers) and all(map(_masks, readers))
 
 
 def _masks(user: Node) -> bool:
     name, made = operator_name(user), user.meta.get("val")
-    is_cast = name in ("_to_copy", "to") and isinstance(made, Tensor) and made.is_floating_point()
-    is_logic = name in LOGIC and all(map(_masks, user.users))
-    return is_cast or name in MASKING or is_logic
+    if name in MASKING or (name in CASTS and isinstance(made, Tensor) and made.is_floating_point()):
+        return True
+    return name in MAKING_MASKS and _only_masks(user)
 
 
 def _target(spec: InputSpec | OutputSpec) -> str:

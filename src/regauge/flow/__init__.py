@@ -5,7 +5,8 @@ from regauge.flow.files import load_flow, save_flow
 from regauge.flow.fitting import Config, divide, fit
 from regauge.flow.flow import Flow
 from regauge.flow.guiding import BatchLoss
-from regauge.flow.judging import Judgement, Score, judge
+from regauge.flow.judgement import Judgement, Score
+from regauge.flow.judging import judge
 from regauge.flow.nets import NETS, Metanetwork, Perceptron, Tokens
 from regauge.flow.priors import PRIORS, FullGaussian, MatchedGaussian, PlainGaussian, UniformSphere
 from regauge.flow.sampling import Guidance

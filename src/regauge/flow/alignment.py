@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import WeightMatching, align_pairs
+from regauge.canonical import canonicalize
 from regauge.core import sphere
+from regauge.core.element import PARTS
 from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 
@@ -13,14 +15,38 @@ AT_ONCE = 512
 
 
 @torch.no_grad()
+def sort_points(space: Space, points: Points) -> Points:
+    """The same point for all networks of an orbit: signs, matrices and the order of units are fixed by sums of weights.
+
+    Where a space keeps scales (`scales="keep"`), they and invertible matrices stay as they are.
+    """
+    kept = {"scale"} if space.representation.scales != "keep" else {"scale", "linear"}
+    parts = tuple(part for part in PARTS if part not in kept)
+    made = torch.empty_like(points)
+    for start in range(0, len(points), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        made[part] = space.collect(canonicalize(space.arrange(points[part]), space.symmetry, parts=parts)).to(points)
+    return made
+
+
+@torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """Points moved along their orbits, as near to a reference as weight matching brings them.
+    """The points of the same orbits that weight matching finds nearest to a reference.
+
+    Matching ends in a local optimum, which may depend on where it begins. So points are sorted first: the outcome is
+    one point for all networks of an orbit.
 
     Args:
         space: Of the points.
         reference: One point, `[values]`, or one for each, `[models, values]`.
         points: What is moved, `[models, values]`.
     """
+    return move_near(space, reference, sort_points(space, points))
+
+
+@torch.no_grad()
+def move_near(space: Space, reference: Tensor, points: Points) -> Points:
+    """Points moved along their orbits, as near to a reference as weight matching brings them from where they are."""
     made = torch.empty_like(points)
     for start in range(0, len(points), AT_ONCE):
         part = slice(start, start + AT_ONCE)
@@ -42,5 +68,14 @@ def find_reference(space: Space, points: Points, *, rounds: int = 2, most: int =
     reference = some[0]
     for _ in range(rounds):
         aligned = align_points(space, reference, some).double()
-        reference = space.map(aligned.mean(0), euclidean=lambda x: x, spherical=sphere.normalize).to(points)
+        reference = space.map(aligned.mean(0), reference.double(), euclidean=_first, spherical=_direction).to(points)
     return reference
+
+
+def _first(mean: Tensor, _: Tensor) -> Tensor:
+    return mean
+
+
+def _direction(mean: Tensor, before: Tensor) -> Tensor:
+    """The directions of means; where opposite points cancel, the direction before."""
+    return torch.where(torch.linalg.vector_norm(mean, dim=-1, keepdim=True) > 0, sphere.normalize(mean), before)

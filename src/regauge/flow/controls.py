@@ -5,12 +5,11 @@ from torch import Tensor
 
 from regauge.core import sphere
 from regauge.flow.manifold import Points
+from regauge.flow.novelty import nearest
 from regauge.flow.space import Space
 
 BISECTIONS = 12
 """Steps of the search for the size of noise."""
-AT_ONCE, FEW = 64, 8
-"""Points that are compared at a time, and how many training networks are looked at closely at first."""
 
 
 def make_controls(
@@ -42,33 +41,6 @@ def make_controls(
         "normal, each value by itself": space.project(train.mean(0) + drawn * train.std(0)),
         "normal, all covariances": space.project(train.mean(0) + weights @ centered),
     }
-
-
-def nearest(space: Space, points: Points, train: Points) -> tuple[Tensor, Tensor]:
-    """The distance to the nearest training network of each point, and the number of that network.
-
-    Straight distances in the surrounding space, which are fast and never longer than those along spheres, say which
-    training networks can be the nearest.
-
-    Args:
-        space: Of the points.
-        points: Aligned points.
-        train: Aligned training networks.
-    """
-    distances, numbers, exact = [], [], train.double()
-    for start in range(0, len(points), AT_ONCE):
-        some = points[start : start + AT_ONCE]
-        straight = torch.cdist(some.double(), exact)
-        near = straight.topk(min(FEW, len(train)), largest=False).indices
-        for point, lengths, few in zip(some, straight, near, strict=True):
-            found = space.distance(point.unsqueeze(0), train[few])
-            if bool(lengths[few[-1]] < found.min()):
-                few = (lengths <= found.min()).nonzero()[:, 0]
-                found = space.distance(point.unsqueeze(0), train[few])
-            best = int(found.argmin())
-            distances.append(found[best])
-            numbers.append(few[best])
-    return torch.stack(distances), torch.stack(numbers)
 
 
 def _add_noise(space: Space, train: Points, copies: Points, noise: Points, held_out: Points) -> Points:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from regauge.flow.alignment import align_points
+from regauge.flow.alignment import move_near
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
 from regauge.flow.space import Space
@@ -49,5 +49,5 @@ class Coupling:
             x0 = x0[order.to(x0.device)]
         if self.alignment:
             assert isinstance(space, Space)
-            x1 = align_points(space, x0, x1)
+            x1 = move_near(space, x0, x1)
         return x0, x1

@@ -16,7 +16,9 @@ from regauge.flow.space import LOG_NORM, Space
 from regauge.storage.checkpoints.described import read_described
 from regauge.storage.checkpoints.writing import save
 
-KIND, VERSION = "regauge flow", "1"
+KIND, VERSION = "regauge flow", "2"
+EARLIER = "1"
+"""The version that kept no reference."""
 PRIOR = ("mean", "deviation", "root", "factor")
 """Tensors of a prior."""
 COMPONENTS = ("mean", "unit", "axes", "sizes")
@@ -48,6 +50,8 @@ def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
     if few is not None:
         tensors |= {f"components/{name}": getattr(few, name) for name in COMPONENTS}
         tensors |= {f"components/roots/{number:05d}": root for number, root in enumerate(few.roots)}
+    if flow.reference is not None:
+        tensors["reference"] = flow.reference
     header = {"kind": KIND, "version": VERSION, "flow": json.dumps(made), "about": json.dumps(dict(flow.about))}
     return save(tensors, path, overwrite=overwrite, metadata=header)
 
@@ -55,11 +59,15 @@ def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
 def load_flow(path: str | Path) -> Flow:
     """The flow in a file.
 
+    A file of version 1 kept no reference; the mean of the networks that the flow was fitted to takes its place.
+
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, no flow, or of another version.
     """
-    header, tensors = read_described(path, kind=KIND, version=VERSION, name="flow", writer="regauge flow fit")
+    header, tensors = read_described(
+        path, kind=KIND, version=VERSION, earlier=EARLIER, name="flow", writer="regauge flow fit"
+    )
     try:
         made, about = json.loads(header["flow"]), json.loads(header["about"])
         design = design_of(made["design"])
@@ -79,6 +87,10 @@ def load_flow(path: str | Path) -> Flow:
             manifold, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0)
         )
         velocity.load_state_dict(below("velocity/", tensors))
+        reference = None
+        if design.is_aligned:
+            mean = manifold.mean if isinstance(manifold, Components) else moments.mean
+            reference = tensors["reference"] if header["version"] == VERSION else mean
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise ValueError(f"the flow {str(path)!r} is damaged ({error}); fit it again") from error
-    return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about)
+    return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about, None, reference)

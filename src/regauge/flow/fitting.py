@@ -24,9 +24,9 @@ from regauge.flow.priors import FullGaussian, Prior
 from regauge.flow.space import Space
 from regauge.flow.times import Times, UniformTime
 from regauge.flow.velocity import Velocity
-from regauge.learn.populations import describe_run, digest, find_usable, read_blocks, split_networks
+from regauge.learn.populations import describe_run, digest, find_usable, kept_unless, read_blocks, split_networks
 from regauge.learn.training import Training, Validation, train
-from regauge.storage.collection import Collection, Networks
+from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
@@ -72,6 +72,7 @@ def fit(
     indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     split_by: str | None = None,
+    checkpoints: Kept = "last",
     starts: Mapping[str, Tensor] | None = None,
     state: Path | None = None,
     progress: Progress = no_progress,
@@ -84,11 +85,13 @@ def fit(
         symmetry: Of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
-        indices: Numbers of the networks to use, or a mask; all that are finite unless given.
+        indices: Numbers of the networks to use, or a mask; those that are not finite are left out.
         split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run, so
             that two checkpoints of one run are never in two parts; of a population random networks are taken: 80%, 10%
             and 10%. The last ones are not read.
         split_by: Name of a column by which the store is divided, instead of by run.
+        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+            names networks.
         starts: Networks such as the population began with; a prior of independent values is then matched to them
             instead of to those at which the flow ends.
         state: File in which the training is kept while it runs, and from which the same call continues.
@@ -103,14 +106,14 @@ def fit(
     collection = Collection(population, symmetry)
     if count := max(collection.layouts):
         raise ValueError(f"the networks have {count + 1} architectures, but a flow makes networks of one; fit one each")
-    parts = divide(collection, indices, split=split, split_by=split_by)
+    parts = divide(collection, indices, split=split, split_by=split_by, checkpoints=checkpoints)
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
     sample = collection.read(parts["train"][:SAMPLE])
     space = Space.of(sample, collection.symmetry(0), config.representation)
     points = {name: _enter(collection, parts[name], space) for name in ("train", "validation")}
-    if config.is_aligned:
-        middle = find_reference(space, points["train"])
-        points = {name: align_points(space, middle, own) for name, own in points.items()}
+    reference = find_reference(space, points["train"]) if config.is_aligned else None
+    if reference is not None:
+        points = {name: align_points(space, reference, own) for name, own in points.items()}
     manifold: Space | Components = space
     if config.representation.components is not None:
         manifold = Components.of(space, points["train"], config.representation.components, config.balance)
@@ -148,7 +151,8 @@ def fit(
     about = {
         "settings": repr(config),
         "networks": {name: len(part) for name, part in parts.items()},
-        "seed": seed,
+        "checkpoints": checkpoints if indices is None and split is None else None,
+        "seed": generator.initial_seed(),
         "scores": {"flow": {"validation loss": best}},
         "history": [dict(row) for row in trained.history],
         "best": trained.best,
@@ -156,7 +160,7 @@ def fit(
         "architecture": member.architecture.to_json() if isinstance(member, Store) else None,
     }
     design = Design(**{part.name: getattr(config, part.name) for part in fields(Design)})
-    return Flow(velocity.cpu().eval(), manifold, prior, moments, design, tuple(classes), about, trained)
+    return Flow(velocity.cpu().eval(), manifold, prior, moments, design, tuple(classes), about, trained, reference)
 
 
 def divide(
@@ -165,10 +169,16 @@ def divide(
     *,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     split_by: str | None = None,
+    checkpoints: Kept = "last",
 ) -> dict[str, NDArray[np.int64]]:
-    """Numbers of the networks for "train", "validation" and "test", as `fit` divides them."""
+    """Numbers of the networks for "train", "validation" and "test", as `fit` divides them with the same arguments."""
     collection = Collection(population)
-    return split_networks(collection, find_usable(collection, indices, reads_memory=True), split, split_by)
+    return split_networks(
+        collection,
+        find_usable(collection, indices, kept_unless(split, checkpoints), reads_memory=True),
+        split,
+        split_by,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.flow.alignment import align_points, sort_points
 from regauge.flow.components import Components
 from regauge.flow.design import Design
 from regauge.flow.likelihood import integrate_density
@@ -45,6 +47,7 @@ class Flow:
         classes: What samples can be drawn for, the values of the column of labels; none without one.
         about: What is known about the training, as JSON.
         trained: The course of the training; None of a flow that was loaded.
+        reference: The point to which networks are aligned, `[values]` of `networks`; None where none were in the fit.
     """
 
     velocity: Velocity
@@ -55,6 +58,7 @@ class Flow:
     classes: tuple[Any, ...]
     about: Mapping[str, Any]
     trained: Trained | None = None
+    reference: Float[Tensor, " values"] | None = None
 
     @property
     def architecture(self) -> Architecture | None:
@@ -155,30 +159,47 @@ class Flow:
         label: Any = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, " models"]:
-        """The log density of networks, in nats, with respect to the surface area of spheres and the volume elsewhere.
+        """The log density of networks, in nats: equal for all networks of an orbit.
 
-        A flow that respects permutations gives all networks of an orbit the same density. That of a flow of principal
-        components is the density of the components alone.
+        It is the density of one point for each orbit, with respect to the surface area of spheres and the volume
+        elsewhere: of the network with the scales of the space, aligned to the reference of the fit as `fit` aligned its
+        networks. Of a flow that was not fitted to aligned networks, it is that of the network in sorted order. So it is
+        no density over functions, nor over all parameters, and depends on the representation; compare it only with that
+        of other networks under the same flow. With `scales="keep"`, scales are part of the point, and networks that
+        differ by them have densities of their own. That of a flow of principal components is the density of the
+        components alone.
 
         Args:
-            population: Networks with a leading model axis.
+            population: Networks with a leading model axis. What is computed has their precision.
             steps: Of Runge and Kutta's method.
-            probes: Random vectors by which divergences are estimated; None: exact, at the cost of one backward pass for
-                each value.
+            probes: Random vectors by which divergences are estimated, the same for all networks; None: exact, at the
+                cost of one backward pass for each value.
             label: One of `classes`, for a flow with labels.
             generator: Source of the probes; fixed ones unless given.
         """
-        chance = torch.Generator().manual_seed(0) if generator is None else generator
-        field = self.field(self._number(label))
-        dtype = next(self.velocity.parameters()).dtype
+        own = next(self.velocity.parameters()).dtype
+        dtypes = (t.dtype for t in population.values() if t.is_floating_point())
+        dtype = reduce(torch.promote_types, dtypes, own)
+        flow = self if dtype == own else replace(self, velocity=copy.deepcopy(self.velocity).to(dtype))
+        field, x = flow.field(self._number(label)), self._find_points(population).to(dtype)
+        signs = None
+        if probes is not None:
+            chance = torch.Generator().manual_seed(0) if generator is None else generator
+            signs = 2 * torch.randint(0, 2, (probes, x.shape[1]), generator=chance, dtype=torch.int8) - 1
         found = []
-        x = self.space.enter(population, dtype)
         for k in range(0, len(x), AT_ONCE):
-            x0, change = integrate_density(
-                self.space, field, x[k : k + AT_ONCE], steps=steps, probes=probes, generator=chance
-            )
+            x0, change = integrate_density(self.space, field, x[k : k + AT_ONCE], steps=steps, probes=signs)
             found.append(self.prior.log_density(x0) + change)
         return torch.cat(found)
+
+    def _find_points(self, population: Mapping[str, Tensor]) -> Points:
+        """One point for each orbit, as the networks that the flow was fitted to were brought to theirs."""
+        x = self.networks.enter(population, torch.float64)
+        if self.reference is None:
+            x = sort_points(self.networks, x)
+        else:
+            x = align_points(self.networks, self.reference.to(x), x)
+        return self.space.reduce(x) if isinstance(self.space, Components) else x
 
     def field(self, number: int | None = None) -> Field:
         """The velocity as a function of points and times, for one class."""

@@ -1,7 +1,7 @@
 """How good and how new generated networks are, always beside what is made without a flow."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +12,12 @@ from regauge.core.params import count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task
 from regauge.flow.alignment import align_points, find_reference
-from regauge.flow.controls import make_controls, nearest
+from regauge.flow.controls import make_controls
+from regauge.flow.judgement import Bins, Judgement, Score
 from regauge.flow.manifold import Points
+from regauge.flow.novelty import NEAR, NEARER, count_near, nearest, spread
 from regauge.flow.space import Representation, Space
 
-COPIES = 0.8
-"""Networks whose nearest training network is nearer than this share of what it is for held-out ones are copies."""
 BINS = 15
 """Of the calibration error."""
 AT_ONCE = 64
@@ -28,81 +28,6 @@ KNOWN = 500
 """Most training networks whose wrong answers are looked at."""
 MAPPED = 300
 """Most networks of a kind on the map."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """What is known about some networks. Numbers that need class probabilities are None without a task of classes.
-
-    Attributes:
-        name: What they are.
-        networks: How many.
-        loss: Mean over networks.
-        loss_deviation: Over networks.
-        accuracy: Mean over networks.
-        calibration: Expected calibration error of single networks, mean over them.
-        average_loss: Of the average of all class probabilities.
-        average_accuracy: As above.
-        distance: Median distance to the nearest training network, in units of that of held-out networks: about 1 for
-            new networks, 0 for copies.
-        sources: Number of different training networks that are the nearest of one.
-        spread: Mean distance of two networks, in units of that of held-out networks.
-        disagreement: Share of examples on which two networks name different classes, mean over pairs.
-        divergence: Jensen-Shannon divergence of two networks' probabilities, in nats, mean over examples and pairs.
-        overlap: Largest share of wrong answers (intersection over union) that is shared with a training network; mean
-            over networks.
-        two_sample: Energy distance to held-out networks, in units of their spread: 0 for the same distribution.
-    """
-
-    name: str
-    networks: int
-    loss: float
-    loss_deviation: float
-    accuracy: float | None
-    calibration: float | None
-    average_loss: float | None
-    average_accuracy: float | None
-    distance: float
-    sources: int
-    spread: float
-    disagreement: float | None
-    divergence: float | None
-    overlap: float | None
-    two_sample: float
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Scores of generated networks, of held-out ones, and of what is made of training networks without a flow.
-
-    Attributes:
-        scores: The generated networks first, held-out ones second.
-        is_copier: Whether the generated networks are copies of training networks: their median distance to the nearest
-            one is less than 0.8 of what it is for held-out networks.
-        losses: Of each network, by the names of the scores.
-        reliability: For single networks and for the average of all, generated and held out: confidence, accuracy and
-            share of the answers in bins of confidence. Empty without a task of classes.
-        places: Training, held-out and generated networks in the plane of the training networks' largest variance.
-        share: What that plane shows of the variance.
-    """
-
-    scores: tuple[Score, ...]
-    is_copier: bool
-    losses: Mapping[str, tuple[float, ...]]
-    reliability: Mapping[str, "Bins"]
-    places: Mapping[str, tuple[tuple[float, float], ...]]
-    share: float
-
-    def __getitem__(self, name: str) -> Score:
-        return next(score for score in self.scores if score.name == name)
-
-    def __str__(self) -> str:
-        names = [part.name for part in fields(Score)]
-        rows = [[_text(value) for value in asdict(score).values()] for score in self.scores]
-        widths = [max(len(row[k]) for row in [names, *rows]) for k in range(len(names))]
-        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in [names, *rows]]
-        verdict = "copies of training networks" if self.is_copier else "no copies of training networks"
-        return "\n".join([*lines, "", f"the generated networks are {verdict}"])
 
 
 @check_arguments
@@ -118,10 +43,11 @@ def judge(
 ) -> Judgement:
     """Judge generated networks by quality and novelty, beside held-out networks and controls.
 
-    All networks are made canonical and aligned to one middle of the training networks first, so that in distances no
-    symmetry counts. There are as many controls of each kind as samples: copies, copies with as much noise as brings
-    them to the distance of held-out networks, means of 2 and of 16 aligned training networks, and normal distributions
-    the deviations and with all covariances of aligned training networks.
+    All networks are made canonical and aligned to one middle of the training networks. Distances in this common gauge
+    say which networks may be near one another; these few are aligned pair by pair, since in the common gauge small
+    distances come out too large. There are as many controls of each kind as samples: copies, copies with as much noise
+    as brings them to the distance of held-out networks, means of 2 and of 16 aligned training networks, and normal
+    distributions with the deviations and with all covariances of aligned training networks.
 
     Args:
         samples: Generated networks with a leading model axis; two at least.
@@ -146,33 +72,55 @@ def judge(
     controls = make_controls(space, points["train"], points["held_out"], len(points["samples"]), chance)
     judged = {"generated": points["samples"], "held-out": points["held_out"], **controls}
     known = {"generated": samples, "held-out": held_out}
-    unit = float(nearest(space, points["held_out"], points["train"])[0].median())
-    width = _spread(space, points["held_out"], points["held_out"])
+    distances = _Distances.of(space, points["train"], points["held_out"])
     some = torch.linspace(0, len(points["train"]) - 1, min(KNOWN, len(points["train"]))).long()
     answers = _predictions(evaluate, {name: tensor[some] for name, tensor in train.items()})
     scores, losses = [], {}
     reliability: dict[str, Bins] = {}
     for name, own in judged.items():
-        params = known.get(name) or space.leave(own)
-        quality, losses[name], bins = _quality(evaluate, params, answers)
+        quality, losses[name], bins = _quality(evaluate, known.get(name) or space.leave(own), answers)
         if name in known:
             reliability |= {f"{name}, {kind}": rows for kind, rows in bins.items()}
-        distance, sources = nearest(space, own, points["train"])
-        spread = _spread(space, own, own)
-        energy = 2 * _spread(space, own, points["held_out"], is_same=False) - spread - width
-        scores.append(
-            Score(
-                name=name,
-                networks=len(own),
-                **quality,
-                distance=float(distance.median()) / unit,
-                sources=int(sources.bincount().count_nonzero()),
-                spread=spread / width,
-                two_sample=max(0.0, energy) / width,
-            )
-        )
+        scores.append(Score(name=name, networks=len(own), **quality, **distances.describe(own)))
     places, share = _map(points)
-    return Judgement(tuple(scores), scores[0].distance < COPIES, losses, reliability, places, share)
+    one_answer = None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
+    return Judgement(tuple(scores), one_answer, losses, reliability, places, share)
+
+
+@dataclass(frozen=True, eq=False)
+class _Distances:
+    """Distances between networks, in units of those of held-out networks."""
+
+    space: Space
+    train: Points
+    held_out: Points
+    known: Tensor
+    spread: float
+    width: float
+
+    @classmethod
+    def of(cls, space: Space, train: Points, held_out: Points) -> "_Distances":
+        known, _ = nearest(space, held_out, train)
+        return cls(space, train, held_out, known, spread(space, held_out), _mean_distance(space, held_out, held_out))
+
+    def describe(self, own: Points) -> dict[str, Any]:
+        """Those of some networks, for their score."""
+        distance, sources = nearest(self.space, own, self.train)
+        few = own[: max(2, len(self.train))]  # Among more networks than those for training, each has nearer ones.
+        others, _ = nearest(self.space, few, few, is_same=True)
+        energy = (
+            2 * _mean_distance(self.space, own, self.held_out, is_same=False)
+            - _mean_distance(self.space, own, own)
+            - self.width
+        )
+        return {
+            "distance": float(distance.median() / self.known.median()),
+            "copied": count_near(distance, self.known, NEAR),
+            "sources": int(sources.bincount().count_nonzero()),
+            "repeated": count_near(others, self.known, NEARER),
+            "spread": spread(self.space, own) / self.spread,
+            "two_sample": max(0.0, energy) / self.width,
+        }
 
 
 def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, float], ...]], float]:
@@ -196,8 +144,8 @@ def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
     return sizes.flip(0).square() / max(1, len(few) - 1), axes.T.flip(1)
 
 
-def _spread(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
-    """The mean distance of a point of one kind to a different one of another."""
+def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
+    """The mean distance in the common gauge of a point of one kind to a different one of another."""
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))
 
@@ -217,10 +165,6 @@ def _predictions(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
         made.append(outputs.softmax(-1))
         wanted.append(targets)
     return (torch.cat(made, 1), torch.cat(wanted)) if made else None
-
-
-Bins = tuple[tuple[float, float, float], ...]
-"""Confidence, accuracy and share of the answers, bin by bin."""
 
 
 def _quality(
@@ -312,9 +256,3 @@ def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
     shared = first @ second.T
     union = first.sum(1, keepdim=True) + second.sum(1) - shared
     return torch.where(union > 0, shared / union.clamp_min(1), 1.0).amax(1)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -7,11 +7,9 @@ from torch import Tensor
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.sampling import Field
 
-EXACT = "exact"
-
 
 def integrate_density(
-    space: Manifold, field: Field, x: Points, *, steps: int, probes: int | None, generator: torch.Generator | None
+    space: Manifold, field: Field, x: Points, *, steps: int, probes: Float[Tensor, "probes values"] | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
     """Starts from which a velocity leads to points, and how much the log density changes on the way there.
 
@@ -24,18 +22,14 @@ def integrate_density(
         field: The velocity.
         x: Points at time 1.
         steps: Their number.
-        probes: Random sign vectors by which divergences are estimated, the same at all times (Hutchinson); exact
-            divergences, one backward pass for each coordinate, if None.
-        generator: Source of the probes.
+        probes: Random sign vectors by which divergences are estimated, the same for all points at all times
+            (Hutchinson); exact divergences, one backward pass for each coordinate, if None.
 
     References:
         Grathwohl et al. (2019), FFJORD, equations 4 and 8; Mathieu and Nickel (2020), Riemannian continuous normalizing
         flows, proposition 2.
     """
-    signs = None
-    if probes is not None:
-        drawn = torch.randint(0, 2, (probes, *x.shape), generator=generator, dtype=torch.int8)
-        signs = (2 * drawn - 1).to(x)
+    signs = None if probes is None else [one.to(x).expand_as(x) for one in probes]
     density, h = x.new_zeros(len(x)), -1 / steps
 
     def at(y: Tensor, t: float) -> tuple[Tensor, Tensor]:
@@ -53,7 +47,7 @@ def integrate_density(
 
 
 def _with_divergence(
-    space: Manifold, field: Field, x: Points, t: float, signs: Tensor | None
+    space: Manifold, field: Field, x: Points, t: float, signs: list[Tensor] | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
     """A velocity and its divergence."""
     with torch.enable_grad():

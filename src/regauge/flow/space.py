@@ -12,6 +12,7 @@ from torch import Tensor
 from regauge.canonical import canonical_manifold, canonicalize
 from regauge.core import sphere
 from regauge.core.params import Params, count_models
+from regauge.core.structure import require_same, without_structure
 from regauge.core.symmetry import Symmetry
 from regauge.flow.manifold import Manifold, Points, Sphere
 from regauge.flow.orbits import exchanged_values, signed_values
@@ -71,7 +72,8 @@ class Space(Manifold):
     """The points of the networks of one architecture: coordinates on unit spheres first, then Euclidean ones.
 
     Every floating-point value of a network is one coordinate, running statistics included, since functions depend on
-    them; further names of a tied tensor are not. Values that are positive by nature (variances) are logarithms.
+    them; structure, such as masks, and further names of a tied tensor are not. Values that are positive by nature
+    (variances) are logarithms.
 
         x = space.enter(population)       # [models, values]
         space.leave(x)                    # networks that compute the same functions
@@ -122,9 +124,11 @@ class Space(Manifold):
         if missing := [name for name in population if name not in symmetry.shapes]:
             raise ValueError(f"the symmetry does not know {missing[0]!r}; discover it from a module that has it")
         again = {name for names in symmetry.tied for name in names[1:]}
-        names = tuple(n for n, tensor in population.items() if tensor.is_floating_point() and n not in again)
+        fixed = {n for n, tensor in population.items() if not tensor.is_floating_point() or n in symmetry.structure}
+        names = tuple(n for n in population if n not in again | fixed)
         positive = tuple(n for n in names if n in symmetry.buffers and bool((population[n] > 0).all()))
-        constants = {n: t[0].clone() for n, t in population.items() if not t.is_floating_point()}
+        constants = {n: t[0].clone() for n, t in population.items() if n in fixed}
+        symmetry = without_structure(symmetry)
         head = how.head if how.head_form != "keep" else None
         if head is not None and head not in symmetry.shapes:
             raise KeyError(f"there is no parameter {head!r} for a head; the last ones are {list(names)[-4:]}")
@@ -172,6 +176,7 @@ class Space(Manifold):
         """
         if missing := [name for name in self.names if name not in {*symmetry.shapes, LOG_NORM}]:
             raise ValueError(f"networks of that symmetry have no {missing[0]!r}; only numbers of units may differ")
+        symmetry = without_structure(symmetry) if symmetry.structure else symmetry
         wrong = [n for n, t in self.constants.items() if tuple(t.shape) != tuple(symmetry.shapes.get(n, t.shape))]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is the same in all networks and cannot have another shape")
@@ -193,9 +198,12 @@ class Space(Manifold):
         """The points of networks; scales are brought to their canonical form first.
 
         Raises:
-            ValueError: A unit has no incoming weights, so that it has no place on its sphere; or values that were
-                positive in the population of the space are not.
+            ValueError: A unit has no incoming weights, so that it has no place on its sphere; values that were
+                positive in the population of the space are not; or the structure of a network is another one.
         """
+        for name in self.symmetry.structure:
+            if name in self.constants and name in population:
+                require_same(name, [self.constants[name].expand_as(population[name]), population[name]])
         params = {name: t.double() if t.is_floating_point() else t for name, t in population.items()}
         if LOG_NORM in self.names:
             params[LOG_NORM] = params[self.names[0]].new_zeros(count_models(population), 1)

@@ -13,6 +13,7 @@ from regauge.core.params import Params
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
 from regauge.core.scales import directions
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import evaluating
 from regauge.gauging.mappings import ScalePair, resolve_pair
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 
@@ -173,11 +174,12 @@ class _Audit:
         bias = {"bias": torch.zeros_like(weight)} if getattr(norm, "bias", None) is not None else {}
         for offset in (0.0, 1.0):
             try:
-                once, twice = (
-                    torch.func.functional_call(norm, {"weight": w, **bias}, (x,))
-                    for w in (weight, 2 * (weight + offset) - offset)
-                )
-            except (RuntimeError, TypeError):
+                with evaluating(norm):
+                    once, twice = (
+                        torch.func.functional_call(norm, {"weight": w, **bias}, (x,))
+                        for w in (weight, 2 * (weight + offset) - offset)
+                    )
+            except (RuntimeError, TypeError, ValueError):  # Batch normalization of images takes no rows.
                 return 0.0
             if torch.allclose(2 * once, twice, rtol=1e-4, atol=1e-6):
                 return offset

@@ -1,4 +1,4 @@
-"""The proof that a moved network computes the same function: both are run, in float64 and in their own dtype."""
+"""The evidence that a moved network computes the same function: both are run, in float64 and in their own dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -73,7 +73,7 @@ def gauge(
             raise ValueError(f"{name!r} has a leading model axis; choose the gauges of a population one by one")
     if method.needs_task and task is None:
         raise ValueError(f"{type(method).__name__} looks at what layers read: give a task with a module and batches")
-    require_finite(params, "the network")
+    require_finite(params, "the network", bound.structure)
     dtypes = {name: tensor.dtype for name, tensor in params.items()}
     problem = GaugeProblem(to_work(params), bound, task, generator, test, dtypes)
     chosen = method.choose(problem)

@@ -178,6 +178,7 @@ def rounding_errors(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Ro
     }
 
 
+@check_arguments
 def mean_error(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundToNearest) -> float:
     """The mean over layers of the relative squared error of their rounded weights."""
     errors = rounding_errors(params, symmetry, scheme)

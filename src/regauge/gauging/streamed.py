@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.streamed.memory import row_ranges
+from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import require_finite
 from regauge.core.symmetry import Symmetry
@@ -24,6 +25,7 @@ PIECE = 1 << 23
 """Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
 
 
+@check_arguments
 def choose_streamed(
     checkpoint: Checkpoint,
     symmetry: Symmetry,
@@ -99,7 +101,7 @@ def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: Laye
         ranges = [row_ranges(move.symmetry, name, shape, PIECE) for move in moves]
         for rows in next((one for one in ranges if one == [None]), ranges[0]):
             tensor = checkpoint.read(name, rows=rows)
-            require_finite({name: tensor}, checkpoint.label)
+            require_finite({name: tensor}, checkpoint.label, moves[0].symmetry.structure)
             moved = move_tensor(moves, name, tensor)
             measures.add(name, tensor, moved)
             yield moved

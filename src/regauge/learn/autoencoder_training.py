@@ -27,6 +27,7 @@ from regauge.learn.populations import (
     describe_run,
     digest,
     find_usable,
+    kept_unless,
     modules_of,
     read_blocks,
     split_networks,
@@ -34,7 +35,7 @@ from regauge.learn.populations import (
     to_net,
 )
 from regauge.learn.training import Trained, Training, Validation, train
-from regauge.storage.collection import Collection, Networks
+from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
@@ -113,6 +114,7 @@ def fit_autoencoder(
     indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     split_by: str | None = None,
+    checkpoints: Kept = "last",
     state: Path | None = None,
     progress: Progress = no_progress,
 ) -> Autoencoder:
@@ -134,9 +136,11 @@ def fit_autoencoder(
             decoded networks are trained by its criterion on its targets, whatever the originals do there.
         encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors
             `[models, latent]`. Such an autoencoder cannot be saved.
-        indices: Numbers of the networks to use, or a mask; all unless given.
+        indices: Numbers of the networks to use, or a mask.
         split: Numbers of the networks for "train", "validation" and "test"; see `fit_predictor`.
         split_by: Column by which stores are divided instead of by run.
+        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+            names networks.
         state: File in which the training is kept while it runs, and from which the same call continues.
 
     Raises:
@@ -155,7 +159,8 @@ def fit_autoencoder(
             f"the networks have {len(set(collection.layouts))} architectures, but a decoder makes networks of one; "
             "train an autoencoder for each"
         )
-    parts = split_networks(collection, find_usable(collection, indices), split, split_by)
+    usable = find_usable(collection, indices, kept_unless(split, checkpoints))
+    parts = split_networks(collection, usable, split, split_by)
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
     fitting = _Fitting.prepare(collection, parts, config, seed, module, inputs, task, encoder)
     trained = train(
@@ -176,7 +181,7 @@ def fit_autoencoder(
         ),
         progress=progress,
     )
-    return fitting.conclude(trained)
+    return fitting.conclude(trained, generator.initial_seed())
 
 
 class _Net(nn.Module):
@@ -280,8 +285,8 @@ class _Fitting:
         loss = scores.pop("loss") / self.objective.scale
         return Validation((loss,), {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
 
-    def conclude(self, trained: Trained) -> Autoencoder:
-        """The autoencoder, tested."""
+    def conclude(self, trained: Trained, given: int) -> Autoencoder:
+        """The autoencoder, tested, which tells the seed that was given."""
         test = self.parts["test"]
         scores = {"autoencoder": self._score(test), "the mean output, for all": self._score(test, is_mean=True)}
         if isinstance(self.objective.loss, SquaredError):  # which has a name of its own
@@ -290,7 +295,7 @@ class _Fitting:
             "scores": scores,
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(self.config),
-            "seed": self.seed,
+            "seed": given,
         }
         member = self.collection.members[0]
         if isinstance(member, Store):

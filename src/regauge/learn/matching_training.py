@@ -30,6 +30,7 @@ from regauge.learn.populations import (
     describe_run,
     digest,
     find_usable,
+    kept_unless,
     modules_of,
     split_networks,
     spread,
@@ -37,7 +38,7 @@ from regauge.learn.populations import (
 )
 from regauge.learn.soft_matching import relative_distances
 from regauge.learn.training import Trained, Training, Validation, train
-from regauge.storage.collection import Collection, Networks
+from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.training.settings import derive_seed
 from regauge.weightspace.encoder import Values
@@ -131,6 +132,7 @@ def fit_matching(
     indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     split_by: str | None = None,
+    checkpoints: Kept = "last",
     pair_by: str | None = None,
     module: nn.Module | Sequence[nn.Module] | None = None,
     inputs: Any = None,
@@ -150,10 +152,12 @@ def fit_matching(
         task: Model, data and loss, for the loss on the line and for the validation; for networks of several widths one
             for each layout.
         generator: The source of all chance, from which one number is drawn.
-        indices: Numbers of the networks to use, or a mask; all unless given.
+        indices: Numbers of the networks to use, or a mask.
         split: Numbers of the networks for "train", "validation" and "test". Unless given, 80%, 10% and 10%, a store by
             run, or as its column "split" says.
         split_by: Column by which stores are divided instead of by run.
+        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+            names networks.
         pair_by: Column of the stores that names what networks have in common: partners have the same value there, such
             as several networks that were fitted to one signal. Any two networks are partners unless given.
         module: Runs the networks, for `probes`, for each layout; that of the store unless given.
@@ -169,7 +173,7 @@ def fit_matching(
     """
     config = config or MatchingConfig()
     collection = Collection(population, symmetry)
-    usable = find_usable(collection, indices)
+    usable = find_usable(collection, indices, kept_unless(split, checkpoints))
     if len(usable) < 3:
         raise ValueError(
             f"{len(usable)} networks cannot train a matcher, which needs some to learn from, for validation and for "
@@ -197,7 +201,7 @@ def fit_matching(
         ),
         progress=progress,
     )
-    return fitting.conclude(trained, progress)
+    return fitting.conclude(trained, generator.initial_seed(), progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,8 +337,8 @@ class _Fitting:
         distance = torch.cat(distances)
         return {**known, "distance": float(distance.mean()), "CPU ms": 1000 * seconds / len(distance)}
 
-    def conclude(self, trained: Trained, progress: Progress) -> LearnedMatching:
-        """The matcher, with the sweeps that the validation likes better, and scores of the test pairs."""
+    def conclude(self, trained: Trained, given: int, progress: Progress) -> LearnedMatching:
+        """The matcher, with the sweeps that the validation likes better, scores of test pairs, and the given seed."""
         net = self.siamese.net.cpu().eval()
         methods: dict[str, Method | None] = {
             "no alignment": None,
@@ -355,7 +359,7 @@ class _Fitting:
             "scores": scores,
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(self.config),
-            "seed": self.seed,
+            "seed": given,
             "steps": trained.history[-1]["step"],
             "seconds": trained.history[-1]["seconds"],
             "sharpness": float(self.siamese.sharpness.detach()),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regauge.core.params import Params, count_models
-from regauge.storage.collection import Collection, Networks
+from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.store import Store
 from regauge.storage.store.columns import Array
 from regauge.storage.store.listing import FINITE
@@ -86,14 +86,18 @@ def arrays_of(inputs: Any) -> list[Any]:
 
 
 def values_of(
-    collection: Collection, targets: str | Sequence[Any] | Any, indices: Sequence[int] | NDArray[Any] | None = None
+    collection: Collection,
+    targets: str | Sequence[Any] | Any,
+    indices: Sequence[int] | NDArray[Any] | None = None,
+    checkpoints: Kept = "all",
 ) -> tuple[str, NDArray[Any], Indices]:
     """The name and values of a target, `[networks]`, and the numbers of the networks that have one and are finite.
 
     Args:
         collection: Stores or populations.
         targets: Name of a column of the stores, or a value for each network.
-        indices: Numbers of the networks to use, or a mask; all unless given.
+        indices: Numbers of the networks to use, or a mask.
+        checkpoints: Which ones are used of each run of a store, without `indices`; see `Collection.choose`.
 
     Raises:
         IndexError: There is no network of some number.
@@ -112,8 +116,7 @@ def values_of(
         ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.ones(count, bool)
     )
     values = np.ma.getdata(values)
-    if indices is not None:
-        usable = usable & np.isin(np.arange(count), collection.resolve(indices))
+    usable = usable & np.isin(np.arange(count), collection.choose(indices, checkpoints))
     if values.dtype.kind == "f":
         usable = usable & np.isfinite(values)
     usable &= are_finite(collection)
@@ -135,8 +138,17 @@ def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray
     return fine
 
 
+def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
+    """Which checkpoints are used: all where a split names networks, of which none is to be lost."""
+    return checkpoints if split is None else "all"
+
+
 def find_usable(
-    collection: Collection, indices: Sequence[int] | NDArray[Any] | None, *, reads_memory: bool = False
+    collection: Collection,
+    indices: Sequence[int] | NDArray[Any] | None,
+    checkpoints: Kept = "all",
+    *,
+    reads_memory: bool = False,
 ) -> Indices:
     """The numbers of the chosen networks that are finite; see `are_finite`.
 
@@ -145,7 +157,7 @@ def find_usable(
         ValueError: None of them is finite.
     """
     found = np.intersect1d(
-        np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), collection.resolve(indices)
+        np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), collection.choose(indices, checkpoints)
     )
     if not len(found):
         raise ValueError("none of these networks is finite; there is nothing to learn from")

@@ -21,6 +21,8 @@ from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.metanet import Metanet
 
 KIND = "predictor"
+NET, CONSTANT = "net", "the same for all"
+"""Rows of the scores: of the predictor, and of the best answer without a look at the network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,30 @@ class Predictor:
     about: Mapping[str, Any]
     trained: Trained | None = None
     tested: Mapping[str, NDArray[Any]] | None = None
+
+    @property
+    def is_informed(self) -> bool:
+        """Whether its first score (accuracy or R2) is better than that of one answer for all networks."""
+        own, constant = self._first_scores
+        return own > constant
+
+    @property
+    def verdict(self) -> str:
+        """A sentence: whether it is better than one answer for all networks."""
+        own, constant = self._first_scores
+        name = next(iter(self.about["scores"][NET]))
+        text = "{:.1%}" if name == "accuracy" else "{:.3g}"
+        numbers = f"{name} {text.format(own)} beside {text.format(constant)} on the test networks"
+        if self.is_informed:
+            return f"The predictor is better than one answer for all networks: {numbers}."
+        how = "worse" if own < constant else "no better"
+        return f"The predictor is {how} than one answer for all networks, so do not use it: {numbers}."
+
+    @property
+    def _first_scores(self) -> tuple[float, float]:
+        scores = self.about["scores"]
+        own, constant = (next(iter(scores[label].values())) for label in (NET, CONSTANT))
+        return float(own), float(constant)
 
     def predict(self, networks: Networks | Sequence[Networks] | Collection) -> NDArray[Any]:
         """Numbers or classes as in the column that was learned, `[models]`.
@@ -118,6 +144,9 @@ def load_predictor(path: str | Path, *, module: nn.Module | None = None) -> Pred
         raise ValueError(f"{str(path)!r} is a net over networks but no predictor; `regauge learn predictor` makes one")
     try:
         target = Target.from_json(about["target"])
-    except (KeyError, TypeError) as error:
+        rest = {name: value for name, value in about.items() if name not in ("kind", "target")}
+        made = Predictor(net, target, rest)
+        made.verdict  # noqa: B018  # The scores of a damaged file are no scores.
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         raise ValueError(f"the predictor {str(path)!r} is damaged ({error}); train it again") from error
-    return Predictor(net, target, {name: value for name, value in about.items() if name not in ("kind", "target")})
+    return made

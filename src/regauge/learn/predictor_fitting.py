@@ -20,7 +20,7 @@ from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
 from regauge.learn.populations import Indices, Parts, modules_of, read_blocks, spread, to_net
-from regauge.learn.predictor import Predictor
+from regauge.learn.predictor import CONSTANT, NET, Predictor
 from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
@@ -182,25 +182,25 @@ class Fitting:
         order = (1 - scores["accuracy"], loss) if self.target.kind == "classes" else (loss,)
         return Validation(order, {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
 
-    def conclude(self, trained: Trained, progress: Progress) -> Predictor:
-        """The predictor, tested."""
+    def conclude(self, trained: Trained, given: int, progress: Progress) -> Predictor:
+        """The predictor, tested, which tells the seed that was given."""
         test, fit = self.parts["test"], np.concatenate([self.parts["train"], self.parts["validation"]])
         measured = self.values[test]
         with torch.no_grad():
             predicted = self.target.decode(self._read(test, self.net))
-        scores = {"net": self.target.score(predicted, measured)}
+        scores = {NET: self.target.score(predicted, measured)}
         if self.config.statistics:
             advance = progress("statistics", 1)
             trees = self._boosted(fit, test)
             scores["statistics of layers, boosted trees"] = self.target.score(trees, measured)
             advance(1)
         constant = np.array([self.target.constant(self.values[fit])] * len(test))
-        scores["the same for all"] = self.target.score(constant, measured)
+        scores[CONSTANT] = self.target.score(constant, measured)
         about = {
             "scores": scores,
             "networks": {name: len(part) for name, part in self.parts.items()},
             "settings": repr(self.config),
-            "seed": self.seed,
+            "seed": given,
         }
         tested = {"networks": test, "predicted": predicted, "measured": measured}
         return Predictor(self.net.cpu().eval(), self.target, about, trained, tested)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from regauge.core.arguments import check_arguments
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
-from regauge.learn.populations import arrays_of, digest, split_networks, values_of
+from regauge.learn.populations import arrays_of, digest, kept_unless, split_networks, values_of
 from regauge.learn.predictor import Predictor
 from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.predictor_fitting import Fitting
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained, train
 from regauge.learn.training_state import read_inputs
-from regauge.storage.collection import Collection, Networks
+from regauge.storage.collection import Collection, Kept, Networks
 
 
 @check_arguments
@@ -34,6 +34,7 @@ def fit_predictor(
     indices: Sequence[int] | NDArray[Any] | None = None,
     split: Mapping[str, Sequence[int] | NDArray[Any]] | None = None,
     split_by: str | None = None,
+    checkpoints: Kept = "last",
     module: nn.Module | Sequence[nn.Module] | None = None,
     inputs: Any = None,
     state: Path | None = None,
@@ -50,12 +51,14 @@ def fit_predictor(
         symmetry: Of the networks, or of each store and population; those of the stores unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
-        indices: Numbers of the networks to use, or a mask; all unless given.
+        indices: Numbers of the networks to use, or a mask.
         split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run,
             with its own test networks where it has a column "split" with some; of a population fixed random networks
             are taken: 80%, 10% and 10%.
         split_by: Column by which stores are divided instead of by run, such as one that names the image of which there
             are several networks: those with one value are in one part.
+        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+            names networks.
         module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
             store unless given.
         inputs: What networks are rendered at, and what probes begin as: a tensor, a tuple of positional or a mapping
@@ -70,7 +73,7 @@ def fit_predictor(
     """
     config = config or PredictorConfig()
     collection = Collection(population, symmetry)
-    name, values, usable = values_of(collection, targets, indices)
+    name, values, usable = values_of(collection, targets, indices, kept_unless(split, checkpoints))
     parts = split_networks(collection, usable, split, split_by)
     used = np.concatenate(list(parts.values()))
     target = Target.of(name, values[used], values[parts["train"]], config.kind)
@@ -85,7 +88,7 @@ def fit_predictor(
         "inputs": None if inputs is None else digest(*arrays_of(inputs)),
     }
     trained = _train_stages(fitting, state, known, progress)
-    return fitting.conclude(trained, progress)
+    return fitting.conclude(trained, generator.initial_seed(), progress)
 
 
 TINY = 1e-3

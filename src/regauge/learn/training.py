@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regauge.core.devices import find_device
 from regauge.core.params import Params
-from regauge.core.progress import Progress, no_progress
+from regauge.core.progress import Advance, Progress, no_progress
 from regauge.learn.training_state import State, read_state, save_state
 from regauge.storage.loader import Batch, Loader
 from regauge.training import AdamW
@@ -146,17 +146,14 @@ def train(
         now = read_state(state, net, optimizer, loader, inputs or {})
     clock = time.process_time if config.is_cpu_time else time.monotonic
     steps, begun, saved = config.epochs * len(loader), clock() - now.seconds, time.monotonic()
-    advance, shown = progress("training", steps), _place(now, config, steps)
-    if shown:
-        advance(shown)
+    bar = _Bar.of(progress, now, config, steps)
     while not now.ended:
         net.train()
         for batch in loader:
             now.seconds = clock() - begun
             if config.seconds is not None and now.seconds >= config.seconds:
                 break
-            place = _place(now, config, steps)
-            rate = config.schedule.rate(min(steps - 1, int(place)), steps).factor * config.lr
+            rate = config.schedule.rate(min(steps - 1, int(_place(now, config, steps))), steps).factor * config.lr
             value = _step(net, optimizer, loss, batch, rate, config, derive_seed(seed, "step", now.step))
             if not math.isfinite(value):
                 raise ValueError(
@@ -166,9 +163,7 @@ def train(
             now.step, now.total, now.count, now.rate = now.step + 1, now.total + value, now.count + 1, rate
             if config.average is not None:
                 _follow(now.average, net, min(config.average, (1 + now.step) / (10 + now.step)))
-            place = max(place, now.step)
-            advance(place - shown, loss=value)
-            shown = place
+            bar.show(now.step if config.seconds is None else clock() - begun, loss=value)
             is_last = now.count == len(loader)
             if state is not None and not is_last and time.monotonic() - saved > SAVE_SECONDS:
                 now.seconds, saved = clock() - begun, time.monotonic()
@@ -190,10 +185,35 @@ def train(
         if state is not None and (now.ended or time.monotonic() - saved > SAVE_SECONDS):
             saved = time.monotonic()
             save_state(state, net, optimizer, loader, now, inputs or {})
-    advance(steps - shown)
+    if config.seconds is not None:
+        bar.show(now.seconds)
     net.load_state_dict(now.best)
     net.eval()
     return Trained(tuple(now.history), now.best_epoch, now.ended)
+
+
+class _Bar:
+    """A training's progress: in seconds where these may end it, or else in steps. It ends where the training does."""
+
+    def __init__(self, advance: Advance, total: float) -> None:
+        self._advance, self._total, self._shown = advance, total, 0.0
+
+    @classmethod
+    def of(cls, progress: Progress, now: State, config: Training, steps: int) -> "_Bar":
+        """The bar of a training, which may have begun."""
+        if config.seconds is None:
+            made, done = cls(progress("training", steps), steps), float(now.step)
+        else:
+            made, done = cls(progress("training, seconds", config.seconds), config.seconds), now.seconds
+        if done:
+            made.show(done)
+        return made
+
+    def show(self, done: float, *, loss: float | None = None) -> None:
+        """Bring it to where the training is."""
+        place = min(done, self._total)
+        self._advance(place - self._shown, loss=loss)
+        self._shown = place
 
 
 def _place(now: State, config: Training, steps: int) -> float:

@@ -9,6 +9,7 @@ import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.streamed.job import Network, open_call, plan_job
+from regauge.alignment.table import METHODS
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.interpolation import distance
@@ -71,8 +72,9 @@ def merge(
             enough for rules that make sense of one task vector.
         symmetry: The symmetry of that architecture.
         rest: Nothing: the networks are one list.
-        method: How to align, as in `align_many`. `MergeMany()` unless given, and `WeightMatching()` with a base or
-            where the networks are streamed; a method for pairs aligns every network to the first or to the base.
+        method: How to align, as in `align_many`: `DataMatching()` unless given where there is a task, else
+            `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
+            aligns every network to the first or to the base.
         weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,
             normalized to sum to one, equal unless given; for task vectors see the rule. The alignment does not depend
             on them.
@@ -156,7 +158,9 @@ def merge(
         seed=seed,
     )
     blend.check()  # before the work of aligning
-    method = (WeightMatching() if has_base else MergeMany()) if method is None else method
+    if method is None:
+        by_weights: type[Method] = WeightMatching if has_base else MergeMany
+        method = (by_weights if task is None else METHODS["data"].load())()
     whole = [network.params if isinstance(network, Checkpoint) else network for network in networks]
     # Moved networks in half precision are not the result and need not fit its dtype; a task runs them as they are.
     moving = whole if chosen_by is not None else [to_work(network) for network in whole]

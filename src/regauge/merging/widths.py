@@ -27,6 +27,7 @@ def merge_widths(
     weights: Sequence[Number] | None = None,
     rule: Rule | None = None,
     task: Task | None = None,
+    test: Task | None = None,
     generator: torch.Generator | None = None,
     labels: Sequence[str] | None = None,
 ) -> MergeResult:
@@ -46,6 +47,7 @@ def merge_widths(
         weights: One for each network.
         rule: What is done with the aligned networks, a mean: `Average()` unless given.
         task: Of the first network's architecture, as in `merge`.
+        test: The task that judges for the record, as in `merge`.
         generator: For methods that use chance.
         labels: What the record calls the networks.
 
@@ -74,7 +76,15 @@ def merge_widths(
         even = _balance(network, bound)
         mapped.append(correspond(anchor, even, first, bound, regularization=regularization).apply(even))
     return merge(
-        mapped, first, method=method, weights=weights, rule=rule, task=task, generator=generator, labels=labels
+        mapped,
+        first,
+        method=method,
+        weights=weights,
+        rule=rule,
+        task=task,
+        test=test,
+        generator=generator,
+        labels=labels,
     )
 
 

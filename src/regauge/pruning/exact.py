@@ -49,7 +49,7 @@ class Removal:
 
 
 def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, Tensor]) -> list[Removal]:
-    """Units that can be removed from a network, those that are not gone yet; each is proved only when it is tried.
+    """Units that can be removed from a network, those that are not gone yet; each is checked when it is tried.
 
     A unit is dead or constant if something that makes it has only zeros, and what layers read of it is then the same
     for all inputs and for all values of what lies before it.

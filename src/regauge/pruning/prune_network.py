@@ -50,7 +50,7 @@ def prune(
 
     What a network does not need is removed first, and its function stays: units that nothing reads, units that are the
     same for all inputs (folded into the biases of what reads them), and doubles of other units (added to these). It is
-    proved on outputs in float64, and whatever cannot be proved is not done. Then the criterion removes units until the
+    checked on outputs in float64, and what does not pass is not done. Then the criterion removes units until the
     share of each group is gone.
 
     Args:
@@ -59,15 +59,15 @@ def prune(
         share: Of the units of each group that are removed in all, from 0 to below 1; or a share for each group by name.
             With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
         criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
-        task: The model and data: removals are proved on the inputs of the first batch. Without one, nothing is run,
-            nothing is proved, and no exact removals are made.
+        task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
+            nothing is checked, and no exact removals are made.
         generator: The source of chance, for criteria that need it.
         alike: Sets of groups that keep equal numbers of units, because one number of a configuration says it for all.
         build: Makes a module of the smaller sizes, for models whose numbers are decided elsewhere; a copy of the task's
             module is resized unless given.
 
     Returns:
-        The smaller network, its symmetry, a module that runs it, what was removed, and the proof.
+        The smaller network, its symmetry, a module that runs it, what was removed, and the certificate.
 
     Raises:
         KeyError: There is no group of a name, or a parameter is missing.
@@ -87,7 +87,7 @@ def prune(
         raise ValueError(f"{type(criterion).__name__} runs the network: give a task with a module and batches")
     if generator is None and criterion.needs_generator:
         raise ValueError(f"{type(criterion).__name__} draws units: give a generator")
-    require_finite(params, "the network")
+    require_finite(params, "the network", bound.structure)
     shares = _shares(share, bound)
     network = Network(params, bound, task)
     sets = [tuple(names) for names in alike] or ([] if task is None else shared_sizes(task.module, bound))
@@ -231,7 +231,7 @@ class _Work:
         return kept
 
     def remove_exactly(self, reference: list[Tensor]) -> tuple[Removal, ...]:
-        """Remove what the network does not need, round by round, as far as it is proved."""
+        """Remove what the network does not need, round by round, as far as outputs stay."""
         done: list[Removal] = []
         refused: set[tuple[str, int]] = set()
         groups = [self.symmetry[name] for names in self.free for name in names]
@@ -239,7 +239,7 @@ class _Work:
             flat = {name: mask.flatten() for name, mask in self.gone.items()}
             found = [one for one in find_removals(self.network, groups, flat) if (one.group, one.unit) not in refused]
             found = self._even(found)
-            accepted = self._prove(found, reference, refused)
+            accepted = self._checked(found, reference, refused)
             if not accepted:
                 break
             for one in accepted:
@@ -261,7 +261,9 @@ class _Work:
             chosen += [one for own in lists for one in own[:number]]
         return chosen
 
-    def _prove(self, found: Sequence[Removal], reference: list[Tensor], refused: set[tuple[str, int]]) -> list[Removal]:
+    def _checked(
+        self, found: Sequence[Removal], reference: list[Tensor], refused: set[tuple[str, int]]
+    ) -> list[Removal]:
         """Those removals that leave the outputs as they are: all, or those of single sets of groups; they are made."""
         if not found:
             return []
@@ -328,7 +330,7 @@ class _Work:
             kept = self._kept(self.gone)
             after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
             small = cut_params(self.network.params, self.symmetry, kept)
-            notes = ("nothing was run: without a task no removal is proved, and none is exact",)
+            notes = ("nothing was run: without a task no removal is checked, and none is exact",)
             params = self._as_given(small)
             return Pruned(params, after.given(params), kept, sizes, (), tuple(self.fixed), notes=notes)
         small, after, kept, module = self._smaller(self.network, self.gone, is_compared=is_compared)

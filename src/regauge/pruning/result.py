@@ -45,7 +45,7 @@ class PruneCertificate:
             else f"beside the given network in which nothing reads the removed units they differ by {self.cut:.1e}"
         )
         far = f"outputs differ from those of the given network by {self.given:.2g} of their largest entry"
-        verdict = "" if self.ok else "NOT proved: "
+        verdict = "" if self.ok else "NOT as it should be: "
         exact = f"exact removals change outputs by {self.exact:.1e} in float64 (tolerance {self.tolerance:.0e})"
         return f"{verdict}{far}; {exact}; {cut}"
 
@@ -62,7 +62,7 @@ class Pruned:
         exact: Units that were removed without a change of the function, each with the reason.
         fixed: Groups that were left as they are, each with the reason.
         module: A copy of the task's module that has the new sizes and values and runs; None without a task.
-        certificate: The proof; None without a task, because nothing was run then.
+        certificate: What the outputs say; None without a task, because nothing was run then.
         losses: What the task says of the network as it was, without the exact removals, and at the end; empty without.
         notes: Sentences about what was done.
     """

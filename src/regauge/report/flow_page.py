@@ -19,7 +19,9 @@ GOOD = {
 """Columns of the first table."""
 NEW = {
     "distance": "nearest",
+    "copied": "copied",
     "sources": "sources",
+    "repeated": "repeated",
     "spread": "spread",
     "disagreement": "disagreement",
     "divergence": "divergence",

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from regauge.storage.store.rows import Indices
 
 Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
+Kept = Literal["last", "all"]
+"""Which checkpoints of each run of a store are read."""
 
 
 class Collection:
@@ -101,6 +103,28 @@ class Collection:
         if isinstance(member, Store):
             return member.require_symmetry()
         raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
+
+    def choose(self, indices: Iterable[int] | slice | Array | None, checkpoints: Kept) -> Indices:
+        """Numbers of the networks that are given, or else of those that a run of a store is read by.
+
+        Args:
+            indices: As for `resolve`.
+            checkpoints: "last": the last checkpoint of each run that was not discarded; "all": all of them. Of a
+                population in memory all networks are taken.
+
+        Raises:
+            IndexError: There is no network of some number.
+            ValueError: `checkpoints` is neither.
+        """
+        if checkpoints not in get_args(Kept):
+            raise ValueError(f"checkpoints={checkpoints!r}: say 'last', the last one of each run of a store, or 'all'")
+        if indices is not None or checkpoints == "all":
+            return self.resolve(indices)
+        pieces = [
+            start + (one.rows.final() if isinstance(one, Store) else np.arange(_count(one)))
+            for one, start in zip(self.members, self.starts.tolist(), strict=False)
+        ]
+        return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
         """Numbers of networks from numbers, a slice or a mask; all unless given.

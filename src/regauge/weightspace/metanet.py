@@ -405,7 +405,7 @@ class Metanet(nn.Module):
     def _find(self, population: Mapping[str, Tensor]) -> Reader:
         for reader in self._readers:
             if reader.fits(population):
-                require_values(population, reader.layout.parameters)
+                require_values(population, reader.layout)
                 return reader
         raise ValueError(tell_difference(population, self.layout))
 

@@ -1,6 +1,6 @@
 """How the networks of one architecture are read, and changes of them brought back."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -91,7 +91,14 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """The canonical networks, and the element that made them so, if any was needed."""
+        """The canonical networks, and the element that made them so, if any was needed.
+
+        Masks and other structure of whole numbers are floating-point values there.
+        """
+        whole = [n for n in self.layout.parameters if not population[n].is_floating_point()]
+        if whole:
+            dtype = next((t.dtype for t in population.values() if t.is_floating_point()), torch.float32)
+            population = {**population, **{name: population[name].to(dtype) for name in whole}}
         element = self.frame(population)
         return (population, None) if element is None else (self.layout.symmetry.act(element, population), element)
 
@@ -103,7 +110,7 @@ class Reader:
         for name, tensor in population.items():
             if name in changes:
                 full[name] = changes[name]
-            elif tensor.is_floating_point():
+            elif tensor.is_floating_point() or name in self.layout.symmetry.sites:
                 full[name] = tensor.new_zeros(tensor.shape if count == 1 else (len(tensor), count, *tensor.shape[1:]))
         for names in self.layout.symmetry.tied:
             known = next((full[name] for name in names if name in changes), None)
@@ -117,10 +124,11 @@ class Reader:
         return {name: tensor.reshape(-1, count, *tensor.shape[1:]) for name, tensor in undone.items()}
 
 
-def require_values(population: Mapping[str, Tensor], names: Sequence[str]) -> None:
+def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
     """Raise a ValueError unless the tensors that are read hold numbers, of equally many networks."""
-    count_models({name: population[name] for name in names})
-    wrong = [name for name in names if not population[name].is_floating_point()]
+    count_models({name: population[name] for name in layout.parameters})
+    weights = (name for name in layout.parameters if name not in layout.symmetry.structure)
+    wrong = [name for name in weights if not population[name].is_floating_point()]
     if wrong:
         raise ValueError(
             f"{wrong[0]!r} is {population[wrong[0]].dtype}, but weights are read as floating-point values; convert "

@@ -1,8 +1,11 @@
-"""Mixed and activation matching, and of both what is lower halfway on examples that neither has seen."""
+"""Mixed, activation and weight matching, and of these what is lowest halfway on examples that none has seen."""
 
 from dataclasses import dataclass, fields, replace
 
+import torch
+
 from regauge.alignment.methods.activation_matching import ActivationMatching, MixedMatching
+from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.task import Task
@@ -10,13 +13,14 @@ from regauge.core.task import Task
 
 @dataclass(frozen=True)
 class DataMatching(MixedMatching):
-    """`MixedMatching` or `ActivationMatching`, whichever has the lower loss halfway on kept examples.
+    """`MixedMatching`, `ActivationMatching` or `WeightMatching`: what has the lowest loss halfway on kept examples.
 
-    On transformers weights help; on convolutional networks with batch normalization activations alone are often better.
-    Nothing but data says which: a share of the examples is kept from both methods and chooses between their elements.
-    The objective is that of the chosen method, so objectives of different pairs may differ in their units.
+    On transformers weights help; on convolutional networks with batch normalization activations alone are often better;
+    with few examples weights alone can be. Nothing but data says which: a share of the examples is kept from all
+    methods and chooses between their elements. The objective is that of the chosen method, so objectives of different
+    pairs may differ in their units.
 
-    Where the examples of a task cannot be split (`Task.split`), those that both methods have seen choose.
+    Where the examples of a task cannot be split (`Task.split`), those that the methods have seen choose.
 
     Attributes:
         kept: The share of the examples that choose; other settings are those of `MixedMatching`.
@@ -33,13 +37,17 @@ class DataMatching(MixedMatching):
         """See `align`; every pair gets the element that is better for it."""
         seen, kept = self._divide(problem.require_task(self))
         settings = {one.name: getattr(self, one.name) for one in fields(ActivationMatching)}
-        methods = (MixedMatching(**settings, share=self.share), ActivationMatching(**settings))
-        mixed, other = (method.match(replace(problem, task=seen)) for method in methods)
+        methods = (ActivationMatching(**settings), WeightMatching(scales=self.scales))
+        best = MixedMatching(**settings, share=self.share).match(replace(problem, task=seen))
         judged = replace(problem, task=kept)
-        first, second = (judged.midpoint_losses(found.params) for found in (mixed, other))
-        is_lower = (second < first) | (first.isnan() & ~second.isnan())
-        notes = other.notes if bool(is_lower.all()) else mixed.notes
-        return replace(mixed.but(is_lower, other), notes=notes)
+        lowest = judged.midpoint_losses(best.params)
+        for method in methods:
+            other = method.match(replace(problem, task=seen))
+            losses = judged.midpoint_losses(other.params)
+            is_lower = (losses < lowest) | (lowest.isnan() & ~losses.isnan())
+            notes = other.notes if bool(is_lower.all()) else best.notes
+            best, lowest = replace(best.but(is_lower, other), notes=notes), torch.where(is_lower, losses, lowest)
+        return best
 
     def _divide(self, task: Task) -> tuple[Task, Task]:
         """The examples that the methods see, and those that choose."""

@@ -112,7 +112,7 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
     is_mixed = any(site.group.matrix == "linear" for site in symmetry.sites[name])
     for rows in ranges:
         piece = checkpoint.read(name, rows=rows, dtype=None if len(ranges) == 1 else torch.float32)
-        require_finite({name: piece}, str(checkpoint.path))
+        require_finite({name: piece}, str(checkpoint.path), symmetry.structure)
         if len(ranges) == 1:
             return piece
         if is_mixed:

@@ -147,8 +147,8 @@ class Source:
         state, dtype = self._state, work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
         x, y = (one.read(name, rows=rows, dtype=dtype) for one in (self._a, self._b))
         if state.initial is None:
-            require_finite({name: x}, str(self._a.path))
-            require_finite({name: y}, str(self._b.path))
+            require_finite({name: x}, str(self._a.path), self._symmetry.structure)
+            require_finite({name: y}, str(self._b.path), self._symmetry.structure)
         x, is_first, norm = self._place(name, x, state.left), state.initial is None and state.is_anchored, 0.0
         if is_first or self._is_changing(name):
             balanced = self._place(name, y, state.right)
@@ -222,7 +222,8 @@ def measure_squares(
 def measure_distances(
     reference: Checkpoint, checkpoint: Checkpoint, symmetry: Symmetry, element: Element
 ) -> tuple[float, float]:
-    """The distance of a network to a reference, before and after an element moves it; see `distance`."""
+    """The distance of a network to a reference, before and after an element moves it, as it is stored; see
+    `distance`."""
     squares = [0.0, 0.0]
     for name, blank in checkpoint.on_meta().items():
         if name in symmetry.buffers or not blank.is_floating_point():
@@ -230,7 +231,8 @@ def measure_distances(
         dtype = work_dtype(blank.dtype)
         for rows in row_ranges(symmetry, name, blank.shape, CHUNK // 4):
             x, y = (one.read(name, rows=rows, dtype=dtype) for one in (reference, checkpoint))
-            for k, other in enumerate((y, move_tensor(symmetry, element, name, y))):
+            moved = move_tensor(symmetry, element, name, y).to(blank.dtype)
+            for k, other in enumerate((y, moved)):
                 squares[k] += distance({name: x}, {name: other}) ** 2
     return math.sqrt(squares[0]), math.sqrt(squares[1])
 

@@ -97,7 +97,7 @@ class _Ranges:
         self._symmetry = symmetry
         self.pairs: list[_Pair] = []
         self.alone: list[str] = []
-        every = directions(diagonal(symmetry), "move")
+        every = directions(diagonal(symmetry), "keep")
         for direction in every:
             sides = [
                 _telling(symmetry, [p for p in direction.places if (p.exponent > 0) == is_up])

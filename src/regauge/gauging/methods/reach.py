@@ -65,20 +65,20 @@ class Reach:
     @property
     def can_scale(self) -> bool:
         """Whether scales are moved, and there are some."""
-        return self._is_scaled and bool(directions(self.symmetry, "move"))
+        return self._is_scaled and bool(directions(self.symmetry, "keep"))
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, ...]]:
         """The weights of layers that move, and the axes that count their rows."""
         moved = {place.parameter for g in self.found.symmetry.groups if g.matrix != "none" for place in g.placements}
         if self.can_scale:
-            moved |= {place.name for direction in directions(self.symmetry, "move") for place in direction.places}
+            moved |= {place.name for direction in directions(self.symmetry, "keep") for place in direction.places}
         return {name: rows for name, rows in layer_rows(self.symmetry).items() if name in moved & self.start.keys()}
 
     @property
     def fixed(self) -> tuple[tuple[str, str], ...]:
         """Groups and gains that nothing here moves, each with the reason."""
-        scaled = {direction.group for direction in directions(self.symmetry, "move")} if self.can_scale else set()
+        scaled = {direction.group for direction in directions(self.symmetry, "keep")} if self.can_scale else set()
         return tuple((name, why) for name, why in fixed_reasons(self.symmetry, self.found) if name not in scaled)
 
     @property
@@ -147,7 +147,7 @@ class Tangents:
         self._groups = [group for group in rotating.groups if group.matrix != "none"]
         self._whole = [group.name for group in self._groups if is_whole and group.matrix == "linear"]
         self._raw = {group.name: _zeros(group, rotating).requires_grad_() for group in self._groups}
-        self._families = [] if start.scales is None else directions(symmetry, "move")
+        self._families = [] if start.scales is None else directions(symmetry, "keep")
         self._logs = [torch.zeros(one.count, dtype=torch.float64, requires_grad=True) for one in self._families]
         self.turns = [raw for name, raw in self._raw.items() if name not in self._whole]
         self.stretches = [*(self._raw[name] for name in self._whole), *self._logs]

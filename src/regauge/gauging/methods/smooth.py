@@ -77,7 +77,7 @@ class Smooth(GaugeMethod):
         fixed: list[tuple[str, str]] = []
         steps: list[tuple[Direction, Units]] = []
         gains: list[tuple[float, float]] = []
-        for direction in directions(diagonal(problem.symmetry), "move"):
+        for direction in directions(diagonal(problem.symmetry), "keep"):
             pair = work.pair(direction)
             if isinstance(pair, str):
                 fixed.append((direction.group, pair))
@@ -124,7 +124,7 @@ class _Work:
         self._found: Activations = activations(
             module, self._inputs, self._symmetry, self._kwargs, outputs=problem.task.outputs
         )
-        self._by_family = {(d.group, d.weights): d for d in directions(diagonal(self._found.symmetry), "move")}
+        self._by_family = {(d.group, d.weights): d for d in directions(diagonal(self._found.symmetry), "keep")}
         self._rows = layer_rows(self._symmetry)
         self._schemes: dict[tuple[int, ...], Any] = {}
 

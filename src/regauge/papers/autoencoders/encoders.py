@@ -35,7 +35,13 @@ class Coder:
         if self.is_plain:
             encoder = Plain(store.read(range(min(256, len(store)))), self.config.latent, generator)
         return learn.fit_autoencoder(
-            store, config=self.config, inputs=inputs, generator=generator, encoder=encoder, split=split
+            store,
+            config=self.config,
+            inputs=inputs,
+            generator=generator,
+            encoder=encoder,
+            split=split,
+            checkpoints="all",
         )
 
     def trained(self, store: Store, inputs: Any, run: Run, settings: object, split: Any = None) -> learn.Autoencoder:

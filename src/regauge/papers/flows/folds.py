@@ -16,8 +16,9 @@ from regauge import flow
 from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.flow.alignment import align_points, find_reference
-from regauge.flow.controls import make_controls, nearest
+from regauge.flow.controls import make_controls
 from regauge.flow.manifold import Points
+from regauge.flow.novelty import nearest, spread
 from regauge.flow.space import Representation, Space
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows import studies
@@ -104,7 +105,7 @@ def measure(study: Study, run: Run) -> Table:
         "the share of the inputs' values that are set to zero, others in each step",
         "loss: on the third that was left out, by which guidance is chosen; test cases: the 114 of table 7.1; nearest: "
         "median distance to the nearest training network; spread: mean distance of two; in units of held-out networks, "
-        "after alignment",
+        "after pairs are aligned",
     )
     panels = tuple(_draw(study, found, name) for name in ("loss", "loss, test cases"))
     return Table(
@@ -199,9 +200,7 @@ class Fold:
         return found | {name: value / unit for name, value, unit in pairs}
 
     def _measure(self, points: Points) -> tuple[float, float]:
-        count = len(points)
-        spread = float(self.space.distance(points.unsqueeze(0), points.unsqueeze(1)).sum()) / (count * (count - 1))
-        return float(nearest(self.space, points, self.train)[0].median()), spread
+        return float(nearest(self.space, points, self.train)[0].median()), spread(self.space, points)
 
 
 def _leave_out(number: int) -> Examples:

@@ -77,7 +77,7 @@ class Networks:
     @cached_property
     def parts(self) -> dict[str, NDArray[np.int64]]:
         """Networks for training, validation and testing, divided by run."""
-        return flow.divide(self.store)
+        return flow.divide(self.store, checkpoints="all")
 
     def read(self, part: str, most: int | None = None) -> Params:
         """The networks of a part, or some of them, evenly spread."""
@@ -115,7 +115,9 @@ class Networks:
 
         def write() -> None:
             generator, progress = self.run.generator("flow", label), self.run.progress
-            made = flow.fit(self.store, config=settings, generator=generator, state=state, progress=progress)
+            made = flow.fit(
+                self.store, config=settings, generator=generator, checkpoints="all", state=state, progress=progress
+            )
             flow.save_flow(made, place)
             state.unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ from regauge.core.params import Params, select
 from regauge.flow.alignment import align_points
 from regauge.flow.components import Components
 from regauge.flow.guiding import descend
-from regauge.flow.judging import Judgement
+from regauge.flow.judgement import Judgement
 from regauge.papers.experiment import Run
 from regauge.papers.flows.networks import Networks, unit_head
 from regauge.papers.flows.studies import Drawing, Fitted, Study
@@ -63,8 +63,8 @@ def measure(study: Study, run: Run) -> Table:
         f"seeds of this library's flow: {study.flows[0].seeds}",
         *study.notes,
         "nearest: median distance to the nearest training network; spread: mean distance of two; in units of held-out "
-        "networks, after alignment; divergence: Jensen-Shannon, of two networks' class probabilities, mean over "
-        "examples and pairs, where the thesis compares sets of outputs by a density estimate; disagreement: the "
+        "networks, after pairs are aligned; divergence: Jensen-Shannon, of two networks' class probabilities, mean "
+        "over examples and pairs, where the thesis compares sets of outputs by a density estimate; disagreement: the "
         "share of examples that two networks put into different classes",
     )
     if any(drawing.strength for fitted in study.flows for drawing in fitted.drawings):

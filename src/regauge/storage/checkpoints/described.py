@@ -27,7 +27,7 @@ def describe_kind(header: Mapping[str, str]) -> str:
 
 
 def read_described(
-    path: str | Path, *, kind: str, version: str, name: str, writer: str
+    path: str | Path, *, kind: str, version: str, name: str, writer: str, earlier: str | None = None
 ) -> tuple[dict[str, str], Params]:
     """The strings of a file's header and its tensors.
 
@@ -37,6 +37,7 @@ def read_described(
         version: The version that the header has to have.
         name: What such a file is called in errors.
         writer: The command that writes such files.
+        earlier: A version that is read, too.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -50,7 +51,7 @@ def read_described(
         tensors = {key: tensor.clone() for key, tensor in checkpoint.params.items()}
     if header.get("kind") != kind:
         raise ValueError(f"{str(path)!r} is no {name} but {describe_kind(header)}; `{writer}` writes one")
-    if header.get("version") != version:
+    if header.get("version") not in {version, earlier} - {None}:
         raise ValueError(
             f"the {name} {str(path)!r} has version {header.get('version')}, but this regauge reads version {version}; "
             f"upgrade regauge, or make it again with `{writer}`"

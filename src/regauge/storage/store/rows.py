@@ -60,13 +60,18 @@ class Rows:
             chosen &= _meet(self.column(name), condition)
         return np.flatnonzero(chosen)
 
-    def final(self) -> Indices:
-        """The numbers of the rows with the last checkpoint of each trajectory that was not discarded, increasing."""
-        ids, steps = self.column("id").values, self.column("step").values
-        order = np.lexsort((np.arange(len(ids)), steps, ids))
+    def final(self, among: Array | None = None) -> Indices:
+        """The numbers of the rows with the last checkpoint of each trajectory that was not discarded, increasing.
+
+        Args:
+            among: Numbers of the rows that are looked at; all unless given.
+        """
+        rows = np.arange(len(self)) if among is None else np.unique(among)
+        ids, steps = (self.column(name).values[rows] for name in ("id", "step"))
+        order = np.lexsort((rows, steps, ids))
         last = np.append(ids[order][1:] != ids[order][:-1], True) if len(ids) else np.zeros(0, bool)
         given_up = self.where(is_discarded=True) if "is_discarded" in self.names else ()
-        return np.setdiff1d(order[last], given_up)
+        return np.setdiff1d(rows[order[last]], given_up)
 
     def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """Some rows as dictionaries of plain values; what a row does not have is left out."""

@@ -87,7 +87,7 @@ def universe(
     if rounds < 1:
         raise ValueError(f"rounds={rounds}: at least one round")
     symmetry, count = symmetry.bind(params), count_models(params)
-    require_finite(params, "the population")
+    require_finite(params, "the population", symmetry.structure)
     factors = balance(params, symmetry, buffers="keep") if has_balance(symmetry) else symmetry.identity((count,))
     start = symmetry.act(factors, params)
     settings = MergeMany(inner=method or WeightMatching(), max_rounds=rounds, tolerance=tolerance)

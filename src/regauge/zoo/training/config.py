@@ -187,6 +187,11 @@ class Config(Descent):
         count = float(len(examples.inputs)) if self.subset is None else self.subset.count(examples)
         return max(1, round(self.epochs * count / self.batch_of(count)))
 
+    def count_checkpoints(self, examples: Examples) -> int:
+        """Checkpoints of every network that is not given up, the end included."""
+        total = self.total_steps(examples)
+        return len({total} | (set() if self.checkpoints is None else self.checkpoints.steps(total)))
+
     def batch_of(self, count: float) -> float:
         """Examples of a step, of a number of examples."""
         return count if self.batch is None else min(self.batch, count)

@@ -1,4 +1,4 @@
-"""The folder in which an output is made, such as `OUT.partial`, and the ledger that proves that regauge made it.
+"""The folder in which an output is made, such as `OUT.partial`, and the ledger that shows that regauge made it.
 
 What regauge deletes, it has made. Such a folder holds nothing but files of known names, and the ledger `run.json` among
 them; before the ledger is written there is at most an empty lock. Symbolic links lead elsewhere and are never followed.

@@ -1,4 +1,4 @@
-"""Products of matrices without what one of both sides annihilates, so that both have one rank."""
+"""Products of matrices without what one of both sides annihilates: the factorization of a product by its rank."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +16,9 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 ZERO = 1e-12
-"""Eigenvalues of a Gram matrix below this share of the largest one are zero, in float64."""
+"""Singular values below this share of the largest one are zero, in float64."""
+COARSE = 1e-6
+"""The same for networks that are stored with less precision."""
 SWEEPS = 10
 """Most rounds over all groups: what one group loses may leave another one with less."""
 
@@ -27,58 +29,71 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
     With X the values that a group of invertible matrices multiplies and Y those that the inverse transposes do, only
     `Y' X` counts. `X1 = P X` with the projection P onto the columns of Y, and `Y1 = Q Y` with that onto the columns of
     X1, have the same product and its rank. All pairs of such matrices with one product are one orbit, which the given
-    pair comes as close to as one likes; on it there is a point of smallest norm.
+    pair comes as close to as one likes, though no element leads there; on it there is a point of smallest norm. In a
+    chain of groups this is Kalman's minimal realization: what is both reached and read.
 
     Args:
-        params: A network or a population, in float64.
+        params: A network or a population.
         symmetry: With every size known.
+
+    Returns:
+        The given tensors where every product has full rank; others in float64 as far as they are projected.
+
+    References:
+        Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for what is reached and read.
     """
-    result = dict(params)
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
+    names = sorted({name for names in balanced_matrices(symmetry).values() for name in names})
+    result = {name: params[name].detach().to("cpu", torch.float64) for name in names}
+    zero = ZERO if all(params[name].dtype == torch.float64 for name in names) else COARSE
+    changed = set[str]()
     for _ in range(SWEEPS):
         is_done = True
-        for group in groups:
+        for group in (*groups, *reversed(groups)):
             for is_inverse in (True, False):
-                projection, is_whole = _projection(result, symmetry, group, is_inverse=is_inverse)
+                projection, is_whole = _projection(result, symmetry, group, zero, is_inverse=is_inverse)
                 if not is_whole:
-                    changed = _project(result, symmetry, group, projection, is_inverse=not is_inverse)
-                    is_done = is_done and not changed
+                    own = _project(result, symmetry, group, projection, is_inverse=not is_inverse)
+                    changed |= own
+                    is_done = is_done and not own
         if is_done:
             break
-    return result
+    return {name: result[name] if name in changed else tensor for name, tensor in params.items()}
 
 
 def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
     """Whether one side of any product of matrices annihilates a part of the other one; see `without_null_spaces`."""
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
     sides = ((group, is_inverse) for group in groups for is_inverse in (True, False))
-    return not all(_projection(params, symmetry, group, is_inverse=is_inverse)[1] for group, is_inverse in sides)
+    return not all(
+        _projection(params, symmetry, group, COARSE, is_inverse=is_inverse)[1] for group, is_inverse in sides
+    )
 
 
 def _projection(
-    params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, *, is_inverse: bool
+    params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, zero: float, *, is_inverse: bool
 ) -> tuple[Float64[Tensor, "*lead n n"], bool]:
     """The projections onto what one side of a group's product has, and whether that is everything."""
-    gram: Tensor | None = None
+    root: Tensor | None = None
     for name, sites in symmetry.sites.items():
         for site in sites:
             if site.group.name == group.name and site.placement.is_inverse == is_inverse and _counts(symmetry, name):
                 lead = params[name].ndim - len(symmetry.shapes[name])
-                values = unit_values(symmetry, name, site, params[name], lead)
-                gram = values @ values.mT if gram is None else gram + values @ values.mT
-    if gram is None:
+                values = unit_values(symmetry, name, site, params[name], lead).mT
+                root = torch.linalg.qr(values if root is None else torch.cat([root, values], -2), mode="r").R
+    if root is None:
         return torch.eye(group.size, dtype=torch.float64), True
-    eigenvalues, vectors = torch.linalg.eigh(gram)
-    there = eigenvalues > ZERO * eigenvalues[..., -1:].clamp_min(torch.finfo(torch.float64).tiny)
-    kept = vectors * there.unsqueeze(-2)
-    return kept @ kept.mT, bool(there.all())
+    _, singular, rows = torch.linalg.svd(root, full_matrices=False)
+    there = singular > zero * singular[..., :1].clamp_min(torch.finfo(torch.float64).tiny)
+    kept = rows * there.unsqueeze(-1)
+    return kept.mT @ kept, there.shape[-1] == group.size and bool(there.all())
 
 
 def _project(
     params: Params, symmetry: Symmetry, group: Group, projection: Float64[Tensor, "*lead n n"], *, is_inverse: bool
-) -> bool:
-    """Project one side of a group's product, in place; whether that changed anything."""
-    is_changed = False
+) -> set[str]:
+    """Project one side of a group's product, in place; the tensors that this changed."""
+    changed = set[str]()
     for name, sites in symmetry.sites.items():
         own = [s for s in sites if s.group.name == group.name and s.placement.is_inverse == is_inverse]
         if not own or not _counts(symmetry, name):
@@ -88,10 +103,10 @@ def _project(
         element = Element({group.name: Value(matrix=projection)}, tuple(lead))
         ndims = {name: len(symmetry.shapes[name])}
         moved = _act.act((group,), {name: plain}, element, {name: params[name]}, ndims)[name]
-        size = params[name].norm()
-        is_changed = is_changed or bool((moved - params[name]).norm() > 1e-9 * size)
+        if bool((moved - params[name]).norm() > 1e-9 * params[name].norm()):
+            changed.add(name)
         params[name] = moved
-    return is_changed
+    return changed
 
 
 def _counts(symmetry: Symmetry, name: str) -> bool:

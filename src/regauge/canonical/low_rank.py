@@ -1,0 +1,52 @@
+"""The matrix of a group whose product has less than full rank: balanced in as many coordinates as the rank."""
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+SINGULAR = 1e-10
+"""Singular values below this share of the largest are taken for zero."""
+ROUNDING = 1e-14
+"""The same of a product, as a share of the norms of its factors."""
+
+
+def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
+    """Whether the values `X' = Q R` of a group have full rank, by their triangular R."""
+    if root.shape[-2] < root.shape[-1]:
+        return torch.zeros(root.shape[:-2], dtype=torch.bool)
+    singular = torch.linalg.svdvals(root)
+    return singular[..., -1] > SINGULAR * singular[..., 0]
+
+
+def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:
+    """The matrix A for which A X and A^-T Y have Gram matrices D in the first coordinates, in which both have values.
+
+    With `X' = Q R`, `Y' = P S` and `R S' = U D W'`, cut to the rank of the product, the first rows of A are
+    `D^-1/2 W' S`, those of its inverse transpose `D^-1/2 U' R`. The other rows are orthogonal to the latter. Where X
+    and Y span the same space, as `without_null_spaces` makes them, nothing is left in the other coordinates.
+
+    Args:
+        first: R.
+        second: S.
+    """
+    u, d, wh = torch.linalg.svd(first @ second.mT, full_matrices=False)
+    is_there = d > ROUNDING * torch.linalg.matrix_norm(first) * torch.linalg.matrix_norm(second)
+    rank = min(_rank(first), _rank(second), int(is_there.sum()))
+    sizes = d[:rank].sqrt().unsqueeze(-1)
+    rows, others = wh[:rank] @ second / sizes, u.mT[:rank] @ first / sizes
+    _, _, spanned = torch.linalg.svd(others, full_matrices=True)
+    return torch.cat([rows, spanned[rank:]])
+
+
+def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64[Tensor, "n n"]:
+    """The matrix A for which A X, or A^-T X, has the identity as Gram matrix in as many coordinates as its rank."""
+    _, singular, rows = torch.linalg.svd(root, full_matrices=True)
+    sizes = singular[: _rank(root)].unsqueeze(-1)
+    matrix: Tensor = rows.clone()
+    matrix[: len(sizes)] *= 1 / sizes if is_forward else sizes
+    return matrix
+
+
+def _rank(root: Float64[Tensor, "k n"]) -> int:
+    singular = torch.linalg.svdvals(root)
+    return int((singular > SINGULAR * singular[0]).sum())

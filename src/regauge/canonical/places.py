@@ -1,0 +1,57 @@
+"""Where groups act on compared parameters, and which of them act on common entries."""
+
+from dataclasses import dataclass, field
+
+from regauge.core.act import Site
+from regauge.core.groups import Group
+from regauge.core.symmetry import Symmetry
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A parameter and a site where a group acts on it; `others` are the sites that act on common entries."""
+
+    name: str
+    site: Site
+    is_weight: bool
+    others: list["Place"] = field(default_factory=list, repr=False)
+
+    @property
+    def group(self) -> Group:
+        return self.site.group
+
+    @property
+    def scale(self) -> tuple[int, ...]:
+        return self.site.placement.scale
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """Modulo two; a rotation that is fixed up to the signs of its axes has one sign for each unit."""
+        return tuple(e % 2 for e in self.site.placement.sign) if self.group.matrix == "none" else (1,)
+
+
+Places = tuple[Place, ...]
+
+
+def places_of(symmetry: Symmetry) -> dict[str, list[Place]]:
+    """The compared places of each group: no buffers, and one of several names of one tensor."""
+    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    result: dict[str, list[Place]] = {group.name: [] for group in symmetry.groups}
+    for name, sites in symmetry.sites.items():
+        here = [Place(name, site, is_weight=len(symmetry.shapes[name]) > 1) for site in sites if name not in ignored]
+        for place in here:
+            place.others.extend(other for other in here if other is not place and _overlap(place.site, other.site))
+            result[place.group.name].append(place)
+    return result
+
+
+def _overlap(one: Site, other: Site) -> bool:
+    """Whether two sites of one parameter act on common entries."""
+    if one.placement.axis != other.placement.axis:
+        return True
+    return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())
+
+
+def comes_in(place: Place) -> bool:
+    """Whether some scale multiplies the values of a place."""
+    return any(exponent > 0 for exponent in place.scale)

@@ -1,0 +1,49 @@
+"""The largest rank that shapes allow for the values of a group of matrices."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import floor
+
+from regauge.canonical.places import Place
+from regauge.core.symmetry import Symmetry
+
+Ranks = Mapping[str, int]
+
+
+def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[Place]]) -> dict[str, int]:
+    """For each group of invertible matrices the largest rank that its product can have, by shapes alone.
+
+    A product has no more rank than either side has values, or than its factors have: what one group of a chain
+    lacks, its neighbors lack, too.
+    """
+    ranks = {group.name: group.size for group in symmetry.groups if group.matrix == "linear"}
+    before: dict[str, int] = {}
+    while before != ranks:
+        before = dict(ranks)
+        for name in ranks:
+            for is_inverse in (False, True):
+                side = [place for place in places[name] if place.site.placement.is_inverse == is_inverse]
+                if side:
+                    ranks[name] = min(ranks[name], rank_of(symmetry, side, ranks))
+    return ranks
+
+
+def rank_of(symmetry: Symmetry, places: Sequence[Place], ranks: Ranks) -> int:
+    """The largest rank that the values of one group at some places can have, where others have no more than theirs."""
+    total = Fraction()
+    for place in places:
+        shape, site = symmetry.shapes[place.name], place.site
+        copies = symmetry.count_copies(place.group.name)
+        values = Fraction(site.positions.numel(), place.group.size)
+        for axis, length in enumerate(shape):
+            if axis != site.placement.axis:
+                values *= length * _share(place, axis, length, ranks)
+        total += values / copies
+    return min(floor(total), places[0].group.size)
+
+
+def _share(place: Place, axis: int, length: int, ranks: Ranks) -> Fraction:
+    """The share of the rank of an axis that another group leaves, which acts on all of it."""
+    others = (other for other in place.others if other.site.placement.axis == axis and other.group.name in ranks)
+    whole = [other.group for other in others if other.site.positions.numel() == length]
+    return min((Fraction(ranks[group.name], group.size) for group in whole), default=Fraction(1))

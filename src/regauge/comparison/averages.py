@@ -1,0 +1,123 @@
+"""Networks that are averages of others, found by their distances or named by their provenance."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from scipy.optimize import nnls
+from torch import Tensor
+
+RESIDUAL = 0.4
+"""What lies outside of the averages of the parents, as a share of what independent steps to them would leave."""
+NEEDLESS = 0.25
+"""A parent without which the average is off by less than this share of an independent step to it is none."""
+FAINT = 0.01
+"""Weight up to which a network is no parent."""
+SUM = 1e3
+"""How much more than distances it counts that weights add up to one."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """A network that is an average of others.
+
+    Attributes:
+        child: Its name.
+        parents: Those that it was made of, as far as they are compared.
+        weights: Of the parents, as their distances say; they add up to one.
+        is_told: Whether its provenance names them; otherwise they are those that it is an average of by its weights.
+    """
+
+    child: str
+    parents: tuple[str, ...]
+    weights: tuple[float, ...]
+    is_told: bool
+
+
+def find_averages(
+    names: Sequence[str],
+    squares: Float64[Tensor, "n n"],
+    related: Collection[str],
+    parents: Mapping[str, Sequence[str]],
+) -> tuple[Average, ...]:
+    """The networks that are averages of two others or more.
+
+    An average lies in between: no step of its own leads away from its parents. A common ancestor does not, because the
+    steps of separate trainings are nearly orthogonal: with weights `w` at squared distances `c` they leave the sum of
+    `w^2 c`. Distances modulo the group are not exactly those of points in a space, so that something is left of
+    averages, too. Parents that others replace, such as a child of another parent, are none.
+
+    Args:
+        names: Of all networks.
+        squares: Squared distances modulo the group, of whole networks and not relative; NaN where they are not known.
+        related: Those that are related to another one, among which averages are looked for.
+        parents: What the provenance of some of them names.
+    """
+    found: dict[str, Average] = {}
+    for child in (name for name in names if name in related or name in parents):
+        told = tuple(parents.get(child, ()))
+        known = [not math.isnan(float(one)) for one in squares[names.index(child)]]
+        others = told or tuple(
+            n for n, near in zip(names, known, strict=True) if near and n != child and n not in found
+        )
+        if len(others) > 1:
+            rows = torch.tensor([names.index(name) for name in (child, *others)])
+            one = _average(child, others, squares[rows][:, rows].numpy(), is_told=bool(told))
+            found |= {} if one is None else {child: one}
+    return tuple(found.values())
+
+
+def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> Average | None:
+    """A network as the average of others, if it is told to be one, or is one by its distances."""
+    if np.isnan(squares).any():
+        return Average(child, tuple(others), (1 / len(others),) * len(others), is_told) if is_told else None
+    chosen = [*range(1, len(squares))]
+    fit = _weigh(squares, chosen)
+    if not is_told:
+        if fit.gap > RESIDUAL * fit.steps.sum() or not squares[0, 1:].min():
+            return None
+        while len(chosen) > 1:  # Of a parent and its own child one suffices.
+            fits = {k: _weigh(squares, [one for one in chosen if one != k]) for k in chosen}
+            gone = min(chosen, key=lambda k: fits[k].gap)
+            place = chosen.index(gone)
+            if fit.weights[place] > FAINT and fits[gone].gap - fit.gap > NEEDLESS * fit.steps[place]:
+                break
+            chosen, fit = [one for one in chosen if one != gone], fits[gone]
+        if fit.gap > RESIDUAL * fit.steps.sum():
+            return None
+    if len(chosen) < 2:
+        return None
+    parents = tuple(others[k - 1] for k in chosen)
+    return Average(child, parents, tuple(float(w) for w in fit.weights / fit.weights.sum()), is_told)
+
+
+class _Fit(NamedTuple):
+    """The average of some points that is nearest to point 0.
+
+    Attributes:
+        weights: Of the points.
+        gap: Its squared distance.
+        steps: What steps from point 0 to each of the points leave of it, if they are independent.
+    """
+
+    weights: np.ndarray
+    gap: float
+    steps: np.ndarray
+
+
+def _weigh(squares: np.ndarray, chosen: Sequence[int]) -> _Fit:
+    """The average of some points that is nearest to point 0, by all squared distances."""
+    own = squares[np.ix_([0, *chosen], [0, *chosen])]
+    n = len(own)
+    center = np.eye(n) - 1 / n
+    values, vectors = np.linalg.eigh(-center @ own @ center / 2)
+    points = vectors * np.sqrt(np.clip(values, 0, None))
+    scale = np.sqrt(own.max()) or 1.0
+    rows = np.vstack([points[1:].T / scale, np.full((1, n - 1), SUM)])
+    weights, _ = nnls(rows, np.append(points[0] / scale, SUM))
+    gap = points[0] - weights @ points[1:]
+    return _Fit(weights, float(gap @ gap), weights**2 * own[0, 1:])

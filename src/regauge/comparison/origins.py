@@ -1,0 +1,172 @@
+"""What a network in a file says about where it comes from, as far as a comparison depends on it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regauge.alignment.streamed.source import move_tensor
+from regauge.core.element import Element
+from regauge.core.escaping import escape
+from regauge.core.symmetry import Symmetry
+from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.formats.state_dicts import shorten
+from regauge.storage.checkpoints.outputs.provenance import WEIGHTS, Input, hash_file, read_provenance
+
+CHOOSING = ("align", "canonicalize", "apply", "merge")
+"""Commands whose outputs have their units in an order that somebody chose."""
+NO_PARENTS = ("model", "symmetry", "data", "test", "reference", "matcher", "alignment", "tokenizer", "statistics")
+"""What commands read without making their output of its weights."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one of two compared networks comes from.
+
+    Attributes:
+        label: "A" or "B".
+        command: What wrote it, such as "align"; empty if it does not say.
+        parents: The networks that it was made of, as its provenance names them: path, and SHA-256 of the weights.
+        is_chosen: Whether it, or a network that it was made of, has its units in an order that somebody chose.
+        alignment: The element that moved it, where that lies beside it.
+    """
+
+    label: str
+    command: str = ""
+    parents: tuple[tuple[str, frozenset[str]], ...] = ()
+    is_chosen: bool = False
+    alignment: Alignment | None = None
+
+    @classmethod
+    def of(cls, network: Mapping[str, Tensor] | Checkpoint, label: str) -> "Origin":
+        """What a network says; nothing if it is not in a file."""
+        document = read_provenance(network.home) if isinstance(network, Checkpoint) else None
+        if document is None:
+            return cls(label)
+        command = _word(document)
+        documents = [document, *document.get("ancestors", {}).values()]
+        is_chosen = any(_word(one) in CHOOSING for one in documents)
+        assert isinstance(network, Checkpoint)
+        has_element = "element" in document and not any(_word(one) in CHOOSING for one in documents[1:])
+        alignment = _element_beside(Path(network.home)) if has_element else None
+        return cls(label, command, tuple(_parents(document, command)), is_chosen, alignment)
+
+    def knows(self, other: Mapping[str, Tensor] | Checkpoint) -> bool:
+        """Whether it names another network among those that it was made of, by the hashes of its weights."""
+        if not self.parents or not isinstance(other, Checkpoint):
+            return False
+        own = frozenset(hash_file(path) for path in Input("", other.home).files if path.name.endswith(WEIGHTS))
+        return any(own and own == hashes for _, hashes in self.parents)
+
+    def undo(self, network: Mapping[str, Tensor] | Checkpoint) -> "Undo | None":
+        """How a tensor was before it was moved; None where that is not known."""
+        if self.alignment is None:
+            return None
+        try:
+            symmetry = self.alignment.symmetry.bind(network.on_meta() if isinstance(network, Checkpoint) else network)
+        except (KeyError, ValueError):  # The element of another network, or tensors under other names.
+            return None
+        return Undo(symmetry, symmetry.inverse(self.alignment.element))
+
+    def note(self, *, is_undone: bool) -> str | None:
+        """What it says about its order, and what that means for the p-value."""
+        if not self.command:
+            return None
+        made = f"{self.label} says that `regauge {escape(self.command)}` wrote it"
+        if self.parents:
+            made += f", of {shorten([escape(path) for path, _ in self.parents])}"
+        if not self.is_chosen:
+            return made
+        if is_undone:
+            return f"{made}; its element lies beside it, and the p-value and the z-score are of the order before that"
+        return (
+            f"{made}, and that the order of units was chosen, so that the p-value and the z-score of the order as "
+            "stored say nothing about descent; no verdict rests on them"
+        )
+
+
+@dataclass(frozen=True)
+class Undo:
+    """The way back of an element, tensor by tensor."""
+
+    symmetry: Symmetry
+    element: Element
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor as it was before it was moved."""
+        return move_tensor(self.symmetry, self.element, name, tensor) if name in self.symmetry.sites else tensor
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where both networks of a comparison come from.
+
+    Attributes:
+        of: What each of them says.
+        undo: For each of them how a tensor was before it was moved, where that is known and all of it is compared.
+        parent: A sentence where one of them names the other one among those that it was made of, by its hash.
+    """
+
+    of: tuple[Origin, Origin]
+    undo: tuple[Undo | None, Undo | None]
+    parent: str = ""
+
+    @classmethod
+    def read(cls, a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint) -> "Origins":
+        """What two networks say; nothing if they are not in files."""
+        first, second = Origin.of(a, "A"), Origin.of(b, "B")
+        parent = ""
+        for child, label, other in ((second, "A", a), (first, "B", b)):
+            if not parent and child.knows(other):
+                parent = f"{child.label} says that `regauge {escape(child.command)}` made it of {label}"
+        return cls((first, second), (first.undo(a), second.undo(b)), parent)
+
+    @property
+    def cut(self) -> "Origins":
+        """The same where networks are compared in part, so that nothing can be undone."""
+        return replace(self, undo=(None, None))
+
+    @property
+    def is_order_free(self) -> bool:
+        """Whether nobody is known to have chosen the order of units that is tested."""
+        return all(undo is not None or not one.is_chosen for one, undo in zip(self.of, self.undo, strict=True))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What they say about their order."""
+        told = (one.note(is_undone=undo is not None) for one, undo in zip(self.of, self.undo, strict=True))
+        return tuple(note for note in told if note is not None)
+
+
+def named_parents(checkpoints: Mapping[str, Checkpoint]) -> dict[str, tuple[str, ...]]:
+    """For checkpoints that say which others among them they were made of, the names of these."""
+    origins = {name: Origin.of(one, name) for name, one in checkpoints.items()}
+    told = {}
+    for name, origin in origins.items():
+        own = tuple(other for other, one in checkpoints.items() if other != name and origin.knows(one))
+        if own:
+            told[name] = own
+    return told
+
+
+def _word(document: Mapping[str, Any]) -> str:
+    return str(document["command"]).removeprefix("rg.")
+
+
+def _parents(document: Mapping[str, Any], command: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """The networks that an output was made of; what only served as a reference is none."""
+    for one in document["inputs"]:
+        is_reference = one["as"] in NO_PARENTS or (command == "align" and one["as"] == "a")
+        hashes = frozenset(digest for name, digest in one["sha256"].items() if name.endswith(WEIGHTS))
+        if hashes and not is_reference:
+            yield str(one["path"]), hashes
+
+
+def _element_beside(path: Path) -> Alignment | None:
+    try:
+        return load_alignment(alignment_path(path))
+    except (OSError, ValueError, KeyError):  # Not there, or not the file of this name.
+        return None

@@ -1,0 +1,180 @@
+"""What is said about generated networks: scores of every kind of networks, and a verdict in sentences."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+
+from regauge.flow.novelty import NEAR, find_chance
+
+MANY, RARE = 0.2, 0.02
+"""Share of copies beyond which networks are called copies, if that has at most this probability without copies."""
+WORKING, HALF = 0.9, 0.5
+"""Shares of what held-out networks can do that networks keep which work, or which work worse."""
+Bins = tuple[tuple[float, float, float], ...]
+"""Confidence, accuracy and share of the answers, bin by bin."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What is known about some networks. Numbers that need class probabilities are None without a task of classes.
+
+    Distances are taken after two networks are aligned to one another: to the few that are nearest in a common gauge.
+
+    Attributes:
+        name: What they are.
+        networks: How many.
+        loss: Mean over networks.
+        loss_deviation: Over networks.
+        accuracy: Mean over networks.
+        calibration: Expected calibration error of single networks, mean over them.
+        average_loss: Of the average of all class probabilities.
+        average_accuracy: As above.
+        distance: Median distance to the nearest training network, in units of that of held-out networks: about 1 for
+            new networks, 0 for copies.
+        copied: Share of the networks that are nearer to a training network than 95% of held-out networks are, and than
+            0.8 of the median distance of these.
+        sources: Number of different training networks that are the nearest of one.
+        repeated: Share of the networks that are as near as that to another one of their kind, with 0.5 in place of 0.8.
+        spread: Mean distance of two networks, in units of that of held-out networks.
+        disagreement: Share of examples on which two networks name different classes, mean over pairs.
+        divergence: Jensen-Shannon divergence of two networks' probabilities, in nats, mean over examples and pairs.
+        overlap: Largest share of wrong answers (intersection over union) that is shared with a training network; mean
+            over networks.
+        two_sample: Energy distance to held-out networks in the common gauge, in units of their spread there: 0 for the
+            same distribution.
+    """
+
+    name: str
+    networks: int
+    loss: float
+    loss_deviation: float
+    accuracy: float | None
+    calibration: float | None
+    average_loss: float | None
+    average_accuracy: float | None
+    distance: float
+    copied: float
+    sources: int
+    repeated: float
+    spread: float
+    disagreement: float | None
+    divergence: float | None
+    overlap: float | None
+    two_sample: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Scores of generated networks, of held-out ones, and of what is made of training networks without a flow.
+
+    Attributes:
+        scores: The generated networks first, held-out ones second.
+        one_answer: Accuracy of one answer for all examples; None without a task of classes.
+        losses: Of each network, by the names of the scores.
+        reliability: For single networks and for the average of all, generated and held out: confidence, accuracy and
+            share of the answers in bins of confidence. Empty without a task of classes.
+        places: Training, held-out and generated networks in the plane of the training networks' largest variance.
+        share: What that plane shows of the variance.
+    """
+
+    scores: tuple[Score, ...]
+    one_answer: float | None
+    losses: Mapping[str, tuple[float, ...]]
+    reliability: Mapping[str, Bins]
+    places: Mapping[str, tuple[tuple[float, float], ...]]
+    share: float
+
+    @property
+    def is_working(self) -> bool | None:
+        """Whether the generated networks keep nine tenths of what held-out networks can do; None if these do nothing.
+
+        That is by how much their accuracy is above that of one answer for all; without accuracies, the inverse of
+        their loss, if losses are positive.
+        """
+        return None if (kept := self._kept) is None else kept >= WORKING
+
+    @property
+    def is_collapsed(self) -> bool:
+        """Whether the generated networks are copies of one another: more than a fifth of them are repeated."""
+        return self.scores[0].repeated > MANY
+
+    @property
+    def is_copier(self) -> bool:
+        """Whether the generated networks are copies, of training networks or of one another.
+
+        They are if more than a fifth of them are repeated, or copied and more than chance explains with so few held-out
+        networks, or if their median distance to the nearest training network is less than 0.8 of that of these.
+        """
+        return self._is_copied or self.is_collapsed
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """Sentences: whether the generated networks work, and then whether they are new."""
+        return self._quality(), *self._novelty()
+
+    def __getitem__(self, name: str) -> Score:
+        return next(score for score in self.scores if score.name == name)
+
+    def __str__(self) -> str:
+        names = [part.name for part in fields(Score)]
+        rows = [[_text(value) for value in asdict(score).values()] for score in self.scores]
+        widths = [max(len(row[k]) for row in [names, *rows]) for k in range(len(names))]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in [names, *rows]]
+        return "\n".join([*self.verdict, "", *lines])
+
+    @property
+    def _is_copied(self) -> bool:
+        own, known = self.scores[:2]
+        near, held_out = (round(one.copied * one.networks) for one in (own, known))
+        chance = find_chance(near, own.networks, held_out, known.networks)
+        return (own.copied > MANY and chance < RARE) or own.distance < NEAR
+
+    @property
+    def _kept(self) -> float | None:
+        """The share that is kept of what held-out networks can do."""
+        own, known = self.scores[:2]
+        if own.accuracy is not None and known.accuracy is not None:
+            least = self.one_answer or 0.0
+            return (own.accuracy - least) / (known.accuracy - least) if known.accuracy > least else None
+        if math.isnan(own.loss):
+            return 0.0
+        return known.loss / own.loss if min(own.loss, known.loss) > 0 else None
+
+    def _quality(self) -> str:
+        """The first sentence."""
+        own, known = self.scores[:2]
+        loss = f"a loss of {own.loss:.3g} beside {known.loss:.3g}"
+        if own.accuracy is None or known.accuracy is None:
+            numbers = f"they have {loss} of held-out networks"
+        else:
+            numbers = f"{own.accuracy:.1%} accuracy beside {known.accuracy:.1%} of held-out networks, and {loss}"
+        if (kept := self._kept) is None:
+            return f"Whether the drawn networks work cannot be said, since held-out networks do nothing: {numbers}."
+        if kept >= WORKING:
+            return f"The drawn networks work: {numbers}."
+        if kept >= HALF:
+            return f"The drawn networks work worse than trained ones: {numbers}."
+        answer = "" if self.one_answer is None else f"; one answer for all has {self.one_answer:.1%}"
+        return f"The drawn networks do not work: {numbers}{answer}."
+
+    def _novelty(self) -> Iterator[str]:
+        """What is said of copies."""
+        own = self.scores[0]
+        numbers = f"{own.copied:.0%} of them are nearer to one than nearly all held-out networks are, and their median "
+        numbers += f"distance is {own.distance:.2f} times that of held-out networks"
+        if self._is_copied:
+            yield f"They are copies of training networks: {numbers}."
+        elif self.is_collapsed:
+            yield f"They are no copies of training networks: {numbers}."
+        else:
+            yield f"They are new, no copies of training networks: {numbers}."
+        if self.is_collapsed:
+            yield f"They are copies of one another: {own.repeated:.0%} of them are repeated by another drawn network."
+        elif self._kept is not None and self._kept < HALF and not self.is_copier:
+            yield "Networks that do not work are easily new."
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

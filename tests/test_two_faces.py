@@ -1,0 +1,40 @@
+"""A command and the Python function behind it: the same files give the same numbers and the same tensors."""
+
+import math
+from typing import Any
+
+import pytest
+from torch import Tensor
+from two_faces import FACES, MODULES, Case
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    return {name: Case.make(name, tmp_path_factory.mktemp(name)) for name in MODULES}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("verb", FACES)
+def test_both_faces_agree(cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch, verb: str, name: str) -> None:
+    monkeypatch.chdir(cases[name].folder)
+    said, computed = FACES[verb](cases[name])
+    said, computed = flat(said), flat(computed)
+    assert said.keys() == computed.keys()
+    assert {place: (said[place], computed[place]) for place in said if not agree(said[place], computed[place])} == {}
+
+
+def agree(x: Any, y: Any) -> bool:
+    return math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-9) if isinstance(x, float) else x == y
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """All numbers and texts of nested values by their places."""
+    if isinstance(value, Tensor):
+        return flat(value.double().flatten().tolist(), name) | {f"{name} dtype": str(value.dtype)}
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    else:
+        return {name: value}
+    return {place: one for key, part in parts for place, one in flat(part, f"{name}.{key}").items()}
