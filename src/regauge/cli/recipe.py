@@ -34,11 +34,11 @@ def run_recipe(options: Merge) -> None:
     for note in recipe.notes:
         warn(f"note: {note}")
     folders = _order(recipe)
-    dtype, note = choose_dtype(recipe, {folder: Checkpoint.open(str(folder)) for folder in folders})
+    dtype, told = choose_dtype(recipe, {folder: Checkpoint.open(str(folder)) for folder in folders})
     if options.written.dtype is not None and recipe.dtype is None:
-        dtype = note = None
-    if note is not None:
-        warn(f"note: {note}")
+        dtype = told = None
+    if told is not None:
+        warn(f"note: {told}")
 
     def plan(
         networks: Sequence[Checkpoint], order: Sequence[str], statistics: frozenset[str], keys: Mapping[str, str]
