@@ -151,7 +151,8 @@ class _Work:
     def _root(self, places: Sequence[Place]) -> Float[Tensor, "*lead k n"]:
         """The triangular R of `X' = Q R`, with fewer rows than columns where there are too few values."""
         values = torch.cat([self.values(place) for place in places], dim=-1)
-        return torch.linalg.qr(values.mT, mode="r").R
+        root: Tensor = torch.linalg.qr(values.mT, mode="r").R
+        return root
 
     def rotate(self, step: RotationStep) -> Value:
         """The eigenvectors of the Gram matrix as rows, largest eigenvalue first."""

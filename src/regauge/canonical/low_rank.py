@@ -15,7 +15,8 @@ def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
     if root.shape[-2] < root.shape[-1]:
         return torch.zeros(root.shape[:-2], dtype=torch.bool)
     singular = torch.linalg.svdvals(root)
-    return singular[..., -1] > SINGULAR * singular[..., 0]
+    found: Tensor = singular[..., -1] > SINGULAR * singular[..., 0]
+    return found
 
 
 def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:

@@ -47,8 +47,8 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
     for lineage in lineages:
         for tree in lineage.trees:
             tell("\n" + "\n".join(tree_lines(list(tree))))
-        for one in lineage.averages:
-            tell(_average_line(one))
+        for average in lineage.averages:
+            tell(_average_line(average))
     strangers = [one for lineage in lineages for family in lineage.families if len(family) == 1 for one in family]
     if strangers:
         tell(f"\nunrelated to all others: {', '.join(strangers)}", unrelated=strangers)

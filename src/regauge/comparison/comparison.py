@@ -18,7 +18,8 @@ class Comparison:
     """Two networks, compared as they are and modulo their symmetry.
 
     Attributes:
-        verdict: "identical", "same network in another gauge", "descended", "unrelated" or "undecided".
+        verdict: "identical", "same network in another gauge", "descended", "aligned to A, or a distant descendant",
+            "unrelated" or "undecided".
         reason: The evidence for it, in a sentence.
         distance: Euclidean distance of the parameters as stored, without buffers.
         orbit_distance: The same after the second network was aligned to the first: an upper bound of the smallest
@@ -27,9 +28,10 @@ class Comparison:
         compared: The share of the first network's values that is compared: 1 unless the networks have other shapes.
         shares: What the second network explains of each tensor of the first.
         share_by_chance: What alignment alone explains at most: the largest share of a stranger, and their range above.
-            None where the verdict rests on something else, as where units correspond as stored.
+            None where the verdict rests on something else, as where both networks are the same.
         p_value: How often networks that were trained independently correspond as much in the order of their units as
-            stored, by random elements; None where no group has an order. See `measure_independence`.
+            stored, by random elements; None where no group has an order. It is exact where nobody chose that order,
+            and of the order before an alignment that the files tell and hold. See `measure_independence`.
         z_score: The statistic behind it, in standard deviations of the null.
         tested_groups: The groups that the test reorders.
         draws: Random elements that were drawn for it.

@@ -62,6 +62,9 @@ def measure_independence(
     one entry from each row of a matrix, which makes a draw cheap and mean and variance known. A subgroup's random
     elements are as exact as those of the whole group.
 
+    Nothing of this holds for a network that somebody aligned to the other one: its order was chosen, and whatever
+    chose it makes the p-value small.
+
     What the test cannot see: a copy that was moved by an element drawn at random. Its order says nothing any more, and
     what is left, the orbit, may be the same for independent networks, too, as when training has one solution. No
     test by random elements can tell these apart; see `Comparison.reference_p_value`.

@@ -119,7 +119,8 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
     if e.share is None or e.chance is None or beyond is None:  # Chance is measured only where that may decide.
         return "undecided", "no matrix tells units apart, so that there is nothing to align"
     explained = (
-        f"after alignment B explains {e.share:.0%} of A's matrices, where strangers explain up to {e.chance:.0%}"
+        f"after alignment B explains {e.share:.0%} of A's matrices, where strangers explain up to {e.chance:.0%} "
+        f"({beyond:.0%} beyond chance; descendants have {RELATED:.0%} or more)"
     )
     if e.chance >= EVERYTHING:
         large = f"{explained}: the group is so large that nothing can be told from that"
