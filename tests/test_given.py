@@ -277,3 +277,14 @@ def test_typical_mistakes_are_answered_by_what_to_write(run: Callable[[], Any], 
 def test_targets_that_are_no_classes_are_refused(targets: Tensor, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         rg.Task(A, [(X, targets)]).evaluate(a)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.net."])
+def test_names_that_all_begin_alike_are_told(prefix: str) -> None:
+    plain = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
+    wrapped = {prefix + name: tensor for name, tensor in plain.items()}
+    for networks, which in (((plain, wrapped), "second"), ((wrapped, plain), "first")):
+        with pytest.raises(ValueError, match=f"all names of the {which} begin with '{prefix}': leave it out"):
+            rg.connect.interpolate(*networks, 0.5)
+    with pytest.raises(ValueError, match="both must come from the same architecture"):
+        rg.connect.interpolate(plain, {prefix + "0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}, 0.5)

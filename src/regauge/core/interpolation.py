@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.movable import VALUES, require_shared
-from regauge.core.params import Params
+from regauge.core.params import Params, require_same_names
 
 
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:
@@ -25,11 +25,13 @@ def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], 
 def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | Tensor]) -> Params:
     """`sum_k weights[k] networks[k]`, and exactly network k where its weight is one and all others are zero.
 
-    A ValueError names a tensor without values that differs.
+    A ValueError names parameters that only one network has, or a tensor without values that differs.
     """
     used = [(network, w) for network, w in zip(networks, weights, strict=True) if isinstance(w, Tensor) or w != 0]
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:
         return dict(used[0][0])
+    for network, _ in used:
+        require_same_names(networks[0], network)
     lead = max((weight.ndim for _, weight in used if isinstance(weight, Tensor)), default=0)
     result = {}
     for name, first in networks[0].items():

@@ -74,21 +74,39 @@ def require_finite(params: Mapping[str, Tensor], label: str, structure: Collecti
         )
 
 
-def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless two networks have the same names and shapes."""
+def require_same_names(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless two networks have parameters of the same names."""
     only_a = sorted(params_a.keys() - params_b.keys())
     only_b = sorted(params_b.keys() - params_a.keys())
     if only_a or only_b:
         raise ValueError(
             f"the two networks have different parameters: only the first has {only_a[:5]}, only the second "
-            f"has {only_b[:5]}; both must come from the same architecture"
+            f"has {only_b[:5]}; {say_prefix(params_a, params_b) or 'both must come from the same architecture'}"
         )
+
+
+def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless two networks have the same names and shapes."""
+    require_same_names(params_a, params_b)
     for name, tensor in params_a.items():
         if tensor.shape != params_b[name].shape:
             raise ValueError(
                 f"{name!r} has shape {tuple(tensor.shape)} in the first network and "
                 f"{tuple(params_b[name].shape)} in the second; both must come from the same architecture"
             )
+
+
+def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
+    """That all names of one network begin with something that those of the other lack; empty where they do not."""
+    for which, longer, shorter in (("second", params_b, params_a), ("first", params_a, params_b)):
+        ends = {name for name in shorter if any(one.endswith(name) for one in longer)}
+        for lead in {one.removesuffix(name) for name in sorted(ends)[:1] for one in longer if one.endswith(name)}:
+            if lead and {lead + name for name in shorter} == {*longer}:
+                return (
+                    f"all names of the {which} begin with {lead!r}: leave it out, as in "
+                    f"{{name.removeprefix({lead!r}): tensor for name, tensor in params.items()}}"
+                )
+    return ""
 
 
 def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = ()) -> None:

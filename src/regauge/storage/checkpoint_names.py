@@ -12,6 +12,8 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 """Endings of files that torch wrote."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names of models of the hub."""
+ADDRESS = re.compile(r"[a-z0-9]+:/", re.IGNORECASE)
+"""What addresses begin with, as paths, in which slashes are single."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 CACHES = (
     ("HF_HUB_CACHE", ""),
@@ -50,6 +52,8 @@ def find_cached(name: str) -> Path | None:
 
 def say_absent(path: str) -> str:
     """That there is no checkpoint under a path, and how one is fetched where it may be the name of a model."""
+    if ADDRESS.match(path):
+        return f"{path!r} is an address, and regauge fetches nothing: download the checkpoint, and name the file"
     text = f"there is no checkpoint {path!r}; check the path"
     if not HUB_NAME.fullmatch(path) or "/" not in path or path.endswith((".safetensors", ".json", *TORCH_SUFFIXES)):
         return text

@@ -99,6 +99,11 @@ def load_alignment(path: str | Path) -> Alignment:
     """
     path = Path(path)
     if not path.exists():
+        if path.parent.is_file():
+            raise ValueError(
+                f"{str(path.parent)!r} is no alignment; name what `regauge align` wrote beside its output, which ends "
+                f"in {SUFFIX}, and then the checkpoint"
+            )
         raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it beside its output")
     with Checkpoint.open(path) as checkpoint:
         header, tensors = checkpoint.header, checkpoint.params
