@@ -87,7 +87,7 @@ def judge(
     return Judgement(tuple(scores), one_answer, losses, reliability, places, share)
 
 
-def _as_given(params: Params, train: Mapping[str, Tensor]) -> Params:
+def _as_given(params: Mapping[str, Tensor], train: Mapping[str, Tensor]) -> Params:
     """Networks in the dtypes of those that the flow was fitted to, in which the task runs."""
     return {name: tensor.to(train[name].dtype) for name, tensor in params.items()}
 
