@@ -53,6 +53,8 @@ CASES = [
     Case("passthrough", {"scale": 0.7}, weights=None),
     Case("slerp", weights=(0.3, 0.7)),
     Case("slerp", has_base=True, weights=(0.6, 0.4)),
+    Case("slerp", {"axis": -1}, weights=(0.3, 0.7)),
+    Case("slerp", {"axis": 0}, True, (0.6, 0.4)),
     Case("karcher"),
     Case("karcher", has_base=True),
     Case("multislerp"),
@@ -61,12 +63,17 @@ CASES = [
     Case("task-arithmetic", {"is_normalized": True}, True),
     Case("ties", {"density": 0.4, "scale": 2.0}, True),
     Case("ties", {"density": (0.3, 0.9, 0.5), "is_normalized": False}, True),
+    Case("ties", {"density": 0.4, "is_rescaled": True}, True, (0.5, -0.2, 1.0)),
+    Case("ties", {"density": 1.0, "is_normalized": False}, True, (-0.5, -0.2, 0.5)),
     Case("dare", {"drop": 0.3, "scale": 0.5}, True),
+    Case("dare", {"drop": 0.3, "is_rescaled": False}, True),
     Case("dare-ties", {"drop": (0.3, 0.5, 0.0)}, True),
     Case("dare-ties", {"drop": 0.3, "density": 0.5, "is_normalized": False}, True),
     Case("della", {"density": 0.6, "epsilon": 0.2}, True),
+    Case("della", {"density": 0.6, "epsilon": 0.2, "is_rescaled": False}, True, (1.0, -1.0, 1.0)),
     Case("della-linear", {"density": (0.6, 0.5, 1.0), "epsilon": 0.1}, True),
     Case("breadcrumbs", {"density": 0.5, "gamma": 0.1}, True),
+    Case("breadcrumbs", {"density": 0.5, "gamma": 0.1, "is_rescaled": True}, True),
     Case("breadcrumbs-ties", {"density": 0.7, "gamma": (0.1, 0.2, 0.5)}, True),
     Case("model-stock", has_base=True, weights=None),
     Case("model-stock", {"by_rows": True}, True, None),
@@ -117,6 +124,15 @@ def slerp(a: Array, b: Array, t: float) -> Array:
     return (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
 
 
+def slerp_along(a: Array, b: Array, t: float, axis: int | None) -> Array:
+    """Every vector along an axis by itself."""
+    if axis is None or a.ndim < 2:
+        return slerp(a, b, t)
+    pairs = [np.moveaxis(one, axis, -1) for one in (a, b)]
+    made = np.stack([slerp(pairs[0][place], pairs[1][place], t) for place in np.ndindex(pairs[0].shape[:-1])])
+    return np.moveaxis(made.reshape(pairs[0].shape), -1, axis)
+
+
 def karcher(points: Sequence[Array], weights: Sequence[float], steps: int) -> Array:
     """Descent on the weighted sum of squared angles in short steps."""
     norms = [float(np.linalg.norm(p)) for p in points]
@@ -148,9 +164,9 @@ def elected(vectors: Sequence[Array], weights: Sequence[float], scale: float, *,
     result = np.zeros(vectors[0].size)
     for i, entries in enumerate(zip(*(v.flatten() for v in vectors), strict=True)):
         total = sum(w * x for w, x in zip(weights, entries, strict=True))
-        agreeing = [(w, x) for w, x in zip(weights, entries, strict=True) if x * total > 0]
-        if agreeing:
-            result[i] = sum(w * x for w, x in agreeing) / (sum(w for w, _ in agreeing) if is_normalized else 1)
+        agreeing = [(w, x) for w, x in zip(weights, entries, strict=True) if w * x * total > 0]
+        mass = sum(w for w, _ in agreeing)
+        result[i] = sum(w * x for w, x in agreeing) / (mass if is_normalized and mass else 1)
     return scale * result.reshape(vectors[0].shape)
 
 
@@ -161,7 +177,11 @@ def stock(vectors: Sequence[Array]) -> Array:
     return np.asarray(n * cosine / (1 + (n - 1) * cosine) * sum(vectors) / n)
 
 
-def ranked(vector: Array, density: float, epsilon: float, noise: Array) -> Array:
+def restored(kept: Array, vector: Array) -> Array:
+    return np.asarray(kept * np.abs(vector).sum() / np.abs(kept).sum())
+
+
+def ranked(vector: Array, density: float, epsilon: float, noise: Array, *, is_rescaled: bool) -> Array:
     if density == 1:
         return vector
     result = []
@@ -170,7 +190,7 @@ def ranked(vector: Array, density: float, epsilon: float, noise: Array) -> Array
         for i, x in enumerate(row):
             place = order.index(i) / (len(row) - 1) if len(row) > 1 else 0.5
             keep = density - epsilon + 2 * epsilon * place
-            result.append(x / keep if draws[i] < keep else 0.0)
+            result.append(x / (keep if is_rescaled else 1) if draws[i] < keep else 0.0)
     return np.array(result).reshape(vector.shape)
 
 
@@ -178,8 +198,9 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
     count, settings = len(points), case.settings
     vectors = list(points) if base is None else [p - base for p in points]
     given = [1.0] * count if case.weights is None else list(case.weights)
-    weights = shares(case.weights, count)
+    weights = given if min(given) < 0 else shares(case.weights, count)
     scale, target = settings.get("scale", 1.0), Target(name, seed=seed)
+    is_rescaled = settings.get("is_rescaled", case.name.startswith("d"))
 
     def setting(key: str) -> list[float]:
         value = settings[key]
@@ -195,7 +216,7 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
         return scale * points[0]
     start = 0 if base is None else base
     if case.name == "slerp":
-        return start + slerp(*vectors, weights[1])
+        return start + slerp_along(*vectors, weights[1], settings.get("axis"))
     if case.name in ("karcher", "multislerp"):
         return start + karcher(vectors, weights, 300 if case.name == "karcher" else 0)
     if case.name == "model-stock":
@@ -204,15 +225,21 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
         return start + stock(vectors)
     if case.name.startswith("dare"):
         pairs = zip(vectors, setting("drop"), strict=True)
-        vectors = [np.where(draws(k) < p, 0, v / (1 - p)) for k, (v, p) in enumerate(pairs)]
+        vectors = [np.where(draws(k) < p, 0, v / (1 - p * is_rescaled)) for k, (v, p) in enumerate(pairs)]
     if case.name.startswith("della"):
         rows = len(points[0]) if points[0].ndim > 1 else 1
         pairs = zip(vectors, setting("density"), setting("epsilon"), strict=True)
-        vectors = [ranked(v, d, e, draws(k, rows)) if d < 1 else v for k, (v, d, e) in enumerate(pairs)]
+        vectors = [
+            ranked(v, d, e, draws(k, rows), is_rescaled=is_rescaled) if d < 1 else v
+            for k, (v, d, e) in enumerate(pairs)
+        ]
+    whole = vectors
     if case.name == "ties" or (case.name == "dare-ties" and "density" in settings):
         vectors = [between(v, d, 0) for v, d in zip(vectors, setting("density"), strict=True)]
     if case.name.startswith("breadcrumbs"):
         vectors = [between(v, d, g) for v, d, g in zip(vectors, setting("density"), setting("gamma"), strict=True)]
+    if is_rescaled and case.name in ("ties", "breadcrumbs"):
+        vectors = [restored(kept, vector) for kept, vector in zip(vectors, whole, strict=True)]
     if case.name in ("ties", "dare-ties", "della", "breadcrumbs-ties"):
         is_normalized = settings.get("is_normalized", True)
         return start + elected(vectors, weights if is_normalized else given, scale, is_normalized=is_normalized)
@@ -275,6 +302,19 @@ def test_slerp_of_parallel_tensors_is_linear() -> None:
         merged = rg.merge([a, b], NOTHING, rule=RULES["slerp"].build(), weights=[3, 1]).params
         assert torch.allclose(merged["w"], 0.75 * a["w"] + 0.25 * b["w"])
         assert merged["z"].tolist() == [0.25, 0.25]
+
+
+def test_signs_are_elected_with_negative_weights() -> None:
+    """A network of negative weight agrees where its entry has the other sign; weights that cancel divide nothing."""
+    base, entries = {"w": torch.zeros(4, dtype=torch.float64)}, ([1.0, 1.0, -1.0, 2.0], [0.5, -0.5, -4.0, -3.0])
+    networks = [{"w": torch.tensor(one, dtype=torch.float64)} for one in entries]
+    for weights, expected in (
+        ((1.0, -0.5), [1.0, (1 + 0.25) / 0.5, -4.0, (2 + 1.5) / 0.5]),
+        ((1.0, -1.0), [1.0, 1.5, -4.0, 5.0]),
+        ((0.3, 0.6), [(0.3 + 0.3) / 0.9, 0.0, (-0.3 - 2.4) / 0.9, -3.0]),
+    ):
+        found = rg.merge(networks, NOTHING, rule=ElectedMean(), base=base, weights=weights).params["w"]
+        assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
 
 
 def test_slerp_keeps_the_length_and_divides_the_angle() -> None:
@@ -407,7 +447,8 @@ def test_settings_of_a_rule_may_differ_from_tensor_to_tensor() -> None:
         ("passthrough", {"scale": math.inf}, "scale is inf"),
         ("karcher", {"steps": -1}, "steps is -1"),
         ("average", {"density": 0.5}, "Average has no setting 'density'; it has: none"),
-        ("dare", {"density": 0.5}, "Dare has no setting 'density'; it has: drop, scale, is_normalized"),
+        ("dare", {"density": 0.5}, "Dare has no setting 'density'; it has: drop, is_rescaled, scale, is_normalized"),
+        ("slerp", {"axis": 1}, "axis is 1; it is 0 or -1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:

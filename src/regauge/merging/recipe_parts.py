@@ -262,16 +262,16 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
     if recipe.method == "nuslerp" and len(used) == 2:
         total = sum(weights)
         t = weights[1] / total if abs(total) >= 1e-6 else 0.5
-        return RULES["slerp"].build(), used, (1 - t, t)
+        # mergekit's "row-wise" is along the first axis.
+        axis = None if common("nuslerp_flatten") else 0 if common("nuslerp_row_wise") else -1
+        return RULES["slerp"].build(axis=axis), used, (1 - t, t)
     if recipe.method == "passthrough":
         return RULES["passthrough"].build(scale=numbers["scale"][0]), used, (1.0,)
     if recipe.method in ("karcher", "model_stock", "nuslerp"):
         weights = tuple(1 / len(used) for _ in used)
-    is_normalized = recipe.method == "multislerp" or ("normalize" in method.common and bool(common("normalize")))
+    is_normalized = any(common(key) for key in ("normalize", "normalize_weights") if key in method.common)
     if recipe.method in ELECTING:
         settings["is_normalized"] = is_normalized
-        if min(weights, default=0.0) < 0:
-            raise ValueError(f"{where} a weight is negative, but {recipe.method} elects signs by shares of networks")
     elif is_normalized and used:
         if abs(sum(weights)) < LEAST:
             raise ValueError(f"{where} the weights sum to {sum(weights):g} and cannot be normalized; change them")
@@ -284,7 +284,7 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         kept = [k for k, density in enumerate(numbers["density"]) if density > 0]  # the others have no part
         used, weights = [used[k] for k in kept], tuple(weights[k] for k in kept)
         shares = {key: [one[k] for k in kept] for key, one in numbers.items()}
-        settings |= _densities(recipe.method, shares, size, where)
+        settings |= _densities(recipe.method, shares, size, where) | {"is_rescaled": bool(common("rescale"))}
     if recipe.method == "karcher":
         settings["steps"] = int(common("max_iter"))
     if recipe.method == "model_stock":
