@@ -63,7 +63,7 @@ CASES = [
     Case("task-arithmetic", {"is_normalized": True}, True),
     Case("ties", {"density": 0.4, "scale": 2.0}, True),
     Case("ties", {"density": (0.3, 0.9, 0.5), "is_normalized": False}, True),
-    Case("ties", {"density": 0.4, "is_rescaled": True}, True, (0.5, -0.2, 1.0)),
+    Case("ties", {"density": 0.4, "keeps_sum": True}, True, (0.5, -0.2, 1.0)),
     Case("ties", {"density": 1.0, "is_normalized": False}, True, (-0.5, -0.2, 0.5)),
     Case("dare", {"drop": 0.3, "scale": 0.5}, True),
     Case("dare", {"drop": 0.3, "is_rescaled": False}, True),
@@ -73,7 +73,7 @@ CASES = [
     Case("della", {"density": 0.6, "epsilon": 0.2, "is_rescaled": False}, True, (1.0, -1.0, 1.0)),
     Case("della-linear", {"density": (0.6, 0.5, 1.0), "epsilon": 0.1}, True),
     Case("breadcrumbs", {"density": 0.5, "gamma": 0.1}, True),
-    Case("breadcrumbs", {"density": 0.5, "gamma": 0.1, "is_rescaled": True}, True),
+    Case("breadcrumbs", {"density": 0.5, "gamma": 0.1, "keeps_sum": True}, True),
     Case("breadcrumbs-ties", {"density": 0.7, "gamma": (0.1, 0.2, 0.5)}, True),
     Case("model-stock", has_base=True, weights=None),
     Case("model-stock", {"by_rows": True}, True, None),
@@ -200,7 +200,7 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
     given = [1.0] * count if case.weights is None else list(case.weights)
     weights = given if min(given) < 0 else shares(case.weights, count)
     scale, target = settings.get("scale", 1.0), Target(name, seed=seed)
-    is_rescaled = settings.get("is_rescaled", case.name.startswith("d"))
+    is_rescaled = settings.get("is_rescaled", True)
 
     def setting(key: str) -> list[float]:
         value = settings[key]
@@ -238,7 +238,7 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
         vectors = [between(v, d, 0) for v, d in zip(vectors, setting("density"), strict=True)]
     if case.name.startswith("breadcrumbs"):
         vectors = [between(v, d, g) for v, d, g in zip(vectors, setting("density"), setting("gamma"), strict=True)]
-    if is_rescaled and case.name in ("ties", "breadcrumbs"):
+    if settings.get("keeps_sum"):
         vectors = [restored(kept, vector) for kept, vector in zip(vectors, whole, strict=True)]
     if case.name in ("ties", "dare-ties", "della", "breadcrumbs-ties"):
         is_normalized = settings.get("is_normalized", True)

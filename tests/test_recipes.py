@@ -91,6 +91,11 @@ def between(delta: Tensor, density: float, gamma: float) -> Tensor:
     return kept.reshape(delta.shape)
 
 
+def restored(kept: Tensor, delta: Tensor) -> Tensor:
+    """As large as before by the sum of magnitudes."""
+    return kept * (delta.abs().sum() / kept.abs().sum())
+
+
 def elect(deltas: list[Tensor], weights: list[float], *, is_mean: bool) -> Tensor:
     weighted = torch.stack([w * d for w, d in zip(weights, deltas, strict=True)])
     agrees = weighted.sign() == weighted.sum(0).sign()
@@ -104,8 +109,16 @@ def arc(a: Tensor, b: Tensor, t: float) -> Tensor:
     return (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
 
 
-def direction(tensors: list[Tensor], weights: list[float]) -> Tensor:
-    shares = [w / sum(weights) for w in weights]
+def arcs(a: Tensor, b: Tensor, t: float, axis: int) -> Tensor:
+    """Every vector along an axis by itself."""
+    if a.ndim < 2:
+        return arc(a, b, t)
+    pairs = zip(a.movedim(axis, -1), b.movedim(axis, -1), strict=True)
+    return torch.stack([arc(*pair, t) for pair in pairs]).movedim(-1, axis)
+
+
+def direction(tensors: list[Tensor], weights: list[float], *, is_normalized: bool = True) -> Tensor:
+    shares = [w / sum(weights) if is_normalized else w for w in weights]
     mean = sum((s * t / t.norm() for s, t in zip(shares, tensors, strict=True)), torch.zeros(()))
     return mean / mean.norm() * sum(s * t.norm() for s, t in zip(shares, tensors, strict=True))
 
@@ -180,6 +193,30 @@ METHODS: dict[str, tuple[str, Expected]] = {
         "merge_method: multislerp\n" + MODELS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
         lambda name, base, nets: direction(nets, WEIGHTS),
     ),
+    "nuslerp by vectors along the last axis": (
+        "merge_method: nuslerp\nparameters: {nuslerp_flatten: false}\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
+        lambda name, base, nets: arcs(nets[0], nets[1], 0.75, -1),
+    ),
+    "nuslerp of task vectors by vectors along the first axis": (
+        "merge_method: nuslerp\nbase_model: base\nparameters: {nuslerp_flatten: false, nuslerp_row_wise: true}\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
+        lambda name, base, nets: base + arcs(nets[0] - base, nets[1] - base, 0.75, 0),
+    ),
+    "nuslerp, by vectors in some tensors": (
+        "merge_method: nuslerp\nparameters: {nuslerp_flatten: [{filter: mlp, value: false}, {value: true}]}\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
+        lambda name, base, nets: arcs(nets[0], nets[1], 0.75, -1) if "mlp" in name else arc(nets[0], nets[1], 0.75),
+    ),
+    "multislerp, weights as they are": (
+        "merge_method: multislerp\nparameters: {normalize_weights: false, eps: 1.0e-8}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + direction([t - base for t in nets], WEIGHTS, is_normalized=False),
+    ),
+    "multislerp, a negative weight": (
+        "merge_method: multislerp\n" + MODELS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
+        lambda name, base, nets: direction(nets, [0.3, 0.9, -0.5]),
+    ),
     "task_arithmetic": (
         "merge_method: task_arithmetic\nparameters: {lambda: 0.7}\n"
         + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
@@ -242,6 +279,32 @@ METHODS: dict[str, tuple[str, Expected]] = {
             )
         ),
     ),
+    "ties, rescaled, a negative weight": (
+        "merge_method: ties\nparameters: {rescale: true, density: 0.4}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
+        lambda name, base, nets: (
+            base + elect([restored(largest(t - base, 0.4), t - base) for t in nets], [0.3, 0.9, -0.5], is_mean=True)
+        ),
+    ),
+    "breadcrumbs, rescaled": (
+        "merge_method: breadcrumbs\nparameters: {rescale: true, density: 0.6, gamma: 0.2}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: (
+            base
+            + sum(
+                (w * restored(between(t - base, 0.6, 0.2), t - base) for w, t in zip(WEIGHTS, nets, strict=True)),
+                torch.zeros(()),
+            )
+        ),
+    ),
+    "dare_ties without drops, negative weights": (
+        "merge_method: dare_ties\n" + VECTORS % ("weight: 0.3", "weight: -0.9", "weight: -0.5"),
+        lambda name, base, nets: base + elect([t - base for t in nets], [0.3, -0.9, -0.5], is_mean=False),
+    ),
+    "della, all weights zero": (
+        "merge_method: della\n" + VECTORS % ("weight: 0", "weight: 0", "weight: 0"),
+        lambda name, base, nets: base,
+    ),
     "breadcrumbs_ties": (
         "merge_method: breadcrumbs_ties\nparameters: {density: 0.6, gamma: 0.2}\n"
         + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
@@ -284,6 +347,39 @@ def test_entries_are_dropped_by_the_seed(method: str, seed: int) -> None:
     main(["merge", "--recipe", "recipe.yml", "--seed", "9", "-o", "c"])
     assert Path("a/model.safetensors").read_bytes() == Path("b/model.safetensors").read_bytes()
     assert Path("a/model.safetensors").read_bytes() != Path("c/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["dare_linear", "dare_ties", "della", "della_linear"])
+def test_what_is_kept_at_random_is_enlarged_unless_the_recipe_says_no(method: str) -> None:
+    text = f"merge_method: {method}\nbase_model: base\nmodels: [{{model: one}}]\nregauge: {{align: false}}\n"
+    text += "parameters: {weight: 1, density: 0.5, rescale: %s}\n"
+    plain, enlarged, base, one = merged(text % "false"), merged(text % "true", "out2"), load("base"), load("one")
+    for name, tensor in plain.items():
+        kept = ~torch.isclose(tensor, base[name], rtol=0, atol=1e-7)
+        torch.testing.assert_close(tensor, torch.where(kept, one[name], base[name]))
+        assert torch.equal(kept, ~torch.isclose(enlarged[name], base[name], rtol=0, atol=1e-7))
+        factors = ((enlarged[name] - base[name]).double() / (one[name] - base[name]))[kept]
+        # From 1 / (density + epsilon) to 1 / (density - epsilon), or 1 / density; vectors of one entry have the latter.
+        low, high = (1 / 0.65, 1 / 0.35) if "della" in method else (2.0, 2.0)
+        assert bool(((factors > low - 0.02) & (factors < high + 0.02)).all())
+        assert kept.numel() < 64 or 0.3 < float(kept.double().mean()) < 0.7
+
+
+IDLE = {
+    "merge_method: karcher\nparameters: {tol: 0.1}\nmodels: [{model: one}, {model: two}]\n": "tol changes nothing here",
+    "merge_method: nuslerp\nparameters: {weight: 1, nuslerp_row_wise: true}\nmodels: [{model: one}, {model: two}]\n": (
+        "nuslerp_row_wise changes nothing: a tensor has one angle unless nuslerp_flatten is false"
+    ),
+    "merge_method: task_arithmetic\nparameters: {weight: 1, rescale: true, int8_mask: true}\n"
+    + VECTORS % ("", "", ""): ("rescale changes nothing: task_arithmetic drops no entries"),
+}
+
+
+@pytest.mark.parametrize("text", IDLE)
+def test_what_changes_nothing_is_told(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    merged(text + "regauge: {align: false}\n")
+    said = capsys.readouterr()
+    assert IDLE[text] in " ".join((said.out + said.err).split())
 
 
 def test_layers_are_stacked_and_the_result_loads() -> None:
@@ -495,9 +591,9 @@ FAULTS = {
     LINEAR.replace("two", "meta/llama-9"): "not fetched from a hub",
     LINEAR.replace("two", "one"): "a model is there twice",
     "merge_method: ties\nmodels: [{model: one}]": "line 1: the method ties needs a 'base_model'",
-    "merge_method: dare_linear\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1, rescale: false}": (
-        "line 4: 'rescale' is 0, but only true is supported"
-    ),
+    "merge_method: multislerp\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normal",
+    "merge_method: linear\nparameters: {weight: 1, rescale: true}\n"
+    + MODELS % ("", "", ""): "'rescale' is not understood",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [0, 9]}]}]": "but one has 3",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [2, 1]}]}]": "'layer_range' is [2.0",
     "merge_method: slerp\nbase_model: one\nmodels: [{model: one}, {model: two}]": "slerp needs the parameter 't'",

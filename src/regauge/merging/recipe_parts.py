@@ -284,7 +284,7 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         kept = [k for k, density in enumerate(numbers["density"]) if density > 0]  # the others have no part
         used, weights = [used[k] for k in kept], tuple(weights[k] for k in kept)
         shares = {key: [one[k] for k in kept] for key, one in numbers.items()}
-        settings |= _densities(recipe.method, shares, size, where) | {"is_rescaled": bool(common("rescale"))}
+        settings |= _densities(recipe.method, shares, size, where, is_rescaled=bool(common("rescale")))
     if recipe.method == "karcher":
         settings["steps"] = int(common("max_iter"))
     if recipe.method == "model_stock":
@@ -297,11 +297,13 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         raise ValueError(f"{where} {error}") from error
 
 
-def _densities(method: str, numbers: Mapping[str, Sequence[float]], size: int, where: str) -> dict[str, object]:
+def _densities(
+    method: str, numbers: Mapping[str, Sequence[float]], size: int, where: str, *, is_rescaled: bool
+) -> dict[str, object]:
     """What of a tensor with `size` entries is kept of each model, as the settings of a rule."""
     densities = numbers["density"]
     if "dare" in method:
-        return {"drop": tuple(1 - density for density in densities)}
+        return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}
     if "della" in method:
         for density, epsilon in zip(densities, numbers["epsilon"], strict=True):
             if density < 1 and not (density - epsilon > 0 and density + epsilon < 1):
@@ -310,10 +312,10 @@ def _densities(method: str, numbers: Mapping[str, Sequence[float]], size: int, w
                     f"{density - epsilon:g} to {density + epsilon:g}, but both must lie between 0 and 1: choose a "
                     "smaller epsilon"
                 )
-        return {"density": tuple(densities), "epsilon": tuple(numbers["epsilon"])}
+        return {"density": tuple(densities), "epsilon": tuple(numbers["epsilon"]), "is_rescaled": is_rescaled}
     # mergekit keeps whole numbers of entries, rounded down.
     kept = [min(size, max(1, int(density * size))) for density in densities]
-    settings: dict[str, object] = {"density": tuple(count / size for count in kept)}
+    settings: dict[str, object] = {"density": tuple(count / size for count in kept), "keeps_sum": is_rescaled}
     if "gamma" in numbers:
         largest = zip(numbers["gamma"], kept, strict=True)
         settings["gamma"] = tuple(min(int(gamma * size), size - count) / size for gamma, count in largest)

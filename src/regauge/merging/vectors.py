@@ -208,7 +208,7 @@ class Ties(SparseRule):
         density: Share of entries that are kept, above zero and at most one; one number for each network, too.
         scale: Factor of the mean.
         is_normalized: Whether what agrees is averaged; else it is summed with the weights as they are.
-        is_rescaled: Whether what is kept is enlarged until its magnitudes have the sum that they had.
+        keeps_sum: Whether what is kept is enlarged until its magnitudes have the sum that they had.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1; there the largest entries of the whole network
@@ -218,7 +218,7 @@ class Ties(SparseRule):
     density: Numbers = 0.2
     scale: Number = 1.0
     is_normalized: bool = True
-    is_rescaled: bool = False
+    keeps_sum: bool = False
 
     def __post_init__(self) -> None:
         require_scale(self.scale)
@@ -236,7 +236,7 @@ class Ties(SparseRule):
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
         """The largest entries."""
         kept = keep_magnitudes(vector, target.numbers(self.density, count)[k], 0.0)
-        return restore_sum(kept, vector) if self.is_rescaled else kept
+        return restore_sum(kept, vector) if self.keeps_sum else kept
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Breadcrumbs(SparseRule):
         density: Share of entries that are kept, above zero and at most one; one number for each network, too.
         gamma: Share of entries that are dropped as outliers, in [0, 1); one number for each network, too.
         rule: What combines the task vectors afterwards: the sum, or `ElectedMean()`.
-        is_rescaled: Whether what is kept is enlarged until its magnitudes have the sum that they had.
+        keeps_sum: Whether what is kept is enlarged until its magnitudes have the sum that they had.
 
     References:
         Davari and Belilovsky (2024), Model breadcrumbs, section 3: masks of each layer between two quantiles of the
@@ -261,7 +261,7 @@ class Breadcrumbs(SparseRule):
     density: Numbers = 0.1
     gamma: Numbers = 0.01
     rule: VectorRule = field(default_factory=TaskArithmetic)
-    is_rescaled: bool = False
+    keeps_sum: bool = False
 
     def __post_init__(self) -> None:
         require_density(self.density)
@@ -276,7 +276,7 @@ class Breadcrumbs(SparseRule):
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
         """The entries between."""
         kept = keep_magnitudes(vector, *(target.numbers(x, count)[k] for x in (self.density, self.gamma)))
-        return restore_sum(kept, vector) if self.is_rescaled else kept
+        return restore_sum(kept, vector) if self.keeps_sum else kept
 
 
 @dataclass(frozen=True)
