@@ -77,6 +77,10 @@ CASES = [
     Case("breadcrumbs-ties", {"density": 0.7, "gamma": (0.1, 0.2, 0.5)}, True),
     Case("model-stock", has_base=True, weights=None),
     Case("model-stock", {"by_rows": True}, True, None),
+    Case("sce", has_base=True, weights=None),
+    Case("sce", {"density": 0.4}, True, None),
+    Case("nearswap", {"reach": 0.05}, True, None),
+    Case("arcee-fusion", weights=None),
 ]
 
 
@@ -181,6 +185,29 @@ def restored(kept: Array, vector: Array) -> Array:
     return np.asarray(kept * np.abs(vector).sum() / np.abs(kept).sum())
 
 
+def sce(vectors: Sequence[Array], density: float) -> Array:
+    stack = np.stack(vectors)
+    if density < 1:
+        variance = stack.var(0).flatten()
+        kept = np.argsort(-variance)[: int((variance > 1e-15).sum() * density)]
+        stack = stack * np.isin(np.arange(variance.size), kept).reshape(vectors[0].shape)
+    squares = (stack.reshape(len(stack), -1) ** 2).mean(1)
+    weights = squares / squares.sum() if squares.sum() >= 1e-6 else np.full(len(stack), 1 / len(stack))
+    agrees = np.sign(stack) == np.sign(stack.sum(0))
+    weights = weights.reshape(-1, *[1] * vectors[0].ndim) * (agrees & (stack != 0))
+    return np.asarray((weights * stack).sum(0) / np.maximum(weights.sum(0), 1e-6))
+
+
+def fusion(first: Array, second: Array) -> Array:
+    importance = np.abs(second - first)
+    for place in np.ndindex(first.shape[:-1]):
+        p, q = (np.exp(one[place]) / np.exp(one[place]).sum() + 1e-8 for one in (second, first))
+        importance[place] *= (p * np.log(p / q)).sum()
+    order = np.sort(importance.flatten())
+    quarter, median, three = (order[int(q * (order.size - 1))] for q in (0.25, 0.5, 0.75))
+    return np.where(importance >= median + 1.5 * (three - quarter), second, first)
+
+
 def ranked(vector: Array, density: float, epsilon: float, noise: Array, *, is_rescaled: bool) -> Array:
     if density == 1:
         return vector
@@ -223,6 +250,12 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
         if settings.get("by_rows") and points[0].ndim > 1:
             return start + np.stack([stock(rows) for rows in zip(*vectors, strict=True)])
         return start + stock(vectors)
+    if case.name == "sce":
+        return start + sce(vectors, settings.get("density", 1.0))
+    if case.name == "nearswap":
+        return start + np.clip(vectors[0], -settings["reach"], settings["reach"])
+    if case.name == "arcee-fusion":
+        return fusion(points[0], points[1]) if points[0].ndim else points[1]
     if case.name.startswith("dare"):
         pairs = zip(vectors, setting("drop"), strict=True)
         vectors = [np.where(draws(k) < p, 0, v / (1 - p * is_rescaled)) for k, (v, p) in enumerate(pairs)]
@@ -276,7 +309,11 @@ def test_all_weight_on_one_network_is_that_network(case: Case) -> None:
         assert all(torch.equal(t, networks[0][n]) for n, t in exact.items())
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not c.rule.is_random and c.name != "passthrough"], ids=str)
+ORDERED = ("passthrough", "arcee-fusion")
+"""Rules to which the first network is another thing than the second one."""
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.rule.is_random and c.name not in ORDERED], ids=str)
 def test_the_order_of_the_networks_does_not_matter(case: Case) -> None:
     networks, base = networks_of(case)
     settings = {k: v[::-1] if isinstance(v, tuple) else v for k, v in case.settings.items()}
@@ -284,7 +321,7 @@ def test_the_order_of_the_networks_does_not_matter(case: Case) -> None:
     assert close(merge(case, networks, base), merge(back, networks[::-1], base), 1e-9)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name not in ("sum", "passthrough")], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "sum" and c.rule.most != 1], ids=str)
 def test_equal_networks_give_that_network(case: Case) -> None:
     """Where nothing is dropped, and weights sum to one."""
     settings = {k: {"density": 1.0, "drop": 0.0, "scale": 1.0}.get(k, v) for k, v in case.settings.items()}
@@ -449,6 +486,9 @@ def test_settings_of_a_rule_may_differ_from_tensor_to_tensor() -> None:
         ("average", {"density": 0.5}, "Average has no setting 'density'; it has: none"),
         ("dare", {"density": 0.5}, "Dare has no setting 'density'; it has: drop, is_rescaled, scale, is_normalized"),
         ("slerp", {"axis": 1}, "axis is 1; it is 0 or -1"),
+        ("sce", {"density": 0.0}, "density is 0.0; it is the share"),
+        ("sce", {"density": (0.1, 0.2)}, "Sce selects the same entries of all networks; give one"),
+        ("nearswap", {"reach": -1.0}, "reach is -1.0; it is how far an entry moves at most"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
@@ -481,12 +521,15 @@ def test_what_does_not_fit_a_rule_is_refused() -> None:
 
     refused("there is only one network to merge, but KarcherMean", [a], "karcher")
     refused("combines 2 networks or more; give more", [a], "model-stock", base=b)
-    refused(r"Slerp\(\) takes two networks, but there are 3", [a, b, c], "slerp")
+    refused(r"Slerp\(axis=None\) takes two networks, but there are 3", [a, b, c], "slerp")
     refused("takes one network, but there are 2", [a, b], "passthrough")
     refused("combines what networks differ by from a base network and needs a base", [a, b], "della")
     refused("takes no base: it combines the networks themselves", [a, b], "sum", base=c)
     refused("drops entries at random; give a torch.Generator", [a, b], "della", base=c)
     refused("ModelStock finds the share of the networks by itself", [a, b], "model-stock", base=c, weights=[1, 2])
+    refused("Sce finds the share of the networks by itself", [a, b], "sce", base=c, weights=[1, 2])
+    refused(r"NearSwap\(reach=0.0001\) takes one network, but there are 2", [a, b], "nearswap", base=c)
+    refused(r"ArceeFusion\(\) takes no base", [a, b], "arcee-fusion", base=c)
     refused("sum to 0.0 and cannot be normalized", [a, b], "task-arithmetic", base=c, weights=[1, -1],
             settings={"is_normalized": True})  # fmt: skip
     refused("there are 3 settings for 2 networks", [a, b], "ties", base=c, settings={"density": (0.1, 0.2, 0.3)})

@@ -51,11 +51,14 @@ METHODS: Mapping[str, RecipeMethod] = {
     "breadcrumbs": RecipeMethod("breadcrumbs", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
     "breadcrumbs_ties": RecipeMethod("breadcrumbs-ties", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
     "model_stock": RecipeMethod("model-stock", "needed", {}, {"filter_wise": 0.0}, is_widest=True),
+    "sce": RecipeMethod("sce", "needed", {}, {"select_topk": 1.0, "int8_mask": 0.0}, least=1, is_widest=True),
+    "nearswap": RecipeMethod("nearswap", "needed", {}, {"t": None}, least=1, most=1, is_widest=True),
+    "arcee_fusion": RecipeMethod("arcee-fusion", "member", most=2, is_widest=True),
     "passthrough": RecipeMethod("passthrough", "none", {"scale": 1.0}, least=1, most=1),
 }
 """Every method by mergekit's name for it. Defaults are mergekit's."""
 
-SPHERICAL = ("slerp", "nuslerp", "multislerp", "karcher")
+SINGLE = ("slerp", "nuslerp", "multislerp", "karcher", "arcee_fusion")
 """Methods that take a slice of a single model over as it is."""
 
 IDLE = {

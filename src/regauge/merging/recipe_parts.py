@@ -9,7 +9,7 @@ import torch
 
 from regauge.merging.assembly import Part, Place
 from regauge.merging.recipe import Recipe, Slice, Source
-from regauge.merging.recipe_methods import METHODS, SPHERICAL
+from regauge.merging.recipe_methods import METHODS, SINGLE
 from regauge.merging.rule import Rule, Target
 from regauge.merging.settings import LAYER, Number, find_depths
 from regauge.merging.table import RULES
@@ -254,11 +254,11 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
     numbers = {key: tuple(own(source, name, key) for source, name in chosen) for key in method.own}
     settings: dict[str, object] = {}
     weights = numbers.get("weight", (1.0,) * len(used))
-    if recipe.method in SPHERICAL and len(used) == 1:
+    if recipe.method in SINGLE and len(used) == 1:
         return RULES["passthrough"].build(), used, (1.0,)
-    if recipe.method == "slerp":
-        t = common("t")
-        return RULES["slerp"].build(), sorted(used, key=lambda model: model != recipe.base), (1 - t, t)
+    if method.base == "member":
+        t = common("t") if recipe.method == "slerp" else 0.5
+        return RULES[method.rule].build(), sorted(used, key=lambda model: model != recipe.base), (1 - t, t)
     if recipe.method == "nuslerp" and len(used) == 2:
         total = sum(weights)
         t = weights[1] / total if abs(total) >= 1e-6 else 0.5
@@ -267,7 +267,7 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         return RULES["slerp"].build(axis=axis), used, (1 - t, t)
     if recipe.method == "passthrough":
         return RULES["passthrough"].build(scale=numbers["scale"][0]), used, (1.0,)
-    if recipe.method in ("karcher", "model_stock", "nuslerp"):
+    if recipe.method in ("karcher", "model_stock", "nuslerp", "sce"):
         weights = tuple(1 / len(used) for _ in used)
     is_normalized = any(common(key) for key in ("normalize", "normalize_weights") if key in method.common)
     if recipe.method in ELECTING:
@@ -289,6 +289,11 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         settings["steps"] = int(common("max_iter"))
     if recipe.method == "model_stock":
         settings["by_rows"] = bool(common("filter_wise"))
+    if recipe.method == "nearswap":
+        settings["reach"] = max(0.0, common("t"))
+    if recipe.method == "sce":
+        settings["density"] = common("select_topk")
+        used = used if settings["density"] else []
     if not used:
         return RULES["passthrough"].build(), used, ()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from regauge.merging.recipe import Parameter, Parameters, Recipe, Slice, Source, TokenSource, Vocabulary
-from regauge.merging.recipe_methods import IDLE, METHODS, SPHERICAL, RecipeMethod
+from regauge.merging.recipe_methods import IDLE, METHODS, SINGLE, RecipeMethod
 from regauge.storage.checkpoint_names import find_cached
 
 KEYS = (
@@ -31,7 +31,7 @@ LARGEST = 1 << 20
 """Bytes of a recipe at most."""
 MOST = 20_000
 """Values in a recipe, and layers of a model, at most."""
-SHARES = ("density", "gamma")
+SHARES = ("density", "gamma", "select_topk")
 """Parameters that are shares of the entries of a tensor."""
 
 
@@ -211,7 +211,7 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
     for part in recipe.slices:
         models = [source.model for source in part.sources]
         line = f"{recipe.path}, line {part.sources[0].line}"
-        if recipe.method in SPHERICAL and len(models) == 1 and part.sources[0].layers is not None:
+        if recipe.method in SINGLE and len(models) == 1 and part.sources[0].layers is not None:
             continue
         if len(set(models)) < len(models) and method.most > 1:
             raise RecipeError(f"{line}: a model is there twice; name each model once, with the sum of its weights")
