@@ -130,6 +130,29 @@ def stock(deltas: list[Tensor]) -> Tensor:
     return t * sum(deltas, torch.zeros(())) / len(deltas)
 
 
+def chosen(deltas: list[Tensor], share: float) -> Tensor:
+    """SCE: the entries that vary most, weighed by mean squares, where the sign is that of the sum."""
+    stack = torch.stack(deltas)
+    variance = stack.var(0, unbiased=False).flatten()
+    kept = torch.zeros_like(variance)
+    if share < 1:
+        kept[variance.argsort(descending=True)[: int(share * len(variance))]] = 1
+        stack = stack * kept.reshape(stack.shape[1:])
+    squares = stack.square().flatten(1).mean(1)
+    agrees = stack.sign() == torch.where(stack.sum(0) >= 0, 1.0, -1.0)
+    weights = (squares / squares.sum()).reshape(-1, *[1] * (stack.ndim - 1)) * agrees
+    return (weights * stack).sum(0) / weights.sum(0).clamp(min=1e-6)
+
+
+def fused(base: Tensor, other: Tensor) -> Tensor:
+    """Arcee fusion."""
+    p, q = (one.softmax(-1) + 1e-8 for one in (other, base))
+    importance = (other - base).abs() * (p * (p / q).log()).sum(-1, keepdim=True)
+    order = importance.flatten().sort().values
+    quarter, median, three = (order[int(q * (len(order) - 1))] for q in (0.25, 0.5, 0.75))
+    return torch.where(importance >= median + 1.5 * (three - quarter), other, base)
+
+
 MODELS = "models: [{model: one, parameters: {%s}}, {model: two, parameters: {%s}}, {model: three, parameters: {%s}}]\n"
 VECTORS = "base_model: base\n" + MODELS
 WEIGHTS = [0.3, 0.9, 0.5]
@@ -317,6 +340,39 @@ METHODS: dict[str, tuple[str, Expected]] = {
     "della without drops": (
         "merge_method: della\n" + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
         lambda name, base, nets: base + elect([t - base for t in nets], WEIGHTS, is_mean=True),
+    ),
+    "sce": (
+        "merge_method: sce\nparameters: {int8_mask: true}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + chosen([t - base for t in nets], 1.0),
+    ),
+    "sce of some entries": (
+        "merge_method: sce\nparameters: {select_topk: [0.2, 0.6]}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + chosen([t - base for t in nets], gradient([0.2, 0.6], depth(name))),
+    ),
+    "sce of no entries": (
+        "merge_method: sce\nparameters: {select_topk: 0}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base,
+    ),
+    "sce of one model": (
+        "merge_method: sce\nbase_model: base\nmodels: [{model: base}, {model: one}]\n",
+        lambda name, base, nets: nets[0],
+    ),
+    "nearswap": (
+        "merge_method: nearswap\nbase_model: base\nmodels: [{model: base}, {model: one}]\n"
+        "parameters: {t: [{filter: mlp, value: [0, 0.04]}, {value: 0.02}]}\n",
+        lambda name, base, nets: (
+            base
+            + (nets[0] - base)
+            * ((0.04 * depth(name) if "mlp" in name else 0.02) / (nets[0] - base).abs().clamp(min=1e-6)).clamp(max=1)
+        ),
+    ),
+    "arcee_fusion": (
+        "merge_method: arcee_fusion\nbase_model: base\nmodels: [{model: one}]\n",
+        lambda name, base, nets: fused(base, nets[0]),
+    ),
+    "arcee_fusion, the base second": (
+        "merge_method: arcee_fusion\nbase_model: two\nmodels: [{model: one}, {model: two}]\n",
+        lambda name, base, nets: fused(nets[1], nets[0]),
     ),
     "model_stock": (
         "merge_method: model_stock\n" + VECTORS % ("", "", ""),
@@ -604,9 +660,17 @@ FAULTS = {
     "merge_method: linear\nbase_model: base\nmodels: [{model: one, parameters: {weight: 1}}]": (
         "line 3: linear needs 'weight' for every model (the base is one, too)"
     ),
-    "merge_method: passthrough\nbase_model: base\nmodels: [{model: one}]": "passthrough combines at most 1 models",
+    "merge_method: passthrough\nbase_model: base\nmodels: [{model: one}]": "passthrough combines at most 1 model here",
     "merge_method: nuslerp\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1}": "there are 1",
     "merge_method: nuslerp\nparameters: {weight: 1}\n" + MODELS % ("", "", ""): "combines at most 2 models here",
+    "merge_method: ram\nbase_model: base\nmodels: [{model: one}]": "line 1: the merge method 'ram' is unknown",
+    "merge_method: nearswap\nbase_model: base\nmodels: [{model: one}]": "nearswap needs the parameter 't'",
+    "merge_method: nearswap\nparameters: {t: 1}\n" + VECTORS % ("", "", ""): "nearswap combines at most 1 model here",
+    "merge_method: arcee_fusion\n" + VECTORS % ("", "", ""): "arcee_fusion combines at most 2 models here",
+    "merge_method: arcee_fusion\nmodels: [{model: one}, {model: two}]": "arcee_fusion needs a 'base_model'",
+    "merge_method: sce\nmodels: [{model: one}, {model: two}]": "sce needs a 'base_model'",
+    "merge_method: sce\nparameters: {select_topk: 2}\n" + VECTORS % ("", "", ""): "must be a share",
+    "merge_method: sce\n" + VECTORS % ("weight: 1", "", ""): "'weight' is not understood",
     "merge_method: model_stock\nbase_model: base\nmodels: [{model: one}]": "combines at least 2 models here",
     "merge_method: task_arithmetic\nparameters: {weight: 1}\nmodels: [{model: one}]": "needs a 'base_model'",
     "merge_method: linear\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normalized",

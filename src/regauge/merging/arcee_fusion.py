@@ -22,7 +22,7 @@ class ArceeFusion(Rule):
     taken whose importance is at least the median plus 1.5 times the range between the quartiles, of whole tensors.
 
     References:
-        Goddard et al. (2024), mergekit, `arcee_fusion`; there quartiles of tensors with more than a million entries are
+        mergekit's method of this name, by Arcee; there quartiles of tensors with more than a million entries are
         those of a million of them, drawn at random.
     """
 

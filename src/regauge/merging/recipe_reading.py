@@ -223,9 +223,8 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
             wanted = f"{method.least}" if method.least == method.most else f"at least {method.least}"
             wanted = f"at most {method.most:g}" if len(models) > method.most else wanted
             of_base = " (the base is one, too)" if recipe.base in models else ""
-            raise RecipeError(
-                f"{line}: {recipe.method} combines {wanted} models here, but there are {len(models)}{of_base}"
-            )
+            wanted += " model" if method.most == 1 else " models"
+            raise RecipeError(f"{line}: {recipe.method} combines {wanted} here, but there are {len(models)}{of_base}")
         lengths = {source.layers[1] - source.layers[0] for source in part.sources if source.layers is not None}
         if len(lengths) > 1:
             raise RecipeError(f"{line}: the sources of a slice have {sorted(lengths)} layers; give all as many")

@@ -31,7 +31,7 @@ class Sce(VectorRule):
             entries on which they agree are kept, too.
 
     References:
-        Wan et al. (2024), FuseChat, section 3.3 (select, calculate, erase). As in mergekit, networks weigh alike where
+        Wan et al. (2024), FuseChat, on SCE (select, calculate, erase). As in mergekit, networks weigh alike where
         the sum of their mean squares is below 1e-6, and weights are divided by 1e-6 at least.
     """
 
