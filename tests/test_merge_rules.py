@@ -497,7 +497,7 @@ def test_settings_that_make_no_sense_are_refused(name: str, settings: dict[str, 
 
 
 def test_what_is_kept_and_how_it_is_added_are_two_choices() -> None:
-    networks, base = networks_of(CASES[-1])
+    networks, base = networks_of(Case("breadcrumbs", has_base=True))
     twice = Breadcrumbs(0.9, 0.05, Ties(0.5))
     merged = rg.merge(networks, NOTHING, rule=twice, base=base).params
     assert base is not None

@@ -77,7 +77,8 @@ class Slerp(Rule):
         """The points on the arcs of all vectors along the axis."""
 
         def norm(tensor: Tensor) -> Tensor:
-            return torch.linalg.vector_norm(tensor, dim=self.axis, keepdim=True, dtype=torch.float64)
+            found: Tensor = torch.linalg.vector_norm(tensor, dim=self.axis, keepdim=True, dtype=torch.float64)
+            return found
 
         long, short = norm(a), norm(b)
         units = [x / one.masked_fill(one == 0, 1.0).to(x) for x, one in ((a, long), (b, short))]
