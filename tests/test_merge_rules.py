@@ -80,6 +80,8 @@ CASES = [
     Case("sce", has_base=True, weights=None),
     Case("sce", {"density": 0.4}, True, None),
     Case("nearswap", {"reach": 0.05}, True, None),
+    Case("ram", {"least_change": 0.1}, True, None),
+    Case("ram", {"least_change": 0.1, "gain": 0.5, "most_overlap": 3.0}, True, None),
     Case("arcee-fusion", weights=None),
 ]
 
@@ -198,6 +200,19 @@ def sce(vectors: Sequence[Array], density: float) -> Array:
     return np.asarray((weights * stack).sum(0) / np.maximum(weights.sum(0), 1e-6))
 
 
+def ram(vectors: Sequence[Array], least: float, gain: float, most: float) -> Array:
+    result = np.zeros(vectors[0].size)
+    columns = [[abs(x) > least for x in entries] for entries in zip(*(v.flatten() for v in vectors), strict=True)]
+    for k, vector in enumerate(vectors):
+        alone = sum(column[k] and sum(column) == 1 for column in columns)
+        shared = sum(column[k] and sum(column) > 1 for column in columns)
+        for i, x in enumerate(vector.flatten()):
+            if columns[i][k]:
+                own = 1 + gain * min(shared / max(alone, 1), most) if sum(columns[i]) == 1 else 1
+                result[i] += own * x / sum(columns[i])
+    return result.reshape(vectors[0].shape)
+
+
 def fusion(first: Array, second: Array) -> Array:
     importance = np.abs(second - first)
     for place in np.ndindex(first.shape[:-1]):
@@ -252,6 +267,9 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
         return start + stock(vectors)
     if case.name == "sce":
         return start + sce(vectors, settings.get("density", 1.0))
+    if case.name == "ram":
+        ratios = settings.get("gain", 0.0), settings.get("most_overlap", 0.2)
+        return start + ram(vectors, settings["least_change"], *ratios)
     if case.name == "nearswap":
         return start + np.clip(vectors[0], -settings["reach"], settings["reach"])
     if case.name == "arcee-fusion":
@@ -324,7 +342,9 @@ def test_the_order_of_the_networks_does_not_matter(case: Case) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "sum" and c.rule.most != 1], ids=str)
 def test_equal_networks_give_that_network(case: Case) -> None:
     """Where nothing is dropped, and weights sum to one."""
-    settings = {k: {"density": 1.0, "drop": 0.0, "scale": 1.0}.get(k, v) for k, v in case.settings.items()}
+    settings = {
+        k: {"density": 1.0, "drop": 0.0, "scale": 1.0, "least_change": 0.0}.get(k, v) for k, v in case.settings.items()
+    }
     settings |= {"epsilon": 0.0} if "epsilon" in settings else {}
     settings |= {"gamma": 0.0} if "gamma" in settings else {}
     whole = Case(case.name, settings, case.has_base, None if case.weights is None else (0.25, 0.75))
@@ -488,6 +508,7 @@ def test_settings_of_a_rule_may_differ_from_tensor_to_tensor() -> None:
         ("slerp", {"axis": 1}, "axis is 1; it is 0 or -1"),
         ("sce", {"density": 0.0}, "density is 0.0; it is the share"),
         ("sce", {"density": (0.1, 0.2)}, "Sce selects the same entries of all networks; give one"),
+        ("ram", {"gain": -1.0}, "gain is -1.0; it is finite and not negative"),
         ("nearswap", {"reach": -1.0}, "reach is -1.0; it is how far an entry moves at most"),
     ],
 )

@@ -144,6 +144,17 @@ def chosen(deltas: list[Tensor], share: float) -> Tensor:
     return (weights * stack).sum(0) / weights.sum(0).clamp(min=1e-6)
 
 
+def reinforced(deltas: list[Tensor], epsilon: float, r: float, alpha: float) -> Tensor:
+    """RAM+."""
+    stack = torch.stack(deltas)
+    changed = stack.abs() > epsilon
+    counts = changed.sum(0)
+    alone, shared = changed & (counts == 1), changed & (counts > 1)
+    ratios = shared.flatten(1).sum(1) / alone.flatten(1).sum(1).clamp(min=epsilon)
+    gains = (1 + r * ratios.clamp(max=alpha)).reshape(-1, *[1] * (stack.ndim - 1))
+    return (stack * alone * gains + stack * shared / counts.clamp(min=1)).sum(0)
+
+
 def fused(base: Tensor, other: Tensor) -> Tensor:
     """Arcee fusion."""
     p, q = (one.softmax(-1) + 1e-8 for one in (other, base))
@@ -365,6 +376,14 @@ METHODS: dict[str, tuple[str, Expected]] = {
             + (nets[0] - base)
             * ((0.04 * depth(name) if "mlp" in name else 0.02) / (nets[0] - base).abs().clamp(min=1e-6)).clamp(max=1)
         ),
+    ),
+    "ram": (
+        "merge_method: ram\nparameters: {epsilon: 0.03}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + reinforced([t - base for t in nets], 0.03, 0.0, 0.0),
+    ),
+    "ramplus_tl": (
+        "merge_method: ramplus_tl\nparameters: {epsilon: 0.03, r: 0.4, alpha: 1.5}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + reinforced([t - base for t in nets], 0.03, 0.4, 1.5),
     ),
     "arcee_fusion": (
         "merge_method: arcee_fusion\nbase_model: base\nmodels: [{model: one}]\n",
@@ -663,7 +682,8 @@ FAULTS = {
     "merge_method: passthrough\nbase_model: base\nmodels: [{model: one}]": "passthrough combines at most 1 model here",
     "merge_method: nuslerp\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1}": "there are 1",
     "merge_method: nuslerp\nparameters: {weight: 1}\n" + MODELS % ("", "", ""): "combines at most 2 models here",
-    "merge_method: ram\nbase_model: base\nmodels: [{model: one}]": "line 1: the merge method 'ram' is unknown",
+    "merge_method: ram\nparameters: {r: 1}\n"
+    + VECTORS % ("", "", ""): "'r' is not understood in the parameters of ram",
     "merge_method: nearswap\nbase_model: base\nmodels: [{model: one}]": "nearswap needs the parameter 't'",
     "merge_method: nearswap\nparameters: {t: 1}\n" + VECTORS % ("", "", ""): "nearswap combines at most 1 model here",
     "merge_method: arcee_fusion\n" + VECTORS % ("", "", ""): "arcee_fusion combines at most 2 models here",

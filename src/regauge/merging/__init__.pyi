@@ -7,6 +7,7 @@ from .merge_networks import merge as merge
 from .merge_record import MergeRecord as MergeRecord
 from .merge_record import MergeResult as MergeResult
 from .nearswap import NearSwap as NearSwap
+from .ram import Ram as Ram
 from .rule import Rule as Rule
 from .sce import Sce as Sce
 from .settings import Setting as Setting

@@ -34,6 +34,7 @@ WEIGHT: Mapping[str, float | None] = {"weight": None}
 SPARSE: Mapping[str, float | None] = {"weight": None, "density": 1.0}
 RANDOM: Mapping[str, float | None] = {**VECTORS, "rescale": 1.0}
 NUSLERP: Mapping[str, float | None] = {"nuslerp_flatten": 1.0, "nuslerp_row_wise": 0.0}
+RAM: Mapping[str, float | None] = {"epsilon": 1e-5}
 MULTISLERP: Mapping[str, float | None] = {"normalize_weights": 1.0, "eps": 1e-8}
 
 METHODS: Mapping[str, RecipeMethod] = {
@@ -54,6 +55,8 @@ METHODS: Mapping[str, RecipeMethod] = {
     "sce": RecipeMethod("sce", "needed", {}, {"select_topk": 1.0, "int8_mask": 0.0}, least=1, is_widest=True),
     "nearswap": RecipeMethod("nearswap", "needed", {}, {"t": None}, least=1, most=1, is_widest=True),
     "arcee_fusion": RecipeMethod("arcee-fusion", "member", most=2, is_widest=True),
+    "ram": RecipeMethod("ram", "needed", {}, RAM, least=1, is_widest=True),
+    "ramplus_tl": RecipeMethod("ram", "needed", {}, {**RAM, "r": 0.1, "alpha": 0.2}, least=1, is_widest=True),
     "passthrough": RecipeMethod("passthrough", "none", {"scale": 1.0}, least=1, most=1),
 }
 """Every method by mergekit's name for it. Defaults are mergekit's."""

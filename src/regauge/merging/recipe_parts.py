@@ -294,6 +294,9 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
     if recipe.method == "sce":
         settings["density"] = common("select_topk")
         used = used if settings["density"] else []
+    if method.rule == "ram":
+        keys = {"epsilon": "least_change", "r": "gain", "alpha": "most_overlap"}
+        settings |= {keys[key]: common(key) for key in method.common}
     if not used:
         return RULES["passthrough"].build(), used, ()
     try:
