@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.core.symmetry_text import read_versioned
+from regauge.core.typed_json import require_fields
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
@@ -182,6 +183,7 @@ class Inr:
         document: dict[str, Any] = read_versioned(text, FORMAT, VERSION)
         settings = {name: value for name, value in document.items() if name not in ("format", "version")}
         try:
+            require_fields({**settings, "pixels": _pair(settings.get("pixels"))}, cls, "an INR")
             return cls(**settings)
         except TypeError as error:
             raise ValueError(f"this description of an INR is malformed: {error}") from error
@@ -208,6 +210,11 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
     """
     with Checkpoint.open(path) as checkpoint:
         inr = read_inr(checkpoint)
+        if inr.depth >= len(checkpoint):
+            raise ValueError(
+                f"{checkpoint.label!r} says that its INR has {inr.depth:,} hidden layers, but it holds "
+                f"{len(checkpoint)} tensors; write it again with `save_inr`"
+            )
         return match(checkpoint.params, blank(inr), repr(checkpoint.label)), inr
 
 
@@ -225,13 +232,20 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
             f"{checkpoint.label!r} does not say what INR it holds: it is {describe_kind(header)}; `regauge inr fit` "
             "and `save_inr` write files that do, and `save_inr` turns the parameters of another program into one"
         )
-    return Inr.from_json(header["inr"])
+    try:
+        return Inr.from_json(header["inr"])
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.label!r} does not say what INR it holds: {error}") from error
 
 
 def blank(inr: Inr) -> dict[str, Tensor]:
     """The parameters without values."""
     with torch.device("meta"):
         return dict(inr.module().state_dict())
+
+
+def _pair(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _require(is_used: bool, name: str, value: float | None, owner: str) -> None:

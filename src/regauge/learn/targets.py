@@ -12,6 +12,8 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
+from regauge.core.typed_json import require_fields
+
 Kind = Literal["numbers", "fractions", "classes"]
 FEW = 5
 """Whole numbers are classes if each occurs so often on average."""
@@ -72,8 +74,16 @@ class Target:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Target":
-        """Read what `to_json` gave."""
-        return cls(**{**document, "classes": tuple(document["classes"])})
+        """Read what `to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no target.
+        """
+        values = {**document, "classes": tuple(document["classes"])}
+        require_fields({name: value for name, value in values.items() if name != "classes"}, cls, "the target")
+        if any(isinstance(one, list | dict) for one in values["classes"]):
+            raise ValueError(f"the classes {values['classes']} are no numbers, texts or truth values")
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
