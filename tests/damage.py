@@ -25,6 +25,7 @@ ODD: list[Any] = [
     "/dev/zero", [], [[]], {}, {"a": {}}, ["w"] * 50, [10**9, 10**9],
 ]  # fmt: skip
 """What takes the place of a value."""
+VALUES = st.sampled_from([*ODD, "remove"]) | st.integers() | st.text(max_size=5)
 LIMITED = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited on Linux alone")
 """For tests in which memory is bounded."""
 

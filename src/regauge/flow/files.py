@@ -15,7 +15,7 @@ from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
 from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import read_described
+from regauge.storage.checkpoints.described import DAMAGE, describe_damage, read_described
 from regauge.storage.checkpoints.writing import save
 
 KIND, VERSION = "regauge flow", "2"
@@ -75,6 +75,8 @@ def load_flow(path: str | Path) -> Flow:
         design = design_of(made["design"])
         symmetry = Symmetry.from_json(json.dumps(made["symmetry"]))
         _require_held(symmetry, made["names"], tensors)
+        if not set(made["positive"]) <= set(made["names"]):
+            raise ValueError(f"the positive tensors {made['positive']} are not among its tensors")
         space = Space.build(
             symmetry, design.representation, made["names"], made["positive"], below("constants/", tensors)
         )
@@ -95,8 +97,8 @@ def load_flow(path: str | Path) -> Flow:
         if design.is_aligned:
             mean = manifold.mean if isinstance(manifold, Components) else moments.mean
             reference = tensors["reference"] if header["version"] == VERSION else mean
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"the flow {str(path)!r} is damaged ({error}); fit it again") from error
+    except DAMAGE as error:
+        raise ValueError(f"the flow {str(path)!r} is damaged ({describe_damage(error)}); fit it again") from error
     return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about, None, reference)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -210,10 +211,11 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
     """
     with Checkpoint.open(path) as checkpoint:
         inr = read_inr(checkpoint)
-        if inr.depth >= len(checkpoint):
+        most = sum(math.prod(tensor.shape) for tensor in checkpoint.stored.values())
+        if inr.depth >= len(checkpoint) or max(inr.in_features, inr.width, inr.out_features) > most:
             raise ValueError(
-                f"{checkpoint.label!r} says that its INR has {inr.depth:,} hidden layers, but it holds "
-                f"{len(checkpoint)} tensors; write it again with `save_inr`"
+                f"{checkpoint.label!r} says that its INR has {inr.depth:,} hidden layers of {inr.width:,} units, but it "
+                f"holds {len(checkpoint)} tensors of {most:,} values; write it again with `save_inr`"
             )
         return match(checkpoint.params, blank(inr), repr(checkpoint.label)), inr
 
@@ -251,5 +253,5 @@ def _pair(value: Any) -> Any:
 def _require(is_used: bool, name: str, value: float | None, owner: str) -> None:
     if is_used != (value is not None):
         raise ValueError(f"{owner} has no {name}, but {name}={value}")
-    if value is not None and not 0 < value < math.inf:
+    if value is not None and not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be positive and finite, not {value}")

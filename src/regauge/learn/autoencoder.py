@@ -17,7 +17,7 @@ from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import read_described
+from regauge.storage.checkpoints.described import DAMAGE, describe_damage, read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
@@ -207,6 +207,8 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
             decoder = settings.build(encoder.symmetries[0], head.outputs)
         decoder.load_state_dict(below("decoder/", tensors))
         about = dict(json.loads(header["about"]))
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, AssertionError) as error:
-        raise ValueError(f"the autoencoder {str(path)!r} is damaged ({error}); train it again") from error
+    except DAMAGE as error:
+        raise ValueError(
+            f"the autoencoder {str(path)!r} is damaged ({describe_damage(error)}); train it again"
+        ) from error
     return Autoencoder(encoder, decoder, settings, below("rest/", tensors), about)

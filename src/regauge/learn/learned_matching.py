@@ -22,6 +22,7 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.populations import to_net
 from regauge.learn.training import Trained
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
+from regauge.storage.checkpoints.described import DAMAGE, describe_damage
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import UnitFeatures
 from regauge.weightspace.metanet import Metanet
@@ -190,5 +191,5 @@ def load_matching(path: str | Path, *, module: nn.Module | None = None) -> Learn
     try:
         require_fields(about["matching"], LearnedMatching, "the matcher")
         return LearnedMatching(net, **about["matching"], about=known)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the matcher {str(path)!r} is damaged ({error}); train it again") from error
+    except DAMAGE as error:
+        raise ValueError(f"the matcher {str(path)!r} is damaged ({describe_damage(error)}); train it again") from error

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from reprlib import repr as shorten
 from typing import Any, Literal
 
 import numpy as np
@@ -79,11 +80,18 @@ class Target:
         Raises:
             KeyError, TypeError, ValueError: It is no target.
         """
-        values = {**document, "classes": tuple(document["classes"])}
-        require_fields({name: value for name, value in values.items() if name != "classes"}, cls, "the target")
-        if any(isinstance(one, list | dict) for one in values["classes"]):
-            raise ValueError(f"the classes {values['classes']} are no numbers, texts or truth values")
-        return cls(**values)
+        classes, rest = document["classes"], {name: value for name, value in document.items() if name != "classes"}
+        if not isinstance(classes, list):
+            raise ValueError(f"the classes are {shorten(classes)}, which is no list")
+        require_fields(rest, cls, "the target")
+        found = cls(**rest, classes=tuple(classes))
+        if any(isinstance(one, list | dict) for one in found.classes) or (found.kind == "classes") != bool(
+            found.classes
+        ):
+            raise ValueError(f"the {found.kind} {found.name!r} have the classes {shorten(found.classes)}")
+        if not math.isfinite(found.mean) or not 0 < found.deviation < math.inf:
+            raise ValueError(f"{found.name!r} has the mean {found.mean} and the deviation {found.deviation}")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""

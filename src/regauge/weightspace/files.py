@@ -13,7 +13,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import read_described
+from regauge.storage.checkpoints.described import DAMAGE, describe_damage, read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
@@ -99,7 +99,7 @@ def load_net(
         written = made.get("probes", [])
         if not isinstance(written, list):
             raise ValueError("its probes are no list")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except DAMAGE as error:
         raise _damage(path, error) from error
     if len(modules) != len(written):
         raise ValueError(
@@ -112,7 +112,7 @@ def load_net(
         net = make_net(made, tensors, modules)
     except MismatchError:
         raise
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+    except DAMAGE as error:
         raise _damage(path, error) from error
     return net.eval(), about
 
@@ -145,7 +145,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
 
 
 def _damage(path: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"the net {str(path)!r} is damaged ({error}); train it again")
+    return ValueError(f"the net {str(path)!r} is damaged ({describe_damage(error)}); train it again")
 
 
 def _written(encoder: ProbeEncoder) -> dict[str, Any]:

@@ -18,6 +18,17 @@ READERS: Mapping[str, tuple[str, str]] = {
     "regauge training": ("the state of a training", "the command that was interrupted"),
 }
 """What the headers of files say that they are: in words, and what reads them."""
+DAMAGE = (
+    *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
+    *(ArithmeticError, AssertionError, StopIteration),
+)
+"""What is raised while something is made of a header whose values are others than those that were written."""
+
+
+def describe_damage(error: Exception) -> str:
+    """What such an error says, as a clause: torch adds lines about its own code, and some say nothing."""
+    text = str(error).strip().split("\n")[0]
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
 def describe_kind(header: Mapping[str, str]) -> str:
