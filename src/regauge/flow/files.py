@@ -15,7 +15,7 @@ from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
 from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import DAMAGE, describe_damage, read_described
+from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
 from regauge.storage.checkpoints.writing import save
 
 KIND, VERSION = "regauge flow", "2"
@@ -98,7 +98,7 @@ def load_flow(path: str | Path) -> Flow:
             mean = manifold.mean if isinstance(manifold, Components) else moments.mean
             reference = tensors["reference"] if header["version"] == VERSION else mean
     except DAMAGE as error:
-        raise ValueError(f"the flow {str(path)!r} is damaged ({describe_damage(error)}); fit it again") from error
+        raise damage("flow", path, error, "fit it again") from error
     return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about, None, reference)
 
 

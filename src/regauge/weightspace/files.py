@@ -13,7 +13,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import DAMAGE, describe_damage, read_described
+from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
@@ -145,7 +145,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
 
 
 def _damage(path: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"the net {str(path)!r} is damaged ({describe_damage(error)}); train it again")
+    return damage("net", path, error)
 
 
 def _written(encoder: ProbeEncoder) -> dict[str, Any]:

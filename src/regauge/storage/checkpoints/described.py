@@ -25,10 +25,11 @@ DAMAGE = (
 """What is raised while something is made of a header whose values are others than those that were written."""
 
 
-def describe_damage(error: Exception) -> str:
-    """What such an error says, as a clause: torch adds lines about its own code, and some say nothing."""
+def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
+    """What to raise then, with the first line of the reason: torch adds lines about its own code."""
     text = str(error).strip().split("\n")[0]
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    reason = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    return ValueError(f"the {what} {str(path)!r} is damaged ({reason}); {remedy}")
 
 
 def describe_kind(header: Mapping[str, str]) -> str:
