@@ -84,7 +84,8 @@ class Inr:
             )
         if min(self.in_features, self.out_features, self.width, self.depth) < 1:
             raise ValueError(
-                f"an INR {self.widths} with {self.depth} hidden layers has an empty layer or no hidden one"
+                f"an INR from {self.in_features} to {self.out_features} numbers with {self.depth} hidden layers of "
+                f"{self.width} units has an empty layer or no hidden one"
             )
         if self.kind == "siren" and self.omega is None:
             object.__setattr__(self, "omega", OMEGA)
@@ -214,7 +215,7 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
         most = sum(math.prod(tensor.shape) for tensor in checkpoint.stored.values())
         if inr.depth >= len(checkpoint) or max(inr.in_features, inr.width, inr.out_features) > most:
             raise ValueError(
-                f"{checkpoint.label!r} says that its INR has {inr.depth:,} hidden layers of {inr.width:,} units, but it "
+                f"{checkpoint.label!r} says that its INR has {inr.depth:,} hidden layers of {inr.width:,} units, but "
                 f"holds {len(checkpoint)} tensors of {most:,} values; write it again with `save_inr`"
             )
         return match(checkpoint.params, blank(inr), repr(checkpoint.label)), inr

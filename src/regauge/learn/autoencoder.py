@@ -17,7 +17,7 @@ from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
 from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import DAMAGE, describe_damage, read_described
+from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
@@ -208,7 +208,5 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
         decoder.load_state_dict(below("decoder/", tensors))
         about = dict(json.loads(header["about"]))
     except DAMAGE as error:
-        raise ValueError(
-            f"the autoencoder {str(path)!r} is damaged ({describe_damage(error)}); train it again"
-        ) from error
+        raise damage("autoencoder", path, error) from error
     return Autoencoder(encoder, decoder, settings, below("rest/", tensors), about)

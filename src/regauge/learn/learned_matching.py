@@ -22,7 +22,7 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.populations import to_net
 from regauge.learn.training import Trained
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
-from regauge.storage.checkpoints.described import DAMAGE, describe_damage
+from regauge.storage.checkpoints.described import DAMAGE, damage
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import UnitFeatures
 from regauge.weightspace.metanet import Metanet
@@ -192,4 +192,4 @@ def load_matching(path: str | Path, *, module: nn.Module | None = None) -> Learn
         require_fields(about["matching"], LearnedMatching, "the matcher")
         return LearnedMatching(net, **about["matching"], about=known)
     except DAMAGE as error:
-        raise ValueError(f"the matcher {str(path)!r} is damaged ({describe_damage(error)}); train it again") from error
+        raise damage("matcher", path, error) from error

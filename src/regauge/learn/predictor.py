@@ -15,7 +15,7 @@ from regauge.core.params import Params
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained
-from regauge.storage.checkpoints.described import DAMAGE, describe_damage
+from regauge.storage.checkpoints.described import DAMAGE, damage
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.store import Store
 from regauge.weightspace.files import load_net, save_net
@@ -153,7 +153,5 @@ def load_predictor(path: str | Path, *, module: nn.Module | None = None) -> Pred
             raise ValueError(f"its target needs {target.outputs} outputs, but its net has the head {head}")
         made.verdict  # noqa: B018  # The scores of a damaged file are no scores.
     except DAMAGE as error:
-        raise ValueError(
-            f"the predictor {str(path)!r} is damaged ({describe_damage(error)}); train it again"
-        ) from error
+        raise damage("predictor", path, error) from error
     return made

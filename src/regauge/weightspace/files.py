@@ -100,7 +100,7 @@ def load_net(
         if not isinstance(written, list):
             raise ValueError("its probes are no list")
     except DAMAGE as error:
-        raise _damage(path, error) from error
+        raise damage("net", path, error) from error
     if len(modules) != len(written):
         raise ValueError(
             f"the net {str(path)!r} runs networks of {len(written)} architectures on probes, but {len(modules)} "
@@ -113,7 +113,7 @@ def load_net(
     except MismatchError:
         raise
     except DAMAGE as error:
-        raise _damage(path, error) from error
+        raise damage("net", path, error) from error
     return net.eval(), about
 
 
@@ -142,10 +142,6 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
     net.to(dtype).load_state_dict(tensors)
     return net
-
-
-def _damage(path: str | Path, error: Exception) -> ValueError:
-    return damage("net", path, error)
 
 
 def _written(encoder: ProbeEncoder) -> dict[str, Any]:
