@@ -1,14 +1,18 @@
 """Files of trained nets, data, tables and pages with random damage: each is read, or refused in a sentence."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from damage import EXAMPLES, LIMITED, Kind, check_kind
+from damage import EXAMPLES, FEW, LIMITED, Kind, bounded, check_kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import regauge as rg
 from regauge import learn
@@ -16,11 +20,17 @@ from regauge import weightspace as ws
 from regauge.core.escaping import UNSEEN
 from regauge.core.symmetry import Symmetry
 from regauge.flow import Config, Flow, Perceptron, fit, load_flow, save_flow
+from regauge.gauging import read_mappings
 from regauge.inr import Inr, load_inr, save_inr
 from regauge.learn.autoencoder import Autoencoder
 from regauge.learn.learned_matching import LearnedMatching
 from regauge.learn.predictor import CONSTANT, NET, Predictor
 from regauge.learn.targets import Target
+from regauge.report.flow_page import GOOD, NEW, flow_page
+from regauge.report.gauge_page import gauge_page
+from regauge.report.predictor_page import predictor_page
+from regauge.report.prune_page import prune_page
+from regauge.storage.array_files import read_arrays
 from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.writing import save
