@@ -69,7 +69,7 @@ def test_the_loss_after_rounding_is_never_higher(name: str, dtype: torch.dtype, 
     given, symmetry, whole = prepared(name)
     params, task = at(given, whole, dtype)
     method = rg.BestGauge(scheme, steps=6)
-    result = rg.gauge(params, symmetry, method=method, task=task, generator=generator(0))
+    result = rg.gauge(params, symmetry, method=method, task=task, test=task, generator=generator(0))
     found = [task.evaluate(round_network(one, symmetry, scheme))["loss"] for one in (params, result.params)]
     trials = result.trials
     assert trials is not None
@@ -156,20 +156,26 @@ def test_data_that_judge_choose_nothing() -> None:
     method = rg.BestGauge(RoundToNearest(3), steps=4)
     result, alone = (
         rg.gauge(params, symmetry, method=method, task=first, test=test, generator=generator(0))
-        for test in (last, None)
+        for test in (last, first)
     )
     assert all(torch.equal(result.params[key], alone.params[key]) for key in params)
     assert result.trials is not None
     found = last.evaluate(round_network(result.params, symmetry, RoundToNearest(3)))["loss"]
     assert result.trials.judged[result.trials.kept] == found
     assert "on data that chose nothing" in str(result.trials)
+    halves = task.split()
+    by_default, split = (
+        rg.gauge(params, symmetry, method=method, task=choosing, test=judging, generator=generator(0)).trials
+        for choosing, judging in ((task, None), halves)
+    )
+    assert by_default == split
 
 
 def test_networks_in_half_precision_are_compared_as_they_are_written() -> None:
     given, symmetry, whole = prepared("MLP")
     params, _ = at(given, whole, torch.bfloat16)
     _, task = at(given, whole, torch.float32)
-    result = rg.gauge(params, symmetry, method=rg.BestGauge(steps=4), task=task, generator=generator(0))
+    result = rg.gauge(params, symmetry, method=rg.BestGauge(steps=4), task=task, test=task, generator=generator(0))
     assert result.trials is not None
     wide = [{key: tensor.float() for key, tensor in one.items()} for one in (params, result.params)]
     found = [task.evaluate(round_network(one, symmetry, RoundToNearest(4)))["loss"] for one in wide]

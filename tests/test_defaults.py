@@ -149,7 +149,7 @@ def verdicts_of_aligned_strangers(case: Case) -> tuple[float, float]:
     for letter in "bc":
         out = f"stranger-{letter}.safetensors"
         case.run("align", "a.safetensors", f"{letter}.safetensors", "-o", out, *case.options(data=False))
-        for words in ((), case.options()[:-2]):
+        for words in ((), case.options()):
             said = case.run("compare", "a.safetensors", out, *(words or case.options(data=False)))
             accused += said["verdict"] in ACCUSED
     return accused, 0

@@ -203,7 +203,7 @@ def test_fitted_readers_are_never_worse_on_their_own_objective() -> None:
     values = {}
     for is_compensated in (True, False):
         result = rg.prune(
-            network.params, symmetry, share={group: 0.5}, criterion=OutputError(is_compensated), task=task
+            network.params, symmetry, share={group: 0.5}, criterion=OutputError(is_compensated), task=task, test=task
         )
         assert result.module is not None
         kept, errors = result.kept[group], []
@@ -216,7 +216,8 @@ def test_fitted_readers_are_never_worse_on_their_own_objective() -> None:
     assert values[True] < 0.9 * values[False]
     # With the same units removed, nothing that is fitted otherwise is better.
     removed = torch.zeros(1, 12, dtype=torch.bool)
-    kept = rg.prune(network.params, symmetry, share={group: 0.5}, criterion=OutputError(), task=task).kept[group]
+    fitted = rg.prune(network.params, symmetry, share={group: 0.5}, criterion=OutputError(), task=task, test=task)
+    kept = fitted.kept[group]
     removed[0] = True
     removed[0, kept] = False
     hidden = torch.cat(
@@ -239,7 +240,7 @@ def test_by_default_others_take_the_place_of_removed_units(name: str) -> None:
     (inputs, _), *_ = task.batches
     given, errors = task.run(params_of(module), inputs), {}
     for label, criterion in ({"default": None} | CRITERIA).items():
-        result = rg.prune(module.state_dict(), symmetry, share=0.5, criterion=criterion, task=task)
+        result = rg.prune(module.state_dict(), symmetry, share=0.5, criterion=criterion, task=task, test=task)
         assert result.module is not None
         made = replace(task, module=result.module).run(result.params, inputs)
         errors[label] = float((made - given).square().mean())
@@ -376,3 +377,16 @@ def test_what_is_refused_says_why(options: Mapping[str, object], sentence: str) 
     module, symmetry, task = relu_net()
     with pytest.raises((ValueError, KeyError), match=sentence):
         rg.prune(module.state_dict(), symmetry, **{"task": task, **options})  # type: ignore[arg-type]
+
+
+def test_data_that_judge_choose_nothing() -> None:
+    module, symmetry, task = relu_net()
+    params = params_of(module)
+    first, last = task.split()
+    ways = ((task, None), (first, last), (first, first))
+    by_default, split, alone = (rg.prune(params, symmetry, share=0.5, task=a, test=b) for a, b in ways)
+    assert all(torch.equal(by_default.params[key], one.params[key]) for key in params for one in (split, alone))
+    assert by_default.losses == split.losses != alone.losses
+    assert by_default.data == (first.name, last.name)
+    with pytest.raises(ValueError, match="test judges what is chosen by a task"):
+        rg.prune(params, symmetry, share=0.5, test=task)

@@ -210,12 +210,12 @@ def plane(case: Case) -> tuple[Numbers, Numbers]:
 
 
 def compare(case: Case) -> tuple[Numbers, Numbers]:
-    said = case.run("compare", "a.safetensors", "b.safetensors", *case.options()[:-2])
+    said = case.run("compare", "a.safetensors", "b.safetensors", *case.options())
     found = rg.compare(
         case.params("a"),
         case.params("b"),
         case.symmetry,
-        task=case.prepared(case.task(0), case.task(0)),
+        task=case.tasks()[1],
         generator=torch.Generator().manual_seed(0),
     )
     numbers = {name: value for name, value in found.numbers.items() if value is not None}
@@ -240,13 +240,14 @@ def gauge(case: Case) -> tuple[Numbers, Numbers]:
 
 
 def prune(case: Case) -> tuple[Numbers, Numbers]:
-    said = case.run("prune", "a.safetensors", "-o", "prune.safetensors", "--share", "0.25", *case.options()[:-2])
+    said = case.run("prune", "a.safetensors", "-o", "prune.safetensors", "--share", "0.25", *case.options())
     facts = json.loads((case.folder / "prune.prune.json").read_text())
     result = rg.prune(
         case.params("a"),
         case.symmetry,
         share=0.25,
         task=case.task(0),
+        test=case.task(1),
         generator=torch.Generator().manual_seed(0),
     )
     assert result.certificate is not None

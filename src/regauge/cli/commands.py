@@ -1,9 +1,10 @@
 """The commands by name: which words name one, and what the help says of options without a default."""
 
+import re
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from inspect import get_annotations
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import arg
@@ -12,6 +13,8 @@ from regauge.cli.options import UsageError
 
 NOTHING = (None, "", (), False, MISSING)
 """Defaults that say nothing: what happens without the option is in its description, or it is required."""
+INSTEAD = ("--steps", "--epochs", "--seconds")
+"""Options that say how long something is trained, of which commands have some."""
 
 
 def require_command(words: list[str], commands: Any) -> None:
@@ -32,8 +35,35 @@ def require_command(words: list[str], commands: Any) -> None:
             raise UsageError(f"there is no command {f'{typed} {word}'!r}; {hint}{f'{typed} --help'!r} tells them apart")
         inner = get_type_hints(known[word], include_extras=True).get("command")
         if inner is None:
+            _require_options(words, known[word], f"{typed} {word}")
             return _require_choices(words, known[word])
         typed, commands = f"{typed} {word}", inner
+
+
+def _require_options(words: list[str], options: Any, typed: str) -> None:
+    """Refuse an option that a command does not have, and name those that it has in its place, or the closest one."""
+    known = {"-h", "--help", *_flags(options)}
+    for word in words:
+        flag = word.partition("=")[0].replace("_", "-")
+        if not re.fullmatch(r"--?[a-z][a-z-]*", flag) or flag in known:
+            continue
+        others = [one for one in INSTEAD if flag in INSTEAD and one in known]
+        close = others or get_close_matches(flag, known, n=1, cutoff=0.75)
+        hint = f"it has {' and '.join(close)}" if others else f"did you mean {close[0]}?" if close else ""
+        raise UsageError(f"{typed!r} has no option {flag}; {hint or f'{typed} --help' + ' lists those that it has'}")
+
+
+def _flags(options: Any) -> set[str]:
+    """The options of a command as they are typed."""
+    found = set()
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if is_dataclass(kind):
+            found |= _flags(kind)
+        else:
+            aliases = (getattr(mark, "aliases", None) or () for mark in marks)
+            found |= {f"--{name.replace('_', '-')}", *chain.from_iterable(aliases)}
+    return found
 
 
 def _require_choices(words: list[str], options: Any) -> None:

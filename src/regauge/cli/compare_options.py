@@ -17,6 +17,7 @@ from regauge.cli.options import (
     Overwrite,
     Seed,
     SymmetryFile,
+    Test,
 )
 
 
@@ -37,6 +38,7 @@ class Compare:
     model: Model = None
     symmetry: SymmetryFile = None
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
+    test: Test = None
     loss: Loss = "cross-entropy"
     """The loss on the data: with them outputs, barriers and the loss of the merge are compared, too."""
     batch: Batch = 512

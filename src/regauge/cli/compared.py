@@ -12,7 +12,7 @@ from regauge.alignment.streamed.job import open_job
 from regauge.cli.compare_options import Compare
 from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import UsageError
-from regauge.cli.tasks import matching_task
+from regauge.cli.tasks import matching_tasks
 from regauge.cli.transformers_models import Values
 from regauge.cli.vocabulary import bring_together, model_with
 from regauge.comparison.common import find_common
@@ -32,6 +32,7 @@ class Opened:
 
     networks: Networks
     limit: MemoryLimit
+    choosing: rg.Task | None
     task: rg.Task | None
     is_streamed: bool
     options: Compare
@@ -57,16 +58,17 @@ class Opened:
         named = iter(found.checkpoints[1:])
         checkpoints = [next(named) if one in alike else _read_other(one, found, job.is_streamed) for one in others]
         found = replace(found, checkpoints=(found.checkpoints[0], *checkpoints))
-        return cls(found, limit, matching_task(options, found), job.is_streamed, options, united.note)
+        tasks = matching_tasks(options, found, is_matched=False)
+        return cls(found, limit, *tasks, job.is_streamed, options, united.note)
 
     @property
     def statistics(self) -> str:
         """Where the statistics of batch normalization come from that outputs, losses and barriers are measured with."""
-        if self.task is None or self.task.prepare is None:
+        if self.choosing is None or self.task is None or self.task.prepare is None:
             return ""
         return (
             f"losses and barriers are those of networks whose statistics of batch normalization were recomputed from "
-            f"{self.task.name}, the ends too"
+            f"{self.choosing.name}, the ends too; judged by {self.task.name}"
         )
 
     def read_other(self, checkpoint: Checkpoint) -> Checkpoint:

@@ -17,6 +17,7 @@ from regauge.cli.options import (
     Output,
     Seed,
     SymmetryFile,
+    Test,
     Written,
 )
 
@@ -44,7 +45,7 @@ class Gauge:
     data: Annotated[
         str | None, arg(metavar="DATA", help=BATCHES_HELP + "the loss after rounding, which then decides.")
     ] = None
-    test: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "judging what --data chose.")] = None
+    test: Test = None
     loss: Loss = "cross-entropy"
     batch: Batch = 16
     bits: int = 4

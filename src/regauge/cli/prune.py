@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import regauge as rg
 from regauge.alignment.streamed.job import FileJob
@@ -16,7 +15,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.prune_options import Prune
 from regauge.cli.pruned_configs import CONFIG, PrunedConfigs
-from regauge.cli.tasks import dtype_of, load_batches, task_of
+from regauge.cli.tasks import dtype_of, example_task, load_batches, task_of
 from regauge.cli.tracing import Traced
 from regauge.core.params import Params
 from regauge.names import VERSION
@@ -54,12 +53,14 @@ def run(options: Prune) -> None:
         raise UsageError(f"--share is {options.share}; it is from 0 to below 1: some unit must stay")
     if criterion.needs_task and options.data is None:
         raise UsageError(f"the criterion {options.criterion!r} runs the network: give --data, or choose another one")
+    if options.test is not None and options.data is None:
+        raise UsageError("--test judges what --data chose: give --data, too")
     job = open_checkpoints(options, [options.checkpoint], prune_path)
     _require_memory(job)
     name = name_model(options.model, job.source)
     if name is None:
         raise UsageError("pruning runs the model: name it with --model")
-    model, found, task = _read(options, name, job)
+    model, found, task, test = _read(options, name, job)
     configs = _configs(name, options, model, found)
     params = found.checkpoints[0].params
     shares = dict.fromkeys(options.groups, options.share) if options.groups else options.share
@@ -78,6 +79,7 @@ def run(options: Prune) -> None:
                 share=shares,
                 criterion=criterion,
                 task=task,
+                test=test,
                 generator=torch.Generator().manual_seed(options.seed),
                 alike=sets,
                 build=None if configs is None else configs.build,
@@ -102,8 +104,8 @@ def run(options: Prune) -> None:
     _tell(options.output, facts, result)
 
 
-def _read(options: Prune, name: str, job: FileJob) -> tuple[Model, Networks, rg.Task]:
-    """The model with values, the checkpoint under its names with their symmetry, and the task that judges it."""
+def _read(options: Prune, name: str, job: FileJob) -> tuple[Model, Networks, rg.Task, rg.Task | None]:
+    """The model with values, the checkpoint under its names with their symmetry, and tasks that choose and judge."""
     model = load_model(name, options.inputs, values="always")
     with show_status("tracing the model"):
         symmetry, kwargs = find_traced(model, options.inputs)
@@ -111,18 +113,17 @@ def _read(options: Prune, name: str, job: FileJob) -> tuple[Model, Networks, rg.
     found = read_networks(options, job.checkpoints, traced=traced)
     dtype = dtype_of(found.checkpoints[0].params)
     module = model.module.to(dtype)
-    if options.data is not None:
-        batches = load_batches(options.data, options.batch)
-        return model, found, task_of(module, batches, options.loss, dtype, options.inputs.outputs)
-    if model.inputs and kwargs:
-        raise UsageError("the model has positional and keyword inputs: give --data with named inputs")
-    inputs: Any = dict(kwargs) if kwargs else model.inputs
-    return model, found, rg.Task(module, [(inputs, torch.zeros(1))], _size, options.inputs.outputs or None)
-
-
-def _size(output: Tensor, _: Any) -> Tensor:
-    """The mean square of an output, where there are no targets."""
-    return output.float().square().mean()
+    outputs = options.inputs.outputs
+    if options.data is None:
+        return model, found, example_task(model, dict(kwargs or {}), outputs), None
+    task, test = (
+        None
+        if text is None
+        else replace(task_of(module, load_batches(text, options.batch), options.loss, dtype, outputs), name=text)
+        for text in (options.data, options.test)
+    )
+    assert task is not None
+    return model, found, task, test
 
 
 def _configs(name: str, options: Prune, model: Model, found: Networks) -> PrunedConfigs | None:
@@ -184,6 +185,7 @@ def _facts(options: Prune, params: Params, result: Pruned, changes: dict[str, tu
         "groups": [{"group": name, "before": old, "after": new} for name, (old, new) in result.sizes.items()],
         "exact": by_reason,
         "losses": dict(result.losses) if options.data is not None else {},
+        "data": list(result.data or ()) if options.data is not None else [],
         "config": {key: {"before": old, "after": new} for key, (old, new) in changes.items()},
         "fixed": [{"name": name, "reason": why} for name, why in result.fixed],
         "kept": {name: units.tolist() for name, units in result.kept.items()},
@@ -202,6 +204,8 @@ def _tell(out: Path, facts: dict[str, Any], result: Pruned) -> None:
     if facts["losses"]:
         rows = [{"": when, **metrics} for when, metrics in facts["losses"].items()]
         tell_table("losses", rows)
+        chosen, judged = facts["data"]
+        tell(f"chosen by {chosen}; judged by {judged}", data=facts["data"])
     for key, change in facts["config"].items():
         tell(f"{CONFIG}: {key} {change['before']} -> {change['after']}", config={key: change})
     notes = [WITHOUT_DATA] if not facts["losses"] and facts["share"] else []

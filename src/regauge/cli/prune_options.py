@@ -16,6 +16,7 @@ from regauge.cli.options import (
     Output,
     Seed,
     SymmetryFile,
+    Test,
     Written,
 )
 
@@ -42,6 +43,7 @@ class Prune:
     groups: tuple[str, ...] = ()
     """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "for criteria and the loss.")] = None
+    test: Test = None
     batch: Batch = 64
     loss: Loss = "cross-entropy"
     overwrite: bool = False

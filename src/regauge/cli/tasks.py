@@ -165,25 +165,26 @@ def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtyp
     return replace(task, name=data)
 
 
-def matching_task(options: Matching | Compare, networks: Networks) -> rg.Task | None:
-    """The model on the data of a command that aligns, if there are any, with statistics recomputed for averages."""
+def matching_tasks(
+    options: Matching | Compare, networks: Networks, *, is_matched: bool = True
+) -> tuple[rg.Task | None, rg.Task | None]:
+    """The tasks that choose and that judge for a command that aligns; statistics come from the data that choose.
+
+    Where data match nothing, and no statistics come from them, all of them judge.
+    """
     if options.data is None:
-        return None
-    if networks.model is None:
-        raise UsageError("--data needs the model that runs on them: name it with --model")
-    return with_reset(task_on(options, networks.model, options.data, dtype_of(networks.checkpoints[0].params)))
-
-
-def matching_tasks(options: Matching, networks: Networks) -> tuple[rg.Task | None, rg.Task | None]:
-    """The tasks that choose and that judge for a command that aligns; statistics come from the data that choose."""
-    task = matching_task(options, networks)
-    if task is None:
         if options.test is not None:
             raise UsageError("--test judges what is chosen by --data: give --data too")
         return None, None
-    assert networks.model is not None
+    if networks.model is None:
+        raise UsageError("--data needs the model that runs on them: name it with --model")
     dtype = dtype_of(networks.checkpoints[0].params)
-    test = None if options.test is None else task_on(options, networks.model, options.test, dtype)
+    task, test = (
+        None if text is None else task_on(options, networks.model, text, dtype) for text in (options.data, options.test)
+    )
+    assert task is not None
+    if not is_matched and not has_statistics(networks.model.module):
+        return task, test or task
     choosing, judging = choose_and_judge(task, test, generator=torch.Generator().manual_seed(options.seed))
     return with_reset(choosing), with_reset(judging, choosing.batches)
 

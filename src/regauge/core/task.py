@@ -189,6 +189,14 @@ def choose_and_judge(
     return task.split(generator=generator) if test is None else (task, test)
 
 
+def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task, Task | None]:
+    """`choose_and_judge`, but where examples cannot be split all of them choose, and nothing judges."""
+    try:
+        return choose_and_judge(task, test)
+    except ValueError:
+        return task, None
+
+
 def evaluate(params: Any, judge: Task | Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
     """The metrics of a network by a task or a function.
 

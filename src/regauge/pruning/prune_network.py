@@ -12,7 +12,7 @@ from regauge.core.groups import Group
 from regauge.core.params import Params, require_finite
 from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task
+from regauge.core.task import Task, choose_and_try_to_judge
 from regauge.pruning.criteria import Criterion, Magnitude, OutputError
 from regauge.pruning.exact import Removal, apply_removals, find_removals
 from regauge.pruning.network import Network
@@ -42,6 +42,7 @@ def prune(
     share: float | Mapping[str, float] = 0.0,
     criterion: Criterion | None = None,
     task: Task | None = None,
+    test: Task | None = None,
     generator: torch.Generator | None = None,
     alike: Sequence[Sequence[str]] = (),
     build: Build | None = None,
@@ -61,6 +62,8 @@ def prune(
         criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
         task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
             nothing is checked, and no exact removals are made.
+        test: The task that judges: losses are measured on it. Where a criterion looks at data, half of the examples of
+            `task` unless given, which then choose nothing (`Task.split`); all, where examples cannot be split.
         generator: The source of chance, for criteria that need it.
         alike: Sets of groups that keep equal numbers of units, because one number of a configuration says it for all.
         build: Makes a module of the smaller sizes, for models whose numbers are decided elsewhere; a copy of the task's
@@ -87,8 +90,13 @@ def prune(
         raise ValueError(f"{type(criterion).__name__} runs the network: give a task with a module and batches")
     if generator is None and criterion.needs_generator:
         raise ValueError(f"{type(criterion).__name__} draws units: give a generator")
+    if task is None and test is not None:
+        raise ValueError("test judges what is chosen by a task: give task, too")
     require_finite(params, "the network", bound.structure)
     shares = _shares(share, bound)
+    if task is not None and criterion.needs_task and any(shares.values()):
+        task, test = choose_and_try_to_judge(task, test)
+    judging = task if test is None else test
     network = Network(params, bound, task)
     sets = [tuple(names) for names in alike] or ([] if task is None else shared_sizes(task.module, bound))
     for names in sets:
@@ -102,9 +110,13 @@ def prune(
     if task is not None:
         exact = work.remove_exactly(reference)
     change = network.change(reference, network.run(network.params)) if task is not None else 0.0
-    first_losses = _losses(task, params, network) if task is not None else {}
+    first_losses = {} if judging is None else _losses(judging, params, network)
     work.remove_by(criterion, shares, generator)
-    result = work.finish(exact, change, first_losses, given)
+    result = work.finish(exact, change, given)
+    if task is not None and judging is not None and result.module is not None:
+        last = replace(judging, module=result.module).evaluate(result.params)
+        data = (task.name or repr(task), judging.name or repr(judging))
+        result = replace(result, losses={**first_losses, "at the end": last}, data=data)
     return replace(result, notes=(*result.notes, *notes))
 
 
@@ -319,7 +331,6 @@ class _Work:
         self,
         exact: tuple[Removal, ...],
         change: float,
-        losses: Mapping[str, Mapping[str, float]],
         given: list[Tensor],
     ) -> Pruned:
         """Cut the tensors and build the module, and compare it with the network in which nothing reads what is gone."""
@@ -341,7 +352,6 @@ class _Work:
         distance = self.network.change(given[:half], outputs[:half])
         params = self._as_given(small)
         module = module.to(next((t.dtype for t in self.given.values() if t.is_floating_point()), torch.float32))
-        last = replace(task, module=module).evaluate(params)
         certificate = PruneCertificate(change, cut, self.network.tolerance, distance)
         return Pruned(
             params,
@@ -352,7 +362,6 @@ class _Work:
             tuple(self.fixed),
             module.train(task.module.training),
             certificate,
-            {**losses, "at the end": last},
         )
 
     def _as_given(self, params: Params) -> Params:

@@ -63,7 +63,9 @@ class Pruned:
         fixed: Groups that were left as they are, each with the reason.
         module: A copy of the task's module that has the new sizes and values and runs; None without a task.
         certificate: What the outputs say; None without a task, because nothing was run then.
-        losses: What the task says of the network as it was, without the exact removals, and at the end; empty without.
+        losses: What the task that judges says of the network as it was, without the exact removals, and at the end;
+            empty without one.
+        data: What the data are called that chose, and those that judged.
         notes: Sentences about what was done.
     """
 
@@ -76,6 +78,7 @@ class Pruned:
     module: nn.Module | None = None
     certificate: PruneCertificate | None = None
     losses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    data: tuple[str, str] | None = None
     notes: tuple[str, ...] = ()
 
     @property

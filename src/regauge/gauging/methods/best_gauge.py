@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from regauge.core.params import Params
-from regauge.core.task import Task
+from regauge.core.task import Task, choose_and_try_to_judge
 from regauge.gauging.method import GaugeMethod, GaugeProblem
 from regauge.gauging.methods.equalize import Equalize
 from regauge.gauging.methods.learned_rotation import LearnedRotation
@@ -72,6 +72,9 @@ class BestGauge(GaugeMethod):
     def choose(self, problem: GaugeProblem) -> Chosen:
         """The moves of the best method."""
         is_loss = problem.task is not None and self.by != "weights"
+        if is_loss and problem.task is not None:
+            choosing, judging = choose_and_try_to_judge(problem.task, problem.test)
+            problem = replace(problem, task=choosing, test=judging)
         methods, notes = self._methods(problem, is_loss=is_loss)
         measures = self._measures(problem, is_loss=is_loss)
         start = [measure(problem.moved(())) for measure in measures]
