@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 SECONDS, NBYTES = 10, 3 << 30
 """What one file may take."""
 EXAMPLES = [pytest.param(40), pytest.param(2000, marks=pytest.mark.thorough)]
-"""How many files are tried of a kind that is read quickly."""
-FEW = [pytest.param(20), pytest.param(500, marks=pytest.mark.thorough)]
-"""The same of a kind that takes long."""
+"""How many files are tried."""
 ODD: list[Any] = [
     None, True, -1, 0, 1, 2**31, 2**63, 10**12, 10**400, 0.5, -0.0, 1e308, "", "w", "\x1b[31m", "(a|aa)+x", "../../x",
     "/dev/zero", [], [[]], {}, {"a": {}}, ["w"] * 50, [10**9, 10**9],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from damage import EXAMPLES, FEW, LIMITED, Kind, bounded, check_kind
+from damage import EXAMPLES, LIMITED, Kind, bounded, check_kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,18 +216,17 @@ def _page(make: Callable[[str | Path], str], right: dict[str, Any]) -> Kind:
     return Kind(read, lambda folder: right, "numbers.json", use=str)
 
 
-READ: dict[str, Kind] = {
-    "table": Kind(_table, lambda folder: TABLE, "table.yml"),
-    **{f"page of {name}": _page(*page) for name, page in PAGES.items()},
-}
-"""Tables and the numbers of pages."""
+@LIMITED
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_changed_tables_are_read_or_refused(examples: int, tmp_path: Path) -> None:
+    check_kind(Kind(_table, lambda folder: TABLE, "table.yml"), tmp_path, examples)
 
 
 @LIMITED
-@pytest.mark.parametrize("examples", FEW)
-@pytest.mark.parametrize("kind", READ)
-def test_changed_numbers_are_read_or_refused(kind: str, examples: int, tmp_path: Path) -> None:
-    check_kind(READ[kind], tmp_path, examples)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PAGES)
+def test_changed_numbers_of_pages_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    check_kind(_page(*PAGES[name]), tmp_path, 60)
 
 
 HOSTILE = "<script>alert(1)</script>|\x1b[31m\u202e\u2028`a`"
