@@ -129,7 +129,7 @@ DOCUMENTS: dict[str, Kind] = {
     "adapter": Kind(
         _adapter,
         lambda folder: {"peft_type": "LORA", "lora_alpha": 8, "r": 4, "alpha_pattern": {r".*q_proj": 4, "k": 2}},
-        "adapter_config.json",
+        "adapter",
     ),
     "provenance": Kind(
         _provenance,
