@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tracing import Traced
 from regauge.core.params import Params, require_finite
-from regauge.gauging import Finding, ScalePair, audit, read_table, scale_pairs, write_table
+from regauge.gauging import Finding, ScalePair, audit, read_mappings, scale_pairs, write_table
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.names.converted import Converted
 from regauge.storage.checkpoints.writing import require_writable, save_text
@@ -25,7 +24,7 @@ SUFFIXES = (".json", ".yaml", ".yml")
 
 def run(options: Audit) -> None:
     """Print what each pair of the table does to the outputs, and what the broken ones leave out."""
-    table = _read(options.mappings)
+    table = read_mappings(options.mappings)
     checkpoint = Checkpoint.open(options.checkpoint)
     name = name_model(options.model, checkpoint)
     if name is None:
@@ -58,19 +57,6 @@ def run(options: Audit) -> None:
             convert=convert,
         )
     _tell(findings, table)
-
-
-def _read(path: Path) -> list[ScalePair]:
-    if not path.is_file():
-        raise UsageError(
-            f"there is no table {str(path)!r}; `regauge gauge MODEL --mappings autoawq -o FILE` writes one"
-        )
-    try:
-        return read_table(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{str(path)!r} is neither JSON nor YAML: {str(error).splitlines()[0]}") from error
-    except ValueError as error:
-        raise UsageError(f"{str(path)!r}: {error}") from error
 
 
 def _tell(findings: list[Finding], table: list[ScalePair]) -> None:

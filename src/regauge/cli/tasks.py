@@ -1,15 +1,12 @@
 """What DATA means: batches from a factory or a file, or a signal; the task of a model on them, and networks judged."""
 
 import inspect
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -32,14 +29,14 @@ from regauge.cli.user_code import users_code
 from regauge.cli.vocabulary import bring_together
 from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, choose_and_judge, cross_entropy
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
+from regauge.storage.array_files import SUFFIXES, read_arrays
+from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.checkpoints.names.extra import share_extra
 from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
 
 IGNORED = -100
 """The class of targets that the cross entropy leaves out."""
-FILE_SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ def load_batches(text: str, size: int) -> list[Batch]:
     """Load the batches that `text` names: those of a factory, or from a file, of `size` examples each."""
     if size < 1:
         raise UsageError(f"--batch is {size}; a batch has at least one example")
-    if not text.endswith(FILE_SUFFIXES):
+    if not text.endswith(SUFFIXES):
         found = call_factory(text, "DATA")
         if not isinstance(found, Iterable):
             raise UsageError(f"the factory {text!r} returned a {type(found).__name__}, but batches are needed")
@@ -133,7 +130,7 @@ def load_batches(text: str, size: int) -> list[Batch]:
             raise UsageError(f"the factory {text!r} returned no batches")
         _require_values(batches, text)
         return batches
-    arrays = _arrays(Path(text))
+    arrays = read_arrays(text)
     if not {"inputs", "targets"} <= arrays.keys():
         raise UsageError(f"{text!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'")
     inputs, targets = arrays["inputs"], _signed(arrays["targets"])
@@ -251,18 +248,6 @@ def _statistics(options: Judging, model: Model) -> rg.Task | None:
 def dtype_of(params: Mapping[str, Tensor]) -> torch.dtype:
     """The first floating-point dtype of some parameters."""
     return next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
-
-
-def _arrays(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UsageError(f"there is no data file {str(path)!r}")
-    if path.suffix == ".safetensors":
-        return load(path)
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: torch.from_numpy(np.asarray(archive[name])) for name in archive.files}
-    except (OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error) as error:
-        raise UsageError(f"{str(path)!r} cannot be read as arrays: {error}") from error
 
 
 def _signed(targets: Tensor) -> Tensor:

@@ -114,6 +114,8 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
         )
         for group in groups:
             require_fields({**vars(group), "placements": ()}, Group, f"group {group.name!r}")
+            if not group.name:
+                raise ValueError("a group has an empty name")
             if any(not 0 <= count <= LARGEST for count in (group.scales, group.signs, group.shifts)):
                 raise ValueError(f"group {group.name!r} has a number of families that is none")
             if not group.placements and group.size > LARGEST:

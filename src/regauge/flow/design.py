@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from regauge.core.typed_json import require_fields
 from regauge.flow.couplings import Coupling
 from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments
@@ -103,11 +104,17 @@ def design_of(made: Mapping[str, Any]) -> Design:
         net["layer"] = made_of(net["layer"], LAYERS)
     kind = NETS[net.pop("name")]
     return Design(
-        representation=Representation(**made["representation"]),
+        representation=_typed(Representation, made["representation"]),
         prior=made_of(made["prior"], PRIORS),
-        coupling=Coupling(**made["coupling"]),
-        net=kind(**net),
+        coupling=_typed(Coupling, made["coupling"]),
+        net=_typed(kind, net),
         predicts=made["predicts"],
         has_gaussian=made["has_gaussian"],
         is_aligned=made["is_aligned"],
     )
+
+
+def _typed(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """Settings of a kind, of the types of its fields."""
+    require_fields({name: value for name, value in values.items() if name != "layer"}, kind, "the flow")
+    return kind(**values)

@@ -1,11 +1,12 @@
 """Flows as files: safetensors, with everything that makes the flow in the header."""
 
 import json
+import math
 from pathlib import Path
 
 import torch
 
-from regauge.core.params import below
+from regauge.core.params import Params, below
 from regauge.core.symmetry import Symmetry
 from regauge.flow.components import Components
 from regauge.flow.design import build_velocity, describe_design, design_of
@@ -13,7 +14,8 @@ from regauge.flow.flow import Flow
 from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
-from regauge.storage.checkpoints.described import read_described
+from regauge.storage.checkpoints.claims import Claims
+from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
 from regauge.storage.checkpoints.writing import save
 
 KIND, VERSION = "regauge flow", "2"
@@ -69,9 +71,12 @@ def load_flow(path: str | Path) -> Flow:
         path, kind=KIND, version=VERSION, earlier=EARLIER, name="flow", writer="regauge flow fit"
     )
     try:
-        made, about = json.loads(header["flow"]), json.loads(header["about"])
+        made, about = json.loads(header["flow"]), dict(json.loads(header["about"]))
         design = design_of(made["design"])
         symmetry = Symmetry.from_json(json.dumps(made["symmetry"]))
+        _require_held(symmetry, made["names"], tensors)
+        if not set(made["positive"]) <= set(made["names"]):
+            raise ValueError(f"the positive tensors {made['positive']} are not among its tensors")
         space = Space.build(
             symmetry, design.representation, made["names"], made["positive"], below("constants/", tensors)
         )
@@ -83,14 +88,23 @@ def load_flow(path: str | Path) -> Flow:
             manifold = Components(space, mean, unit, axes, sizes, roots)
         moments = Moments(**below("moments/", tensors))
         prior = Prior(manifold, **below("prior/", tensors))
-        velocity = build_velocity(
-            manifold, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0)
-        )
+        with Claims(tensors):
+            velocity = build_velocity(
+                manifold, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0)
+            )
         velocity.load_state_dict(below("velocity/", tensors))
         reference = None
         if design.is_aligned:
             mean = manifold.mean if isinstance(manifold, Components) else moments.mean
             reference = tensors["reference"] if header["version"] == VERSION else mean
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"the flow {str(path)!r} is damaged ({error}); fit it again") from error
+    except DAMAGE as error:
+        raise damage("flow", path, error, "fit it again") from error
     return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about, None, reference)
+
+
+def _require_held(symmetry: Symmetry, names: list[str], tensors: Params) -> None:
+    """Raise a ValueError if networks have more values than the file has means: a space takes memory for each."""
+    mean = tensors["components/mean" if "components/mean" in tensors else "moments/mean"]
+    values = sum(math.prod(symmetry.shapes[name]) for name in names)
+    if values > mean.numel():
+        raise ValueError(f"its networks have {values:,} values, but it holds the means of {mean.numel():,}")

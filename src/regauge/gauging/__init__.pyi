@@ -5,6 +5,7 @@ from .certificate import certify as certify
 from .gauge_network import gauge as gauge
 from .hadamard import flat_rotation as flat_rotation
 from .mappings import ScalePair as ScalePair
+from .mappings import read_mappings as read_mappings
 from .mappings import read_table as read_table
 from .mappings import scale_pairs as scale_pairs
 from .mappings import write_table as write_table

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from reprlib import repr as shorten
 from typing import Any, Literal
 
 from regauge.core.arguments import check_arguments
@@ -11,6 +13,8 @@ from regauge.core.expressions import Expression
 from regauge.core.scales import Direction, Place, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
+from regauge.storage.plain_files import require_plain
+from regauge.storage.yaml_files import read_yaml
 
 Tool = Literal["llm-compressor", "autoawq"]
 EXPRESSION = "re:"
@@ -107,6 +111,27 @@ def read_table(table: Any) -> list[ScalePair]:
     return [_read_row(row) for row in rows]
 
 
+@check_arguments
+def read_mappings(path: str | Path) -> list[ScalePair]:
+    """The pairs of a table in a JSON or YAML file; see `read_table`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no such table.
+    """
+    path = Path(path)
+    if not path.is_file():
+        require_plain(path)
+        raise FileNotFoundError(
+            f"there is no table {str(path)!r}; `regauge gauge MODEL --mappings autoawq -o FILE` writes one"
+        )
+    found = read_yaml(path)
+    try:
+        return read_table(found)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}: {error}") from error
+
+
 def _find_rows(table: Any) -> list[Any]:
     if isinstance(table, list):
         return table
@@ -127,17 +152,18 @@ def _read_row(row: Any) -> ScalePair:
         balance, smooth = row
     else:
         raise ValueError(
-            f"the row {row!r} is no mapping; write {{smooth_layer, balance_layers}} or [balance layers, smooth layer]"
+            f"the row {shorten(row)} is no mapping; write {{smooth_layer, balance_layers}} or [balance layers, smooth "
+            "layer]"
         )
     smooth = smooth[0] if isinstance(smooth, list) and len(smooth) == 1 else smooth
     balance = [balance] if isinstance(balance, str) else balance
     if not isinstance(smooth, str) or not isinstance(balance, list) or not all(isinstance(one, str) for one in balance):
-        raise ValueError(f"the row {row!r} does not name one smooth layer and some balance layers")
+        raise ValueError(f"the row {shorten(row)} does not name one smooth layer and some balance layers")
     for pattern in (one for one in (smooth, *balance) if one.startswith(EXPRESSION)):
         try:
             _expression(pattern.removeprefix(EXPRESSION))
         except ValueError as error:
-            raise ValueError(f"{pattern!r} in the row {row!r} cannot be read: {error}") from error
+            raise ValueError(f"{shorten(pattern)} in the row {shorten(row)} cannot be read: {error}") from error
     return ScalePair(smooth, tuple(balance))
 
 

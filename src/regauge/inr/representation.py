@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from regauge.core.params import Params
 from regauge.core.symmetry_text import read_versioned
+from regauge.core.typed_json import require_fields
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
@@ -82,7 +84,8 @@ class Inr:
             )
         if min(self.in_features, self.out_features, self.width, self.depth) < 1:
             raise ValueError(
-                f"an INR {self.widths} with {self.depth} hidden layers has an empty layer or no hidden one"
+                f"an INR from {self.in_features} to {self.out_features} numbers with {self.depth} hidden layers of "
+                f"{self.width} units has an empty layer or no hidden one"
             )
         if self.kind == "siren" and self.omega is None:
             object.__setattr__(self, "omega", OMEGA)
@@ -182,6 +185,7 @@ class Inr:
         document: dict[str, Any] = read_versioned(text, FORMAT, VERSION)
         settings = {name: value for name, value in document.items() if name not in ("format", "version")}
         try:
+            require_fields({**settings, "pixels": _pair(settings.get("pixels"))}, cls, "an INR")
             return cls(**settings)
         except TypeError as error:
             raise ValueError(f"this description of an INR is malformed: {error}") from error
@@ -208,6 +212,12 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
     """
     with Checkpoint.open(path) as checkpoint:
         inr = read_inr(checkpoint)
+        most = sum(math.prod(tensor.shape) for tensor in checkpoint.stored.values())
+        if inr.depth >= len(checkpoint) or max(inr.in_features, inr.width, inr.out_features) > most:
+            raise ValueError(
+                f"{checkpoint.label!r} says that its INR has {inr.depth:,} hidden layers of {inr.width:,} units, but "
+                f"holds {len(checkpoint)} tensors of {most:,} values; write it again with `save_inr`"
+            )
         return match(checkpoint.params, blank(inr), repr(checkpoint.label)), inr
 
 
@@ -225,7 +235,10 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
             f"{checkpoint.label!r} does not say what INR it holds: it is {describe_kind(header)}; `regauge inr fit` "
             "and `save_inr` write files that do, and `save_inr` turns the parameters of another program into one"
         )
-    return Inr.from_json(header["inr"])
+    try:
+        return Inr.from_json(header["inr"])
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.label!r} does not say what INR it holds: {error}") from error
 
 
 def blank(inr: Inr) -> dict[str, Tensor]:
@@ -234,8 +247,12 @@ def blank(inr: Inr) -> dict[str, Tensor]:
         return dict(inr.module().state_dict())
 
 
+def _pair(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _require(is_used: bool, name: str, value: float | None, owner: str) -> None:
     if is_used != (value is not None):
         raise ValueError(f"{owner} has no {name}, but {name}={value}")
-    if value is not None and not 0 < value < math.inf:
+    if value is not None and not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be positive and finite, not {value}")

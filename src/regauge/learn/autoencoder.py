@@ -16,7 +16,8 @@ from regauge.core.params import Params, below, require_finite, select, work_dtyp
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.described import read_described
+from regauge.storage.checkpoints.claims import Claims
+from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
@@ -202,9 +203,10 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
         settings = decoder_of(json.loads(header["decoder"]))
         head = encoder.settings.head
         assert isinstance(head, Invariant)
-        decoder = settings.build(encoder.symmetries[0], head.outputs)
+        with Claims(tensors):
+            decoder = settings.build(encoder.symmetries[0], head.outputs)
         decoder.load_state_dict(below("decoder/", tensors))
-        about = json.loads(header["about"])
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, AssertionError) as error:
-        raise ValueError(f"the autoencoder {str(path)!r} is damaged ({error}); train it again") from error
+        about = dict(json.loads(header["about"]))
+    except DAMAGE as error:
+        raise damage("autoencoder", path, error) from error
     return Autoencoder(encoder, decoder, settings, below("rest/", tensors), about)

@@ -18,9 +18,11 @@ from regauge.alignment.result import ManyResult, Results, join
 from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
+from regauge.core.typed_json import require_fields
 from regauge.learn.populations import to_net
 from regauge.learn.training import Trained
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
+from regauge.storage.checkpoints.described import DAMAGE, damage
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import UnitFeatures
 from regauge.weightspace.metanet import Metanet
@@ -187,6 +189,7 @@ def load_matching(path: str | Path, *, module: nn.Module | None = None) -> Learn
         raise ValueError(f"{str(path)!r} is a net over networks but no matcher; `regauge learn matching` makes one")
     known = {name: value for name, value in about.items() if name not in ("kind", "matching")}
     try:
+        require_fields(about["matching"], LearnedMatching, "the matcher")
         return LearnedMatching(net, **about["matching"], about=known)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the matcher {str(path)!r} is damaged ({error}); train it again") from error
+    except DAMAGE as error:
+        raise damage("matcher", path, error) from error

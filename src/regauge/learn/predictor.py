@@ -15,9 +15,11 @@ from regauge.core.params import Params
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained
+from regauge.storage.checkpoints.described import DAMAGE, damage
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.store import Store
 from regauge.weightspace.files import load_net, save_net
+from regauge.weightspace.heads import Invariant
 from regauge.weightspace.metanet import Metanet
 
 KIND = "predictor"
@@ -146,7 +148,10 @@ def load_predictor(path: str | Path, *, module: nn.Module | None = None) -> Pred
         target = Target.from_json(about["target"])
         rest = {name: value for name, value in about.items() if name not in ("kind", "target")}
         made = Predictor(net, target, rest)
+        head = net.settings.head
+        if not isinstance(head, Invariant) or head.outputs < target.outputs:
+            raise ValueError(f"its target needs {target.outputs} outputs, but its net has the head {head}")
         made.verdict  # noqa: B018  # The scores of a damaged file are no scores.
-    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-        raise ValueError(f"the predictor {str(path)!r} is damaged ({error}); train it again") from error
+    except DAMAGE as error:
+        raise damage("predictor", path, error) from error
     return made

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from reprlib import repr as shorten
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 from torch.nn import functional
+
+from regauge.core.typed_json import require_fields
 
 Kind = Literal["numbers", "fractions", "classes"]
 FEW = 5
@@ -72,8 +75,23 @@ class Target:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Target":
-        """Read what `to_json` gave."""
-        return cls(**{**document, "classes": tuple(document["classes"])})
+        """Read what `to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no target.
+        """
+        classes, rest = document["classes"], {name: value for name, value in document.items() if name != "classes"}
+        if not isinstance(classes, list):
+            raise ValueError(f"the classes are {shorten(classes)}, which is no list")
+        require_fields(rest, cls, "the target")
+        found = cls(**rest, classes=tuple(classes))
+        if any(isinstance(one, list | dict) for one in found.classes) or (found.kind == "classes") != bool(
+            found.classes
+        ):
+            raise ValueError(f"the {found.kind} {found.name!r} have the classes {shorten(found.classes)}")
+        if not math.isfinite(found.mean) or not 0 < found.deviation < math.inf:
+            raise ValueError(f"{found.name!r} has the mean {found.mean} and the deviation {found.deviation}")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""

@@ -11,6 +11,7 @@ import yaml
 from regauge.merging.recipe import Parameter, Parameters, Recipe, Slice, Source, TokenSource, Vocabulary
 from regauge.merging.recipe_methods import IDLE, METHODS, SINGLE, RecipeMethod
 from regauge.storage.checkpoint_names import find_cached
+from regauge.storage.yaml_files import REFUSED, compose_yaml
 
 KEYS = (
     "merge_method",
@@ -27,10 +28,8 @@ KEYS = (
     "regauge",
 )
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-LARGEST = 1 << 20
-"""Bytes of a recipe at most."""
 MOST = 20_000
-"""Values in a recipe, and layers of a model, at most."""
+"""Layers of a model at most."""
 SHARES = ("density", "gamma", "select_topk")
 """Parameters that are shares of the entries of a tensor."""
 
@@ -61,7 +60,7 @@ class Entry:
             raise self.refuse(f"{self.key!r} holds {_kind(self.node)}, but must be one value")
         try:
             return yaml.constructor.SafeConstructor().construct_object(self.node)
-        except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        except REFUSED as error:
             raise self.refuse(f"{self.key!r} has a value that cannot be read: {error}") from error
 
     @property
@@ -129,29 +128,13 @@ def read_recipe(path: Path) -> Recipe:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no recipe {str(path)!r}; give a YAML file as mergekit reads it")
-    if path.stat().st_size > LARGEST:
-        raise RecipeError(f"{str(path)!r} is too large for a recipe; give a YAML file as mergekit reads it")
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise RecipeError(f"{str(path)!r} is no YAML file: {' '.join(str(error).split())}") from error
+        node = compose_yaml(path)
+    except ValueError as error:
+        raise RecipeError(f"{error}; give a YAML file as mergekit reads it") from error
     if node is None:
         raise RecipeError(f"{str(path)!r} is empty; give a YAML file as mergekit reads it")
-    try:
-        if _count(node, {}) > MOST:
-            raise RecipeError(f"{str(path)!r} has more than {MOST:,} entries with those that it repeats; shorten it")
-        return _recipe(Entry(path, "the recipe", node))
-    except RecursionError as error:
-        raise RecipeError(f"{str(path)!r} refers to itself without end; write it out") from error
-
-
-def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """The values in a recipe, those behind aliases as often as they are named."""
-    if id(node) not in known:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        inner = [one for pair in pairs for one in pair] if pairs else node.value
-        known[id(node)] = 1 + (sum(_count(one, known) for one in inner) if isinstance(inner, list) else 0)
-    return known[id(node)]
+    return _recipe(Entry(path, "the recipe", node))
 
 
 def _recipe(whole: Entry) -> Recipe:

@@ -1,18 +1,18 @@
 """The report of an autoencoder: one HTML page that needs nothing but itself, from the numbers of the training."""
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from regauge.report.autoencoder_figures import latents_figure, outputs_figure, pictures_figure
 from regauge.report.figures import data_uri, data_uris
-from regauge.report.pages import page_template, read_results
+from regauge.report.pages import of_results, page_template
 from regauge.report.predictor_figures import curves_figures
 
 
-def autoencoder_page(path: str | Path) -> str:
+@of_results
+def autoencoder_page(results: dict[str, Any]) -> str:
     """The page for a file of numbers that `regauge learn autoencoder` wrote."""
-    results = read_results(path)
     figures: dict[str, str | list[str]] = {"latents": data_uri(latents_figure(**results["latents"]), "png")}
     if results["pictures"] is not None:
         pictures = {name: np.array(results["pictures"][name]) for name in ("originals", "decoded")}

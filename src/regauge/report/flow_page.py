@@ -1,11 +1,10 @@
 """The report on drawn networks: one HTML page that needs nothing but itself, from the numbers of the judgement."""
 
-from pathlib import Path
 from typing import Any
 
 from regauge.report.figures import data_uri, data_uris
 from regauge.report.flow_figures import losses_figure, places_figure, reliability_figures
-from regauge.report.pages import page_template, read_results
+from regauge.report.pages import of_results, page_template
 from regauge.report.predictor_figures import curves_figures
 
 GOOD = {
@@ -31,9 +30,9 @@ NEW = {
 """Columns of the second one."""
 
 
-def flow_page(path: str | Path) -> str:
+@of_results
+def flow_page(results: dict[str, Any]) -> str:
     """The page for a file of numbers that `regauge flow judge` wrote."""
-    results = read_results(path)
     figures: dict[str, str | list[str]] = {
         "losses": data_uri(losses_figure(results["losses"]), "png"),
         "places": data_uri(places_figure(results["places"], results["share"]), "png"),

@@ -1,10 +1,10 @@
 """The report of a gauge: one HTML page that needs nothing but itself, from the numbers beside it."""
 
-from pathlib import Path
+from typing import Any
 
 from regauge.report.figures import data_uris
 from regauge.report.gauge_figures import errors_figures, ranges_figures
-from regauge.report.pages import page_template, read_results
+from regauge.report.pages import of_results, page_template
 
 ABOUT = {
     "best": "Several ways to move the network were tried, and the one that loses least by rounding was kept.",
@@ -17,9 +17,9 @@ ABOUT = {
 """What each method does, in a sentence."""
 
 
-def gauge_page(path: str | Path) -> str:
+@of_results
+def gauge_page(results: dict[str, Any]) -> str:
     """The page for a file of numbers that `regauge gauge` wrote."""
-    results = read_results(path)
     layers = results["layers"]
     figures: dict[str, list[str]] = {}
     if layers:

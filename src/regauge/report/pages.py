@@ -1,17 +1,48 @@
 """How pages are filled: strictly, so that nothing that a page shows can be missing."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import UndefinedError
+
+from regauge.core.escaping import escape_lines
+from regauge.storage.plain_files import parse_object
 
 
-def read_results(path: str | Path) -> dict[str, Any]:
-    """The numbers that a command wrote for its page, a JSON object."""
-    results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return results
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise a ValueError that names the file if its numbers are not those of the page that is made of them."""
+    try:
+        yield
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        ArithmeticError,
+        UndefinedError,
+    ) as error:
+        raise ValueError(
+            f"{str(path)!r} does not hold the numbers of this page ({type(error).__name__}: {error}); run the command "
+            "again that writes it"
+        ) from error
+
+
+def of_results(make: Callable[[dict[str, Any]], str]) -> Callable[[str | Path], str]:
+    """A page from the path of the JSON file of its numbers, made by a function of these numbers."""
+
+    @wraps(make)
+    def page(path: str | Path) -> str:
+        results = parse_object(Path(path).read_bytes(), Path(path))
+        with reading(Path(path)):
+            return make(results)
+
+    return page
 
 
 def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
@@ -20,8 +51,14 @@ def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
         loader=jinja2.PackageLoader("regauge.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(filters)
     return environment.get_template(name)
+
+
+def _shown(value: Any) -> Any:
+    """What a page shows of a value: of texts out of files also what is not seen, or would turn their direction."""
+    return escape_lines(value) if type(value) is str else value

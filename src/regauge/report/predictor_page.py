@@ -1,22 +1,21 @@
 """The report of a predictor: one HTML page that needs nothing but itself, from the numbers that the training wrote."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regauge.report.figures import data_uri, data_uris
-from regauge.report.pages import page_template, read_results
+from regauge.report.pages import of_results, page_template
 from regauge.report.predictor_figures import confusion_figure, curves_figures, scatter_figure
 
 PERCENT = ("accuracy",)
 """Scores that are shares."""
 
 
-def predictor_page(path: str | Path) -> str:
+@of_results
+def predictor_page(results: dict[str, Any]) -> str:
     """The page for a file of numbers that `regauge learn predictor` wrote."""
-    results = read_results(path)
     scores = results["scores"]
     first = next(iter(scores["net"]))
     return page_template("predictor.html.j2", thousands="{:,}".format, score=_score).render(

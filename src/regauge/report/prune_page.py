@@ -1,9 +1,9 @@
 """The report of pruning: one HTML page that needs nothing but itself, from the numbers beside it."""
 
-from pathlib import Path
+from typing import Any
 
 from regauge.report.figures import data_uri
-from regauge.report.pages import page_template, read_results
+from regauge.report.pages import of_results, page_template
 from regauge.report.prune_figures import losses_figure, units_figure
 
 ABOUT = {
@@ -15,9 +15,9 @@ ABOUT = {
 """The units that each criterion removes."""
 
 
-def prune_page(path: str | Path) -> str:
+@of_results
+def prune_page(results: dict[str, Any]) -> str:
     """The page for a file of numbers that `regauge prune` wrote."""
-    results = read_results(path)
     groups, losses = results["groups"], results["losses"]
     figures = {"units": data_uri(units_figure(groups), "svg")} if groups else {}
     figures |= {"losses": data_uri(losses_figure(losses), "svg")} if losses else {}

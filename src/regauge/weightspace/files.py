@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
 from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.described import read_described
+from regauge.storage.checkpoints.claims import Claims
+from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
 from regauge.storage.checkpoints.writing import save
 from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
@@ -93,13 +94,13 @@ def load_net(
     header, tensors = read_described(path, kind=KIND, version=VERSION, name="net over networks", writer="regauge learn")
     modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
     try:
-        made, about = json.loads(header["net"]), json.loads(header["about"])
+        made, about = json.loads(header["net"]), dict(json.loads(header["about"]))
         symmetries = tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"])
         written = made.get("probes", [])
         if not isinstance(written, list):
             raise ValueError("its probes are no list")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise _damage(path, error) from error
+    except DAMAGE as error:
+        raise damage("net", path, error) from error
     if len(modules) != len(written):
         raise ValueError(
             f"the net {str(path)!r} runs networks of {len(written)} architectures on probes, but {len(modules)} "
@@ -111,8 +112,8 @@ def load_net(
         net = make_net(made, tensors, modules)
     except MismatchError:
         raise
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        raise _damage(path, error) from error
+    except DAMAGE as error:
+        raise damage("net", path, error) from error
     return net.eval(), about
 
 
@@ -124,26 +125,23 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
     """
     symmetries = tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"])
     written = made.get("probes", [])
-    net = Metanet(
-        symmetries,
-        layer=made_of(made["layer"], LAYERS),
-        head=made_of(made["head"], HEADS),
-        values=made_of(made["values"], VALUES),
-        width=made["width"],
-        depth=made["depth"],
-        parts=made["parts"],
-        reads_moments=made.get("reads_moments", False),
-        readers=[(name, axis) for name, axis in made.get("readers", [])],
-        probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
-        conditions=made.get("conditions", 0),
-    )
+    with Claims(tensors):
+        net = Metanet(
+            symmetries,
+            layer=made_of(made["layer"], LAYERS),
+            head=made_of(made["head"], HEADS),
+            values=made_of(made["values"], VALUES),
+            width=made["width"],
+            depth=made["depth"],
+            parts=made["parts"],
+            reads_moments=made.get("reads_moments", False),
+            readers=[(name, axis) for name, axis in made.get("readers", [])],
+            probes=[_probes(*pair, tensors, k) for k, pair in enumerate(zip(modules, written, strict=True))] or None,
+            conditions=made.get("conditions", 0),
+        )
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
     net.to(dtype).load_state_dict(tensors)
     return net
-
-
-def _damage(path: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"the net {str(path)!r} is damaged ({error}); train it again")
 
 
 def _written(encoder: ProbeEncoder) -> dict[str, Any]:

@@ -18,6 +18,18 @@ READERS: Mapping[str, tuple[str, str]] = {
     "regauge training": ("the state of a training", "the command that was interrupted"),
 }
 """What the headers of files say that they are: in words, and what reads them."""
+DAMAGE = (
+    *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
+    *(ArithmeticError, AssertionError, StopIteration),
+)
+"""What is raised while something is made of a header whose values are others than those that were written."""
+
+
+def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
+    """What to raise then, with the first line of the reason: torch adds lines about its own code."""
+    text = str(error).strip().split("\n")[0]
+    reason = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    return ValueError(f"the {what} {str(path)!r} is damaged ({reason}); {remedy}")
 
 
 def describe_kind(header: Mapping[str, str]) -> str:

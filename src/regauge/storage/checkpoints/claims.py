@@ -1,0 +1,46 @@
+"""What a file says of the sizes of a module, compared with what it holds before memory is taken."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+"""Functions that make the tensors of new modules."""
+COPIES, SPARE = 2, 1 << 16
+"""Values that a module may need for each value of its file, and beside."""
+
+
+class Claims(TorchFunctionMode):
+    """A context in which no module can be built that needs far more floating-point values than a file holds.
+
+    A header of a few bytes may say that a net has a width of a trillion, or a billion layers.
+
+    Args:
+        tensors: What the file holds.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._held = sum(tensor.numel() for tensor in tensors.values())
+        self._left = COPIES * self._held + SPARE
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        dtype = given.get("dtype")
+        if func in FACTORIES and (dtype is None or dtype.is_floating_point):
+            size = given.get("size", args[:1] if func is torch.full else args)
+            size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+            self._left -= math.prod(size)
+            if self._left < 0:
+                raise ValueError(f"it says that it has many more values than the {self._held:,} that it holds")
+        return func(*args, **given)

@@ -1,0 +1,126 @@
+"""Files with random damage: documents whose values are others, and how what reads them is held to its bounds."""
+
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SECONDS, NBYTES = 10, 3 << 30
+"""What one file may take."""
+EXAMPLES = [pytest.param(40), pytest.param(2000, marks=pytest.mark.thorough)]
+"""How many files are tried."""
+ODD: list[Any] = [
+    None, True, -1, 0, 1, 2**31, 2**63, 10**12, 10**400, 0.5, -0.0, 1e308, "", "w", "\x1b[31m", "(a|aa)+x", "../../x",
+    "/dev/zero", [], [[]], {}, {"a": {}}, ["w"] * 50, [10**9, 10**9],
+]  # fmt: skip
+"""What takes the place of a value."""
+VALUES = st.sampled_from([*ODD, "remove"]) | st.integers() | st.text(max_size=5)
+LIMITED = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited on Linux alone")
+"""For tests in which memory is bounded."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of document.
+
+    Attributes:
+        read: Puts a document into a folder, and reads it.
+        right: A document that is right, made in a folder.
+        named: What an error says of where the document is; nothing where it is read without a file.
+        is_refused: Whether a damaged one is ever refused: some are ignored with a note.
+        use: What is done with what was read.
+    """
+
+    read: Callable[[Path, Any], object]
+    right: Callable[[Path], Any]
+    named: str = ""
+    is_refused: bool = True
+    use: Callable[[Any], object] = repr
+
+
+def check_kind(kind: Kind, folder: Path, examples: int) -> None:
+    """Read a right document, and then many with other values: each is read, or refused by name, and some are refused.
+
+    That the right one is read says that the others reach what they are meant for.
+    """
+    document = json.loads(json.dumps(kind.right(folder)))
+    kind.use(kind.read(folder, document))
+    refused: list[str] = []
+    unusable: list[str] = []
+    count = len(list(_places(document)))
+
+    @settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )  # fmt: skip
+    @given(
+        changes=st.lists(
+            st.tuples(
+                st.sampled_from(range(count)), st.sampled_from([*ODD, "remove"]) | st.integers() | st.text(max_size=5)
+            ),
+            max_size=3,
+        )
+    )
+    def check(changes: list[tuple[int, Any]]) -> None:
+        other = _changed(document, [place for place, _ in changes], [value for _, value in changes])
+        found = None
+        with bounded(refused):
+            found = kind.read(folder, other)
+        with bounded(unusable):
+            kind.use(found) if found is not None else None
+
+    check()
+    assert bool(refused) == kind.is_refused
+    assert all(kind.named in told for told in refused), [told for told in refused if kind.named not in told][:3]
+
+
+@contextmanager
+def bounded(refused: list[str]) -> Iterator[None]:
+    """Little memory above what is held, and little time; a refusal is a sentence, which is added to a list."""
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (held + NBYTES, before[1]))
+    begin = time.monotonic()
+    try:
+        yield
+    except (ValueError, KeyError, OSError) as error:
+        assert " " in str(error)  # noqa: PT017
+        refused.append(str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert time.monotonic() - begin < SECONDS
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of a document are."""
+    yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from _places(one, (*place, key))
+
+
+def _changed(document: Any, places: list[int], values: list[Any]) -> Any:
+    """A document with other values in some places."""
+    document = json.loads(json.dumps(document))
+    for number, value in zip(places, values, strict=True):
+        found = list(_places(document))
+        *above, last = found[number % len(found)] or ("",)
+        if last == "":
+            continue
+        inner = document
+        for key in above:
+            inner = inner[key]
+        if value == "remove" and isinstance(inner, dict):
+            del inner[last]
+        else:
+            inner[last] = deepcopy(value)
+    return document

@@ -1,0 +1,327 @@
+"""Files of trained nets, data, tables and pages with random damage: each is read, or refused in a sentence."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from damage import EXAMPLES, LIMITED, Kind, bounded, check_kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regauge as rg
+from regauge import learn
+from regauge import weightspace as ws
+from regauge.core.escaping import UNSEEN
+from regauge.core.symmetry import Symmetry
+from regauge.flow import Config, Flow, Perceptron, fit, load_flow, save_flow
+from regauge.gauging import read_mappings
+from regauge.inr import Inr, load_inr, save_inr
+from regauge.learn.autoencoder import Autoencoder
+from regauge.learn.learned_matching import LearnedMatching
+from regauge.learn.predictor import CONSTANT, NET, Predictor
+from regauge.learn.targets import Target
+from regauge.report.flow_page import GOOD, NEW, flow_page
+from regauge.report.gauge_page import gauge_page
+from regauge.report.predictor_page import predictor_page
+from regauge.report.prune_page import prune_page
+from regauge.storage.array_files import read_arrays
+from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
+from regauge.storage.checkpoints.checkpoint import Checkpoint
+from regauge.storage.checkpoints.writing import save
+from regauge.weightspace.decoder import MLPDecoder
+from regauge.weightspace.files import load_net, save_net
+
+PARAMS = {"w": torch.ones(4, 3), "b": torch.zeros(4), "v": torch.ones(2, 4)}
+SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "signed"}).bind(PARAMS)
+POPULATION = {n: torch.randn(40, *t.shape, generator=torch.Generator().manual_seed(0)) for n, t in PARAMS.items()}
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _metanet(head: Any, layer: Any = None) -> ws.Metanet:
+    return ws.Metanet(SYMMETRY, layer=layer, head=head, width=8, depth=1, generator=_generator())
+
+
+def _save_net(path: Path) -> None:
+    save_net(_metanet(ws.Invariant(1)), path, about={"a": 1})
+
+
+def _save_matcher(path: Path) -> None:
+    LearnedMatching(_metanet(ws.UnitFeatures(4))).save(path)
+
+
+def _save_predictor(path: Path) -> None:
+    about = {"scores": {NET: {"accuracy": 0.9}, CONSTANT: {"accuracy": 0.5}}}
+    Predictor(_metanet(ws.Invariant(2)), Target("x", "classes", ("a", "b")), about).save(path)
+
+
+def _save_autoencoder(path: Path) -> None:
+    settings = MLPDecoder((4,))
+    Autoencoder(_metanet(ws.Invariant(3)), settings.build(SYMMETRY, 3, _generator()), settings, {}, {}).save(path)
+
+
+def _save_flow(path: Path, **config: Any) -> None:
+    save_flow(fit(POPULATION, SYMMETRY, Config(epochs=1, **config), generator=_generator()), path)
+
+
+def _save_plain_flow(path: Path) -> None:
+    _save_flow(path, net=Perceptron(8, 1), is_aligned=True)
+
+
+def _save_alignment(path: Path) -> None:
+    save_alignment(Alignment(SYMMETRY, SYMMETRY.random(_generator())), path)
+
+
+def _save_inr(path: Path) -> None:
+    inr = Inr(in_features=2, width=4, depth=2)
+    save_inr(inr.start(_generator()), inr, path)
+
+
+def _document(make: Callable[[Path], None]) -> Callable[[Path], Any]:
+    """The strings of a file's header, those of JSON as they are read."""
+
+    def right(folder: Path) -> Any:
+        make(folder / "right.safetensors")
+        with Checkpoint.open(folder / "right.safetensors") as checkpoint:
+            return {name: json.loads(text) if text[0] == "{" else text for name, text in checkpoint.header.items()}
+
+    return right
+
+
+def _reader(load: Callable[[Path], Any]) -> Callable[[Path, Any], Any]:
+    """Writes the tensors of the right file with another header, and reads what is there."""
+
+    def read(folder: Path, document: Any) -> Any:
+        with Checkpoint.open(folder / "right.safetensors") as checkpoint:
+            params = checkpoint.params
+        entries = document.items() if isinstance(document, dict) else ()
+        metadata = {name: text if isinstance(text, str) else json.dumps(text) for name, text in entries}
+        save(params, folder / "other.safetensors", overwrite=True, metadata=metadata)
+        return load(folder / "other.safetensors")
+
+    return read
+
+
+def _trained(load: Callable[[Path], Any], make: Callable[[Path], None], use: Callable[[Any], object]) -> Kind:
+    return Kind(_reader(load), _document(make), "other.safetensors", use=use)
+
+
+def _align(matcher: LearnedMatching) -> None:
+    a, b = ({name: tensor[k] for name, tensor in POPULATION.items()} for k in (0, 1))
+    rg.align(a, b, SYMMETRY, method=matcher, generator=_generator())
+
+
+def _sample(flow: Flow) -> None:
+    flow.log_density(flow.sample(2, generator=_generator(), steps=2), steps=2)
+
+
+TRAINED: dict[str, Kind] = {
+    "net": _trained(load_net, _save_net, lambda found: found[0](POPULATION)),
+    "matcher": _trained(learn.load_matching, _save_matcher, _align),
+    "predictor": _trained(learn.load_predictor, _save_predictor, lambda found: found.predict(POPULATION)),
+    "autoencoder": _trained(learn.load_autoencoder, _save_autoencoder, lambda found: found.canonicalize(POPULATION)),
+    "flow": _trained(load_flow, _save_flow, _sample),
+    "plain flow": _trained(load_flow, _save_plain_flow, _sample),
+    "alignment": _trained(load_alignment, _save_alignment, lambda found: found.symmetry.act(found.element, PARAMS)),
+    "inr": _trained(load_inr, _save_inr, lambda found: found[1].module(found[0])),
+}
+"""Files of trained nets and of what is found by them, with other headers."""
+
+
+@LIMITED
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_changed_header_is_read_or_refused(kind: str, examples: int, tmp_path: Path) -> None:
+    check_kind(TRAINED[kind], tmp_path, examples)
+
+
+TABLE = [
+    {"smooth_layer": "a.norm", "balance_layers": ["q_proj", "re:.*k_proj"]},
+    [["re:.*up_proj"], "re:.*norm"],
+    {"smooth_layer": "v", "balance_layers": "o"},
+]
+
+
+def _table(folder: Path, document: Any) -> object:
+    (folder / "table.yml").write_text(json.dumps(document))
+    return read_mappings(folder / "table.yml")
+
+
+GAUGED = {
+    "checkpoint": "a.safetensors", "method": "hadamard", "seed": 0, "regauge": "1", "ones": ["n"], "notes": ["note"],
+    "certificate": {"exact": 1e-9, "tolerance": 1e-6, "stored": 0.1, "dtype": "float32", "per_group": {"h": 1e-9}},
+    "rotated": [{"group": "h", "kind": "orthogonal", "size": 4, "copies": 1}],
+    "trials": {"measure": "loss", "judged": {"as is": 1.0}, "whole": 1.0, "values": {"as is": 1.0}, "kept": "as is"},
+    "totals": [{"rounding": "4 bits", "before": 0.1, "after": 0.2}],
+    "fixed": [{"name": "h", "reason": "softmax"}],
+    "layers": [
+        {
+            "layer": "up",
+            "ranges": {"before": [1.0, 2.0], "after": [1.0, 1.5]},
+            "errors": [{"rounding": "4 bits", "before": 0.1, "after": 0.2}],
+        }
+    ],
+}  # fmt: skip
+PRUNED = {
+    "checkpoint": "a.safetensors", "criterion": "output", "share": 0.5, "seed": 0, "regauge": "1",
+    "values": {"before": 9, "after": 5},
+    "certificate": {"ok": True, "given": 0.1, "exact": 1e-9, "tolerance": 1e-6, "cut": 1e-9},
+    "groups": [{"group": "h", "before": 4, "after": 2}],
+    "exact": {"dead units": ["h 0"]},
+    "losses": {"given": {"loss": 1.0}, "at the end": {"loss": 2.0}},
+    "config": {"hidden_size": {"before": 4, "after": 2}},
+    "fixed": [{"name": "o", "reason": "softmax"}],
+}  # fmt: skip
+DRAWN = {
+    "scores": [
+        {"name": kind, "networks": 9} | dict.fromkeys((*GOOD, *NEW), 0.123) for kind in ("generated", "held-out")
+    ],
+    "losses": {kind: [0.5, 1.5] for kind in ("generated", "held-out")},
+    "places": {kind: [[0.0, 1.0], [1.0, 0.0]] for kind in ("training", "held-out", "generated")},
+    "networks": {"train": 1, "validation": 1, "test": 1},
+    "verdict": ["The drawn networks work.", "They are new."], "is_working": True, "is_copier": False, "share": 0.3,
+    "reliability": {}, "history": [], "version": "1", "seed": 0, "settings": "Config()",
+    "samples": "a", "flow": "b", "store": "c",
+}  # fmt: skip
+PREDICTED = {
+    "scores": {name: {"R2": 0.5, "tau": 0.4} for name in ("net", "the same for all")},
+    "target": {"name": "loss", "kind": "numbers", "classes": []},
+    "tested": {"measured": [0.1, 0.2], "predicted": [0.1, 0.3]},
+    "verdict": "The predictor is better.", "is_informed": True, "parts": ["permutation"], "parameters": 9,
+    "networks": {"train": 1, "validation": 1, "test": 1},
+    "history": [], "version": "1", "seed": 0, "settings": "Config()", "store": "c",
+}  # fmt: skip
+PAGES: dict[str, tuple[Callable[[str | Path], str], dict[str, Any]]] = {
+    "gauge": (gauge_page, GAUGED),
+    "prune": (prune_page, PRUNED),
+    "flow": (flow_page, DRAWN),
+    "predictor": (predictor_page, PREDICTED),
+}
+"""Pages with the numbers that they are made of."""
+
+
+def _page(make: Callable[[str | Path], str], right: dict[str, Any]) -> Kind:
+    def read(folder: Path, document: Any) -> str:
+        (folder / "numbers.json").write_text(json.dumps(document))
+        return make(folder / "numbers.json")
+
+    return Kind(read, lambda folder: right, "numbers.json", use=str)
+
+
+@LIMITED
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_changed_tables_are_read_or_refused(examples: int, tmp_path: Path) -> None:
+    check_kind(Kind(_table, lambda folder: TABLE, "table.yml"), tmp_path, examples)
+
+
+@LIMITED
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PAGES)
+def test_changed_numbers_of_pages_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    check_kind(_page(*PAGES[name]), tmp_path, 60)
+
+
+HOSTILE = "<script>alert(1)</script>|\x1b[31m\u202e\u2028`a`"
+"""A name that would be a tag, a cell, a color and the turn of a line."""
+
+
+def _renamed(value: Any) -> Any:
+    """The texts of a document with a hostile name behind them, and its keys as they are."""
+    if isinstance(value, dict):
+        return {key: _renamed(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_renamed(one) for one in value]
+    return value + HOSTILE if isinstance(value, str) and value not in ("hadamard", "output", "numbers") else value
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_names_in_pages_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
+    make, right = PAGES[name]
+    (tmp_path / "numbers.json").write_text(json.dumps(_renamed(right)))
+    page = make(tmp_path / "numbers.json")
+    assert "<script>alert(1)" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert not UNSEEN.search(page.replace("\n", ""))
+
+
+REPEATED = "- &a [x]\n" + "".join(
+    f"- &{one} [{', '.join(['*' + before] * 9)}]\n" for before, one in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("&a [*a]", "refers to itself"),
+        ("&a {mappings: *a}", "refers to itself"),
+        ("[" * 5000, "is no YAML file"),
+        (REPEATED, "has more than"),
+        ('- {smooth_layer: a, balance_layers: [!!int "", b]}', "has a value that cannot be read"),
+        ("- {smooth_layer: a, balance_layers: [!!timestamp foo]}", "has a value that cannot be read"),
+        ("- [" + "9" * 5000 + "]", "has a value that cannot be read"),
+        ("? {a: b}\n: c", "has a value that cannot be read"),
+        ("x" * (1 << 21), "has more than"),
+        ("\x00", "is no YAML file"),
+    ],
+)
+def test_hostile_tables(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "table.yml").write_text(text)
+    with pytest.raises(ValueError, match=rf"table\.yml.*{sentence}"):
+        read_mappings(tmp_path / "table.yml")
+
+
+def _array_header(shape: tuple[int, ...]) -> bytes:
+    """The header of an array with the values of none."""
+    text = repr({"descr": "<f8", "fortran_order": False, "shape": shape}).encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@LIMITED
+@pytest.mark.parametrize("shape", [(10**12,), (10**9, 10**9, 10**9), (2**62, 2**62, 0), (-5,), (10**400,)])
+def test_arrays_that_are_larger_than_their_file(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("inputs.npy", _array_header(shape))
+    refused: list[str] = []
+    with bounded(refused):
+        read_arrays(tmp_path / "d.npz")
+    assert "d.npz" in refused[0]
+
+
+def test_arrays_that_are_packed_tightly(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "d.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inputs.npy", _array_header((1 << 26,)) + bytes(8 << 26))
+    with pytest.raises(ValueError, match=r"d\.npz.*would become .*`numpy\.savez`"):
+        read_arrays(tmp_path / "d.npz")
+    np.savez_compressed(tmp_path / "e.npz", inputs=np.zeros(1 << 20))
+    assert len(read_arrays(tmp_path / "e.npz")["inputs"]) == 1 << 20
+
+
+@LIMITED
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_arrays_with_other_bytes_are_read_or_refused(examples: int, tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    np.savez_compressed(path, inputs=np.ones((5, 3), np.float32), targets=np.arange(5))
+    content, refused = path.read_bytes(), list[str]()
+    assert read_arrays(path).keys() == {"inputs", "targets"}
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    @given(changes=st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6))
+    def check(changes: list[tuple[int, int]]) -> None:
+        damaged = bytearray(content)
+        for place, value in changes:
+            damaged[place] = value
+        path.write_bytes(damaged)
+        with bounded(refused):
+            read_arrays(path)
+
+    check()
+    assert refused
+    assert all("d.npz" in told for told in refused)
