@@ -162,5 +162,5 @@ def test_there_is_one_barrier(name: str) -> None:
     assert curve.barrier == max(0.0, *curve.excess)
     figure = path_figure(curve.table, "loss", ("A", "B"))
     assert f"barrier {curve.barrier:.3g}" in figure.axes[0].get_title(loc="left")
-    comparison = measure_function(a, b, b, task)
+    comparison = measure_function(a, b, (a, b), task)
     assert comparison["barrier as stored"] == pytest.approx(rg.line(a, b, task, points=11).barrier)

@@ -96,7 +96,7 @@ CASES = [
     Case(
         "repair",
         ("narrow", "large", "large"),
-        f"{MODELED} {DATA}",
+        f"{MODELED} {DATA} --always",
         "0.weight",
         lambda a, *ends: rg.repair(a, MLP, ends, [x for x, _ in BATCHES]),
     ),

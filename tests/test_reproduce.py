@@ -614,7 +614,7 @@ def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["001", "tabel1"], r"paper '001' has no experiment 'tabel1'; did you mean 'table1'\? there are table1, "),
+        (["001", "tabel1"], r"paper '001' has no experiment 'tabel1'; did you mean 'table1'? there are table1, "),
         (["001", "zzz"], r"paper '001' has no experiment 'zzz'; there are table1, "),
         (["007", "table1"], r"there are no experiments of paper '007'; there are those of 000, 001, "),
         (["007"], r"there are no experiments of paper '007'"),

@@ -21,8 +21,8 @@ def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) 
     if isinstance(judge, Task):
         shared = [n for n in first if all(n in one and one[n].shape == first[n].shape for one in networks)]
         different = [n for n, _ in judge.module.named_buffers() if n in shared and n not in equal]
-        inputs, kwargs = arguments(next(iter(judge.batches))[0])
-        structure = find_structure(judge.module, inputs, kwargs, different) if different else ()
+        batch = next(iter(judge.batches), None) if different else None
+        structure = () if batch is None else find_structure(judge.module, *arguments(batch[0]), different)
         if structure:
             raise ValueError(
                 f"the networks differ in {structure[0]!r}, which is structure that no training changes, such as a "

@@ -31,7 +31,8 @@ def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | 
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:
         return dict(used[0][0])
     for network, _ in used:
-        require_same_names(networks[0], network)
+        if not networks[0].keys() <= network.keys():
+            require_same_names(networks[0], network)
     lead = max((weight.ndim for _, weight in used if isinstance(weight, Tensor)), default=0)
     result = {}
     for name, first in networks[0].items():

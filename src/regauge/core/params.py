@@ -17,8 +17,10 @@ def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
 
 
 def to_work(params: Mapping[str, Tensor]) -> Params:
-    """A network whose floating-point tensors are at least as precise as float32."""
-    return {name: t.to(work_dtype(t.dtype)) if t.is_floating_point() else t for name, t in params.items()}
+    """A network whose floating-point tensors are at least as precise as float32; those in 8 bits stay as they are."""
+    return {
+        name: t.to(work_dtype(t.dtype)) if t.is_floating_point() and t.itemsize > 1 else t for name, t in params.items()
+    }
 
 
 def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
