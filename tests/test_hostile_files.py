@@ -1,5 +1,6 @@
 """Files and folders that somebody else made: what is not regauge's stays, and what a file holds gets one sentence."""
 
+import errno
 import io
 import json
 import os
@@ -522,3 +523,24 @@ def test_whatever_a_file_holds_the_answer_is_a_sentence(kind: str, folder: Path,
     begin = time.monotonic()
     assert sentence in refused(*command)
     assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("out", ["place/out.safetensors", "place/out"])
+def test_places_that_take_no_output_are_told(
+    out: str, number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    """Also for root, whom no permission stops: the first folder or file that is made there is refused."""
+    (folder / "place").mkdir()
+    make = os.mkdir
+
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        if "place" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        make(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    told = refused(*_align(out))
+    assert "place" in told
+    assert os.strerror(number).lower() in told.lower()
+    assert not any((folder / "place").iterdir())

@@ -17,11 +17,11 @@ import regauge as rg
 from regauge import learn
 from regauge.cli.options import UsageError
 from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
-from regauge.cli.tasks import FILE_SUFFIXES, load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.storage.architecture import Architecture
+from regauge.storage.array_files import SUFFIXES, load_batches, task_of, with_reset
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
@@ -241,7 +241,7 @@ def task_on(architecture: Architecture, data: str, loss: str, batch: int) -> rg.
     """The task of networks on a set's examples that were kept, or on what the user gave for DATA."""
     dtype = next((spec.dtype for spec in architecture.layout if spec.dtype.is_floating_point), torch.float32)
     batches: list[Batch]
-    if data in SETS or (":" not in data and not data.endswith(FILE_SUFFIXES)):
+    if data in SETS or (":" not in data and not data.endswith(SUFFIXES)):
         examples = load_examples(data)  # refuses other names, and lists the sets
         if examples.is_signals:
             raise UsageError(f"in {data!r} every network has data of its own, so no two have a barrier on them")
