@@ -219,7 +219,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = [row for row in rows if row["kind"] == kind]
         counts = {verdict: sum(row["verdict"] == verdict for row in own) for verdict in {r["verdict"] for r in own}}
-        verdicts = ", ".join(f"{verdict} {n}" for verdict, n in sorted(counts.items(), key=lambda one: -one[1]))
+        verdicts = ", ".join(
+            f"{verdict} {n}" for verdict, n in sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+        )
         cells = (kind, str(len(own)), span(own, "beyond", 3), span(own, "z_score", 1), verdicts)
         lines.append(f"| {' | '.join(cells)} |")
     return lines

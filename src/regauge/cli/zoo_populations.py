@@ -17,11 +17,12 @@ import regauge as rg
 from regauge import learn
 from regauge.cli.options import UsageError
 from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
+from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.storage.architecture import Architecture
-from regauge.storage.array_files import SUFFIXES, load_batches, task_of, with_reset
+from regauge.storage.array_files import SUFFIXES
 from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.storage.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
