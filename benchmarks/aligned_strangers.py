@@ -40,7 +40,7 @@ PARTS = {
 """Architectures and seeds; of the seeds each is compared with the next one, and the first two have descendants."""
 PARTLY = "aligned in part"
 STRANGE, RELATED, DISTANT = "stranger", "relative", "distant"
-"""What a pair is: independent, related, or so far away that its weights may say nothing any more."""
+"""The kind of a pair: independent, related, or so far away that its weights may say nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def mix(a: Params, b: Params, share: float) -> Params:
 
 
 def examine(family: Family, pair: Pair) -> dict[str, Any]:
-    """What a verdict may rest on."""
+    """The evidence that a verdict may rest on."""
     a, b = ({n: t.float() if t.is_floating_point() else t for n, t in p.items()} for p in (pair.a, pair.b))
     found = rg.compare(a, b, family.symmetry)
     return {

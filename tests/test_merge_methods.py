@@ -277,7 +277,7 @@ def test_what_a_rule_lacks_is_named() -> None:
         rg.merge([base], SYMMETRY, rule=Dare(0.5), base=base)
     with pytest.raises(ValueError, match="give one finite weight for each"):
         rg.merge([base], SYMMETRY, rule=TaskArithmetic(), base=base, weights=[1, 1])
-    with pytest.raises(ValueError, match="none negative"):
-        rg.merge([base], SYMMETRY, rule=Ties(), base=base, weights=[-1])
+    with pytest.raises(ValueError, match="not all zero"):
+        rg.merge([base], SYMMETRY, rule=Ties(), base=base, weights=[0])
     with pytest.raises(ValueError, match="2 networks need one each"):
         rg.merge([base], SYMMETRY, rule=Ties(), base=base, labels=["one"])

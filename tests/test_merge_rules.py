@@ -53,6 +53,8 @@ CASES = [
     Case("passthrough", {"scale": 0.7}, weights=None),
     Case("slerp", weights=(0.3, 0.7)),
     Case("slerp", has_base=True, weights=(0.6, 0.4)),
+    Case("slerp", {"axis": -1}, weights=(0.3, 0.7)),
+    Case("slerp", {"axis": 0}, True, (0.6, 0.4)),
     Case("karcher"),
     Case("karcher", has_base=True),
     Case("multislerp"),
@@ -61,15 +63,26 @@ CASES = [
     Case("task-arithmetic", {"is_normalized": True}, True),
     Case("ties", {"density": 0.4, "scale": 2.0}, True),
     Case("ties", {"density": (0.3, 0.9, 0.5), "is_normalized": False}, True),
+    Case("ties", {"density": 0.4, "keeps_sum": True}, True, (0.5, -0.2, 1.0)),
+    Case("ties", {"density": 1.0, "is_normalized": False}, True, (-0.5, -0.2, 0.5)),
     Case("dare", {"drop": 0.3, "scale": 0.5}, True),
+    Case("dare", {"drop": 0.3, "is_rescaled": False}, True),
     Case("dare-ties", {"drop": (0.3, 0.5, 0.0)}, True),
     Case("dare-ties", {"drop": 0.3, "density": 0.5, "is_normalized": False}, True),
     Case("della", {"density": 0.6, "epsilon": 0.2}, True),
+    Case("della", {"density": 0.6, "epsilon": 0.2, "is_rescaled": False}, True, (1.0, -1.0, 1.0)),
     Case("della-linear", {"density": (0.6, 0.5, 1.0), "epsilon": 0.1}, True),
     Case("breadcrumbs", {"density": 0.5, "gamma": 0.1}, True),
+    Case("breadcrumbs", {"density": 0.5, "gamma": 0.1, "keeps_sum": True}, True),
     Case("breadcrumbs-ties", {"density": 0.7, "gamma": (0.1, 0.2, 0.5)}, True),
     Case("model-stock", has_base=True, weights=None),
     Case("model-stock", {"by_rows": True}, True, None),
+    Case("sce", has_base=True, weights=None),
+    Case("sce", {"density": 0.4}, True, None),
+    Case("nearswap", {"reach": 0.05}, True, None),
+    Case("ram", {"least_change": 0.1}, True, None),
+    Case("ram", {"least_change": 0.1, "gain": 0.5, "most_overlap": 3.0}, True, None),
+    Case("arcee-fusion", weights=None),
 ]
 
 
@@ -117,6 +130,15 @@ def slerp(a: Array, b: Array, t: float) -> Array:
     return (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
 
 
+def slerp_along(a: Array, b: Array, t: float, axis: int | None) -> Array:
+    """Every vector along an axis by itself."""
+    if axis is None or a.ndim < 2:
+        return slerp(a, b, t)
+    pairs = [np.moveaxis(one, axis, -1) for one in (a, b)]
+    made = np.stack([slerp(pairs[0][place], pairs[1][place], t) for place in np.ndindex(pairs[0].shape[:-1])])
+    return np.moveaxis(made.reshape(pairs[0].shape), -1, axis)
+
+
 def karcher(points: Sequence[Array], weights: Sequence[float], steps: int) -> Array:
     """Descent on the weighted sum of squared angles in short steps."""
     norms = [float(np.linalg.norm(p)) for p in points]
@@ -148,9 +170,9 @@ def elected(vectors: Sequence[Array], weights: Sequence[float], scale: float, *,
     result = np.zeros(vectors[0].size)
     for i, entries in enumerate(zip(*(v.flatten() for v in vectors), strict=True)):
         total = sum(w * x for w, x in zip(weights, entries, strict=True))
-        agreeing = [(w, x) for w, x in zip(weights, entries, strict=True) if x * total > 0]
-        if agreeing:
-            result[i] = sum(w * x for w, x in agreeing) / (sum(w for w, _ in agreeing) if is_normalized else 1)
+        agreeing = [(w, x) for w, x in zip(weights, entries, strict=True) if w * x * total > 0]
+        mass = sum(w for w, _ in agreeing)
+        result[i] = sum(w * x for w, x in agreeing) / (mass if is_normalized and mass else 1)
     return scale * result.reshape(vectors[0].shape)
 
 
@@ -161,7 +183,47 @@ def stock(vectors: Sequence[Array]) -> Array:
     return np.asarray(n * cosine / (1 + (n - 1) * cosine) * sum(vectors) / n)
 
 
-def ranked(vector: Array, density: float, epsilon: float, noise: Array) -> Array:
+def restored(kept: Array, vector: Array) -> Array:
+    return np.asarray(kept * np.abs(vector).sum() / np.abs(kept).sum())
+
+
+def sce(vectors: Sequence[Array], density: float) -> Array:
+    stack = np.stack(vectors)
+    if density < 1:
+        variance = stack.var(0).flatten()
+        kept = np.argsort(-variance)[: int((variance > 1e-15).sum() * density)]
+        stack = stack * np.isin(np.arange(variance.size), kept).reshape(vectors[0].shape)
+    squares = (stack.reshape(len(stack), -1) ** 2).mean(1)
+    weights = squares / squares.sum() if squares.sum() >= 1e-6 else np.full(len(stack), 1 / len(stack))
+    agrees = np.sign(stack) == np.sign(stack.sum(0))
+    weights = weights.reshape(-1, *[1] * vectors[0].ndim) * (agrees & (stack != 0))
+    return np.asarray((weights * stack).sum(0) / np.maximum(weights.sum(0), 1e-6))
+
+
+def ram(vectors: Sequence[Array], least: float, gain: float, most: float) -> Array:
+    result = np.zeros(vectors[0].size)
+    columns = [[abs(x) > least for x in entries] for entries in zip(*(v.flatten() for v in vectors), strict=True)]
+    for k, vector in enumerate(vectors):
+        alone = sum(column[k] and sum(column) == 1 for column in columns)
+        shared = sum(column[k] and sum(column) > 1 for column in columns)
+        for i, x in enumerate(vector.flatten()):
+            if columns[i][k]:
+                own = 1 + gain * min(shared / max(alone, 1), most) if sum(columns[i]) == 1 else 1
+                result[i] += own * x / sum(columns[i])
+    return result.reshape(vectors[0].shape)
+
+
+def fusion(first: Array, second: Array) -> Array:
+    importance = np.abs(second - first)
+    for place in np.ndindex(first.shape[:-1]):
+        p, q = (np.exp(one[place]) / np.exp(one[place]).sum() + 1e-8 for one in (second, first))
+        importance[place] *= (p * np.log(p / q)).sum()
+    order = np.sort(importance.flatten())
+    quarter, median, three = (order[int(q * (order.size - 1))] for q in (0.25, 0.5, 0.75))
+    return np.where(importance >= median + 1.5 * (three - quarter), second, first)
+
+
+def ranked(vector: Array, density: float, epsilon: float, noise: Array, *, is_rescaled: bool) -> Array:
     if density == 1:
         return vector
     result = []
@@ -170,7 +232,7 @@ def ranked(vector: Array, density: float, epsilon: float, noise: Array) -> Array
         for i, x in enumerate(row):
             place = order.index(i) / (len(row) - 1) if len(row) > 1 else 0.5
             keep = density - epsilon + 2 * epsilon * place
-            result.append(x / keep if draws[i] < keep else 0.0)
+            result.append(x / (keep if is_rescaled else 1) if draws[i] < keep else 0.0)
     return np.array(result).reshape(vector.shape)
 
 
@@ -178,8 +240,9 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
     count, settings = len(points), case.settings
     vectors = list(points) if base is None else [p - base for p in points]
     given = [1.0] * count if case.weights is None else list(case.weights)
-    weights = shares(case.weights, count)
+    weights = given if min(given) < 0 else shares(case.weights, count)
     scale, target = settings.get("scale", 1.0), Target(name, seed=seed)
+    is_rescaled = settings.get("is_rescaled", True)
 
     def setting(key: str) -> list[float]:
         value = settings[key]
@@ -195,24 +258,39 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
         return scale * points[0]
     start = 0 if base is None else base
     if case.name == "slerp":
-        return start + slerp(*vectors, weights[1])
+        return start + slerp_along(*vectors, weights[1], settings.get("axis"))
     if case.name in ("karcher", "multislerp"):
         return start + karcher(vectors, weights, 300 if case.name == "karcher" else 0)
     if case.name == "model-stock":
         if settings.get("by_rows") and points[0].ndim > 1:
             return start + np.stack([stock(rows) for rows in zip(*vectors, strict=True)])
         return start + stock(vectors)
+    if case.name == "sce":
+        return start + sce(vectors, settings.get("density", 1.0))
+    if case.name == "ram":
+        ratios = settings.get("gain", 0.0), settings.get("most_overlap", 0.2)
+        return start + ram(vectors, settings["least_change"], *ratios)
+    if case.name == "nearswap":
+        return start + np.clip(vectors[0], -settings["reach"], settings["reach"])
+    if case.name == "arcee-fusion":
+        return fusion(points[0], points[1]) if points[0].ndim else points[1]
     if case.name.startswith("dare"):
         pairs = zip(vectors, setting("drop"), strict=True)
-        vectors = [np.where(draws(k) < p, 0, v / (1 - p)) for k, (v, p) in enumerate(pairs)]
+        vectors = [np.where(draws(k) < p, 0, v / (1 - p * is_rescaled)) for k, (v, p) in enumerate(pairs)]
     if case.name.startswith("della"):
         rows = len(points[0]) if points[0].ndim > 1 else 1
         pairs = zip(vectors, setting("density"), setting("epsilon"), strict=True)
-        vectors = [ranked(v, d, e, draws(k, rows)) if d < 1 else v for k, (v, d, e) in enumerate(pairs)]
+        vectors = [
+            ranked(v, d, e, draws(k, rows), is_rescaled=is_rescaled) if d < 1 else v
+            for k, (v, d, e) in enumerate(pairs)
+        ]
+    whole = vectors
     if case.name == "ties" or (case.name == "dare-ties" and "density" in settings):
         vectors = [between(v, d, 0) for v, d in zip(vectors, setting("density"), strict=True)]
     if case.name.startswith("breadcrumbs"):
         vectors = [between(v, d, g) for v, d, g in zip(vectors, setting("density"), setting("gamma"), strict=True)]
+    if settings.get("keeps_sum"):
+        vectors = [restored(kept, vector) for kept, vector in zip(vectors, whole, strict=True)]
     if case.name in ("ties", "dare-ties", "della", "breadcrumbs-ties"):
         is_normalized = settings.get("is_normalized", True)
         return start + elected(vectors, weights if is_normalized else given, scale, is_normalized=is_normalized)
@@ -249,7 +327,11 @@ def test_all_weight_on_one_network_is_that_network(case: Case) -> None:
         assert all(torch.equal(t, networks[0][n]) for n, t in exact.items())
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not c.rule.is_random and c.name != "passthrough"], ids=str)
+ORDERED = ("passthrough", "arcee-fusion")
+"""Rules to which the first network is another thing than the second one."""
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.rule.is_random and c.name not in ORDERED], ids=str)
 def test_the_order_of_the_networks_does_not_matter(case: Case) -> None:
     networks, base = networks_of(case)
     settings = {k: v[::-1] if isinstance(v, tuple) else v for k, v in case.settings.items()}
@@ -257,10 +339,12 @@ def test_the_order_of_the_networks_does_not_matter(case: Case) -> None:
     assert close(merge(case, networks, base), merge(back, networks[::-1], base), 1e-9)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name not in ("sum", "passthrough")], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "sum" and c.rule.most != 1], ids=str)
 def test_equal_networks_give_that_network(case: Case) -> None:
     """Where nothing is dropped, and weights sum to one."""
-    settings = {k: {"density": 1.0, "drop": 0.0, "scale": 1.0}.get(k, v) for k, v in case.settings.items()}
+    settings = {
+        k: {"density": 1.0, "drop": 0.0, "scale": 1.0, "least_change": 0.0}.get(k, v) for k, v in case.settings.items()
+    }
     settings |= {"epsilon": 0.0} if "epsilon" in settings else {}
     settings |= {"gamma": 0.0} if "gamma" in settings else {}
     whole = Case(case.name, settings, case.has_base, None if case.weights is None else (0.25, 0.75))
@@ -275,6 +359,19 @@ def test_slerp_of_parallel_tensors_is_linear() -> None:
         merged = rg.merge([a, b], NOTHING, rule=RULES["slerp"].build(), weights=[3, 1]).params
         assert torch.allclose(merged["w"], 0.75 * a["w"] + 0.25 * b["w"])
         assert merged["z"].tolist() == [0.25, 0.25]
+
+
+def test_signs_are_elected_with_negative_weights() -> None:
+    """A network of negative weight agrees where its entry has the other sign; weights that cancel divide nothing."""
+    base, entries = {"w": torch.zeros(4, dtype=torch.float64)}, ([1.0, 1.0, -1.0, 2.0], [0.5, -0.5, -4.0, -3.0])
+    networks = [{"w": torch.tensor(one, dtype=torch.float64)} for one in entries]
+    for weights, expected in (
+        ((1.0, -0.5), [1.0, (1 + 0.25) / 0.5, -4.0, (2 + 1.5) / 0.5]),
+        ((1.0, -1.0), [1.0, 1.5, -4.0, 5.0]),
+        ((0.3, 0.6), [(0.3 + 0.3) / 0.9, 0.0, (-0.3 - 2.4) / 0.9, -3.0]),
+    ):
+        found = rg.merge(networks, NOTHING, rule=ElectedMean(), base=base, weights=weights).params["w"]
+        assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
 
 
 def test_slerp_keeps_the_length_and_divides_the_angle() -> None:
@@ -407,7 +504,12 @@ def test_settings_of_a_rule_may_differ_from_tensor_to_tensor() -> None:
         ("passthrough", {"scale": math.inf}, "scale is inf"),
         ("karcher", {"steps": -1}, "steps is -1"),
         ("average", {"density": 0.5}, "Average has no setting 'density'; it has: none"),
-        ("dare", {"density": 0.5}, "Dare has no setting 'density'; it has: drop, scale, is_normalized"),
+        ("dare", {"density": 0.5}, "Dare has no setting 'density'; it has: drop, is_rescaled, scale, is_normalized"),
+        ("slerp", {"axis": 1}, "axis is 1; it is 0 or -1"),
+        ("sce", {"density": 0.0}, "density is 0.0; it is the share"),
+        ("sce", {"density": (0.1, 0.2)}, "Sce selects the same entries of all networks; give one"),
+        ("ram", {"gain": -1.0}, "gain is -1.0; it is finite and not negative"),
+        ("nearswap", {"reach": -1.0}, "reach is -1.0; it is how far an entry moves at most"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
@@ -416,7 +518,7 @@ def test_settings_that_make_no_sense_are_refused(name: str, settings: dict[str, 
 
 
 def test_what_is_kept_and_how_it_is_added_are_two_choices() -> None:
-    networks, base = networks_of(CASES[-1])
+    networks, base = networks_of(Case("breadcrumbs", has_base=True))
     twice = Breadcrumbs(0.9, 0.05, Ties(0.5))
     merged = rg.merge(networks, NOTHING, rule=twice, base=base).params
     assert base is not None
@@ -440,12 +542,15 @@ def test_what_does_not_fit_a_rule_is_refused() -> None:
 
     refused("there is only one network to merge, but KarcherMean", [a], "karcher")
     refused("combines 2 networks or more; give more", [a], "model-stock", base=b)
-    refused(r"Slerp\(\) takes two networks, but there are 3", [a, b, c], "slerp")
+    refused(r"Slerp\(axis=None\) takes two networks, but there are 3", [a, b, c], "slerp")
     refused("takes one network, but there are 2", [a, b], "passthrough")
     refused("combines what networks differ by from a base network and needs a base", [a, b], "della")
     refused("takes no base: it combines the networks themselves", [a, b], "sum", base=c)
     refused("drops entries at random; give a torch.Generator", [a, b], "della", base=c)
     refused("ModelStock finds the share of the networks by itself", [a, b], "model-stock", base=c, weights=[1, 2])
+    refused("Sce finds the share of the networks by itself", [a, b], "sce", base=c, weights=[1, 2])
+    refused(r"NearSwap\(reach=0.0001\) takes one network, but there are 2", [a, b], "nearswap", base=c)
+    refused(r"ArceeFusion\(\) takes no base", [a, b], "arcee-fusion", base=c)
     refused("sum to 0.0 and cannot be normalized", [a, b], "task-arithmetic", base=c, weights=[1, -1],
             settings={"is_normalized": True})  # fmt: skip
     refused("there are 3 settings for 2 networks", [a, b], "ties", base=c, settings={"density": (0.1, 0.2, 0.3)})

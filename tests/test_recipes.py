@@ -91,6 +91,11 @@ def between(delta: Tensor, density: float, gamma: float) -> Tensor:
     return kept.reshape(delta.shape)
 
 
+def restored(kept: Tensor, delta: Tensor) -> Tensor:
+    """As large as before by the sum of magnitudes."""
+    return kept * (delta.abs().sum() / kept.abs().sum())
+
+
 def elect(deltas: list[Tensor], weights: list[float], *, is_mean: bool) -> Tensor:
     weighted = torch.stack([w * d for w, d in zip(weights, deltas, strict=True)])
     agrees = weighted.sign() == weighted.sum(0).sign()
@@ -104,8 +109,16 @@ def arc(a: Tensor, b: Tensor, t: float) -> Tensor:
     return (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
 
 
-def direction(tensors: list[Tensor], weights: list[float]) -> Tensor:
-    shares = [w / sum(weights) for w in weights]
+def arcs(a: Tensor, b: Tensor, t: float, axis: int) -> Tensor:
+    """Every vector along an axis by itself."""
+    if a.ndim < 2:
+        return arc(a, b, t)
+    pairs = zip(a.movedim(axis, -1), b.movedim(axis, -1), strict=True)
+    return torch.stack([arc(*pair, t) for pair in pairs]).movedim(-1, axis)
+
+
+def direction(tensors: list[Tensor], weights: list[float], *, is_normalized: bool = True) -> Tensor:
+    shares = [w / sum(weights) if is_normalized else w for w in weights]
     mean = sum((s * t / t.norm() for s, t in zip(shares, tensors, strict=True)), torch.zeros(()))
     return mean / mean.norm() * sum(s * t.norm() for s, t in zip(shares, tensors, strict=True))
 
@@ -115,6 +128,40 @@ def stock(deltas: list[Tensor]) -> Tensor:
     cosine = sum(float((a * b).sum() / (a.norm() * b.norm())) for a, b in pairs) / len(pairs)
     t = max(0.0, len(deltas) * cosine / (1 + (len(deltas) - 1) * cosine))
     return t * sum(deltas, torch.zeros(())) / len(deltas)
+
+
+def chosen(deltas: list[Tensor], share: float) -> Tensor:
+    """SCE: the entries that vary most, weighed by mean squares, where the sign is that of the sum."""
+    stack = torch.stack(deltas)
+    variance = stack.var(0, unbiased=False).flatten()
+    kept = torch.zeros_like(variance)
+    if share < 1:
+        kept[variance.argsort(descending=True)[: int(share * len(variance))]] = 1
+        stack = stack * kept.reshape(stack.shape[1:])
+    squares = stack.square().flatten(1).mean(1)
+    agrees = stack.sign() == torch.where(stack.sum(0) >= 0, 1.0, -1.0)
+    weights = (squares / squares.sum()).reshape(-1, *[1] * (stack.ndim - 1)) * agrees
+    return (weights * stack).sum(0) / weights.sum(0).clamp(min=1e-6)
+
+
+def reinforced(deltas: list[Tensor], epsilon: float, r: float, alpha: float) -> Tensor:
+    """RAM+."""
+    stack = torch.stack(deltas)
+    changed = stack.abs() > epsilon
+    counts = changed.sum(0)
+    alone, shared = changed & (counts == 1), changed & (counts > 1)
+    ratios = shared.flatten(1).sum(1) / alone.flatten(1).sum(1).clamp(min=epsilon)
+    gains = (1 + r * ratios.clamp(max=alpha)).reshape(-1, *[1] * (stack.ndim - 1))
+    return (stack * alone * gains + stack * shared / counts.clamp(min=1)).sum(0)
+
+
+def fused(base: Tensor, other: Tensor) -> Tensor:
+    """Arcee fusion."""
+    p, q = (one.softmax(-1) + 1e-8 for one in (other, base))
+    importance = (other - base).abs() * (p * (p / q).log()).sum(-1, keepdim=True)
+    order = importance.flatten().sort().values
+    quarter, median, three = (order[int(q * (len(order) - 1))] for q in (0.25, 0.5, 0.75))
+    return torch.where(importance >= median + 1.5 * (three - quarter), other, base)
 
 
 MODELS = "models: [{model: one, parameters: {%s}}, {model: two, parameters: {%s}}, {model: three, parameters: {%s}}]\n"
@@ -180,6 +227,30 @@ METHODS: dict[str, tuple[str, Expected]] = {
         "merge_method: multislerp\n" + MODELS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
         lambda name, base, nets: direction(nets, WEIGHTS),
     ),
+    "nuslerp by vectors along the last axis": (
+        "merge_method: nuslerp\nparameters: {nuslerp_flatten: false}\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
+        lambda name, base, nets: arcs(nets[0], nets[1], 0.75, -1),
+    ),
+    "nuslerp of task vectors by vectors along the first axis": (
+        "merge_method: nuslerp\nbase_model: base\nparameters: {nuslerp_flatten: false, nuslerp_row_wise: true}\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
+        lambda name, base, nets: base + arcs(nets[0] - base, nets[1] - base, 0.75, 0),
+    ),
+    "nuslerp, by vectors in some tensors": (
+        "merge_method: nuslerp\nparameters: {nuslerp_flatten: [{filter: mlp, value: false}, {value: true}]}\n"
+        "models: [{model: one, parameters: {weight: 1}}, {model: two, parameters: {weight: 3}}]\n",
+        lambda name, base, nets: arcs(nets[0], nets[1], 0.75, -1) if "mlp" in name else arc(nets[0], nets[1], 0.75),
+    ),
+    "multislerp, weights as they are": (
+        "merge_method: multislerp\nparameters: {normalize_weights: false, eps: 1.0e-8}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + direction([t - base for t in nets], WEIGHTS, is_normalized=False),
+    ),
+    "multislerp, a negative weight": (
+        "merge_method: multislerp\n" + MODELS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
+        lambda name, base, nets: direction(nets, [0.3, 0.9, -0.5]),
+    ),
     "task_arithmetic": (
         "merge_method: task_arithmetic\nparameters: {lambda: 0.7}\n"
         + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
@@ -242,6 +313,32 @@ METHODS: dict[str, tuple[str, Expected]] = {
             )
         ),
     ),
+    "ties, rescaled, a negative weight": (
+        "merge_method: ties\nparameters: {rescale: true, density: 0.4}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
+        lambda name, base, nets: (
+            base + elect([restored(largest(t - base, 0.4), t - base) for t in nets], [0.3, 0.9, -0.5], is_mean=True)
+        ),
+    ),
+    "breadcrumbs, rescaled": (
+        "merge_method: breadcrumbs\nparameters: {rescale: true, density: 0.6, gamma: 0.2}\n"
+        + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: (
+            base
+            + sum(
+                (w * restored(between(t - base, 0.6, 0.2), t - base) for w, t in zip(WEIGHTS, nets, strict=True)),
+                torch.zeros(()),
+            )
+        ),
+    ),
+    "dare_ties without drops, negative weights": (
+        "merge_method: dare_ties\n" + VECTORS % ("weight: 0.3", "weight: -0.9", "weight: -0.5"),
+        lambda name, base, nets: base + elect([t - base for t in nets], [0.3, -0.9, -0.5], is_mean=False),
+    ),
+    "della, all weights zero": (
+        "merge_method: della\n" + VECTORS % ("weight: 0", "weight: 0", "weight: 0"),
+        lambda name, base, nets: base,
+    ),
     "breadcrumbs_ties": (
         "merge_method: breadcrumbs_ties\nparameters: {density: 0.6, gamma: 0.2}\n"
         + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
@@ -254,6 +351,47 @@ METHODS: dict[str, tuple[str, Expected]] = {
     "della without drops": (
         "merge_method: della\n" + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
         lambda name, base, nets: base + elect([t - base for t in nets], WEIGHTS, is_mean=True),
+    ),
+    "sce": (
+        "merge_method: sce\nparameters: {int8_mask: true}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + chosen([t - base for t in nets], 1.0),
+    ),
+    "sce of some entries": (
+        "merge_method: sce\nparameters: {select_topk: [0.2, 0.6]}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + chosen([t - base for t in nets], gradient([0.2, 0.6], depth(name))),
+    ),
+    "sce of no entries": (
+        "merge_method: sce\nparameters: {select_topk: 0}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base,
+    ),
+    "sce of one model": (
+        "merge_method: sce\nbase_model: base\nmodels: [{model: base}, {model: one}]\n",
+        lambda name, base, nets: nets[0],
+    ),
+    "nearswap": (
+        "merge_method: nearswap\nbase_model: base\nmodels: [{model: base}, {model: one}]\n"
+        "parameters: {t: [{filter: mlp, value: [0, 0.04]}, {value: 0.02}]}\n",
+        lambda name, base, nets: (
+            base
+            + (nets[0] - base)
+            * ((0.04 * depth(name) if "mlp" in name else 0.02) / (nets[0] - base).abs().clamp(min=1e-6)).clamp(max=1)
+        ),
+    ),
+    "ram": (
+        "merge_method: ram\nparameters: {epsilon: 0.03}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + reinforced([t - base for t in nets], 0.03, 0.0, 0.0),
+    ),
+    "ramplus_tl": (
+        "merge_method: ramplus_tl\nparameters: {epsilon: 0.03, r: 0.4, alpha: 1.5}\n" + VECTORS % ("", "", ""),
+        lambda name, base, nets: base + reinforced([t - base for t in nets], 0.03, 0.4, 1.5),
+    ),
+    "arcee_fusion": (
+        "merge_method: arcee_fusion\nbase_model: base\nmodels: [{model: one}]\n",
+        lambda name, base, nets: fused(base, nets[0]),
+    ),
+    "arcee_fusion, the base second": (
+        "merge_method: arcee_fusion\nbase_model: two\nmodels: [{model: one}, {model: two}]\n",
+        lambda name, base, nets: fused(nets[1], nets[0]),
     ),
     "model_stock": (
         "merge_method: model_stock\n" + VECTORS % ("", "", ""),
@@ -284,6 +422,39 @@ def test_entries_are_dropped_by_the_seed(method: str, seed: int) -> None:
     main(["merge", "--recipe", "recipe.yml", "--seed", "9", "-o", "c"])
     assert Path("a/model.safetensors").read_bytes() == Path("b/model.safetensors").read_bytes()
     assert Path("a/model.safetensors").read_bytes() != Path("c/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["dare_linear", "dare_ties", "della", "della_linear"])
+def test_what_is_kept_at_random_is_enlarged_unless_the_recipe_says_no(method: str) -> None:
+    text = f"merge_method: {method}\nbase_model: base\nmodels: [{{model: one}}]\nregauge: {{align: false}}\n"
+    text += "parameters: {weight: 1, density: 0.5, rescale: %s}\n"
+    plain, enlarged, base, one = merged(text % "false"), merged(text % "true", "out2"), load("base"), load("one")
+    for name, tensor in plain.items():
+        kept = ~torch.isclose(tensor, base[name], rtol=0, atol=1e-7)
+        torch.testing.assert_close(tensor, torch.where(kept, one[name], base[name]))
+        assert torch.equal(kept, ~torch.isclose(enlarged[name], base[name], rtol=0, atol=1e-7))
+        factors = ((enlarged[name] - base[name]).double() / (one[name] - base[name]))[kept]
+        # From 1 / (density + epsilon) to 1 / (density - epsilon), or 1 / density; vectors of one entry have the latter.
+        low, high = (1 / 0.65, 1 / 0.35) if "della" in method else (2.0, 2.0)
+        assert bool(((factors > low - 0.02) & (factors < high + 0.02)).all())
+        assert kept.numel() < 64 or 0.3 < float(kept.double().mean()) < 0.7
+
+
+IDLE = {
+    "merge_method: karcher\nparameters: {tol: 0.1}\nmodels: [{model: one}, {model: two}]\n": "tol changes nothing here",
+    "merge_method: nuslerp\nparameters: {weight: 1, nuslerp_row_wise: true}\nmodels: [{model: one}, {model: two}]\n": (
+        "nuslerp_row_wise changes nothing: a tensor has one angle unless nuslerp_flatten is false"
+    ),
+    "merge_method: task_arithmetic\nparameters: {weight: 1, rescale: true, int8_mask: true}\n"
+    + VECTORS % ("", "", ""): ("rescale changes nothing: task_arithmetic drops no entries"),
+}
+
+
+@pytest.mark.parametrize("text", IDLE)
+def test_what_changes_nothing_is_told(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    merged(text + "regauge: {align: false}\n")
+    said = capsys.readouterr()
+    assert IDLE[text] in " ".join((said.out + said.err).split())
 
 
 def test_layers_are_stacked_and_the_result_loads() -> None:
@@ -495,9 +666,9 @@ FAULTS = {
     LINEAR.replace("two", "meta/llama-9"): "not fetched from a hub",
     LINEAR.replace("two", "one"): "a model is there twice",
     "merge_method: ties\nmodels: [{model: one}]": "line 1: the method ties needs a 'base_model'",
-    "merge_method: dare_linear\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1, rescale: false}": (
-        "line 4: 'rescale' is 0, but only true is supported"
-    ),
+    "merge_method: multislerp\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normal",
+    "merge_method: linear\nparameters: {weight: 1, rescale: true}\n"
+    + MODELS % ("", "", ""): "'rescale' is not understood",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [0, 9]}]}]": "but one has 3",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [2, 1]}]}]": "'layer_range' is [2.0",
     "merge_method: slerp\nbase_model: one\nmodels: [{model: one}, {model: two}]": "slerp needs the parameter 't'",
@@ -508,9 +679,18 @@ FAULTS = {
     "merge_method: linear\nbase_model: base\nmodels: [{model: one, parameters: {weight: 1}}]": (
         "line 3: linear needs 'weight' for every model (the base is one, too)"
     ),
-    "merge_method: passthrough\nbase_model: base\nmodels: [{model: one}]": "passthrough combines at most 1 models",
+    "merge_method: passthrough\nbase_model: base\nmodels: [{model: one}]": "passthrough combines at most 1 model here",
     "merge_method: nuslerp\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1}": "there are 1",
     "merge_method: nuslerp\nparameters: {weight: 1}\n" + MODELS % ("", "", ""): "combines at most 2 models here",
+    "merge_method: ram\nparameters: {r: 1}\n"
+    + VECTORS % ("", "", ""): "'r' is not understood in the parameters of ram",
+    "merge_method: nearswap\nbase_model: base\nmodels: [{model: one}]": "nearswap needs the parameter 't'",
+    "merge_method: nearswap\nparameters: {t: 1}\n" + VECTORS % ("", "", ""): "nearswap combines at most 1 model here",
+    "merge_method: arcee_fusion\n" + VECTORS % ("", "", ""): "arcee_fusion combines at most 2 models here",
+    "merge_method: arcee_fusion\nmodels: [{model: one}, {model: two}]": "arcee_fusion needs a 'base_model'",
+    "merge_method: sce\nmodels: [{model: one}, {model: two}]": "sce needs a 'base_model'",
+    "merge_method: sce\nparameters: {select_topk: 2}\n" + VECTORS % ("", "", ""): "must be a share",
+    "merge_method: sce\n" + VECTORS % ("weight: 1", "", ""): "'weight' is not understood",
     "merge_method: model_stock\nbase_model: base\nmodels: [{model: one}]": "combines at least 2 models here",
     "merge_method: task_arithmetic\nparameters: {weight: 1}\nmodels: [{model: one}]": "needs a 'base_model'",
     "merge_method: linear\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normalized",

@@ -107,8 +107,7 @@ def rule_of(options: Merge) -> Rule:
         for name in ("density", "drop", "epsilon", "gamma")
         if (texts := getattr(options, name))
     }
-    if options.scale:
-        given["scale"] = read_number(options.scale)
+    given |= {name: read_number(text) for name in ("scale", "reach") if (text := getattr(options, name))}
     unused = [name for name in given if name not in row.settings]
     if options.normalize != "auto":
         given["is_normalized"] = options.normalize == "yes"

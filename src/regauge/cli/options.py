@@ -244,14 +244,16 @@ class Merge(Matching):
     scale: Annotated[str, arg(metavar="SETTING")] = ""
     """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
     density: Settings = ()
-    """Share of the entries of each task vector that is kept: 0.2 by ties, all by dare-ties, 0.5 by della, 0.1 by
-    breadcrumbs, unless given. One for all checkpoints, or one for each; so are the following."""
+    """Share of the entries of each task vector that is kept: 0.2 by ties, all by dare-ties and sce, 0.5 by della, 0.1
+    by breadcrumbs, unless given. One for all checkpoints, or one for each; so are the following."""
     drop: Settings = ()
     """Probability of an entry to be dropped by dare; 0.5 unless given."""
     epsilon: Settings = ()
     """How far della's probabilities to keep an entry differ from the density; 0.15 unless given."""
     gamma: Settings = ()
     """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
+    reach: Annotated[str, arg(metavar="SETTING")] = ""
+    """How far nearswap moves an entry at most; 0.0001 unless given."""
     normalize: Literal["auto", "yes", "no"] = "auto"
     """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
     tokenizer: Tokenizer = None

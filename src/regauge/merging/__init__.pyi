@@ -1,3 +1,4 @@
+from .arcee_fusion import ArceeFusion as ArceeFusion
 from .means import Average as Average
 from .means import GreedySoup as GreedySoup
 from .means import Passthrough as Passthrough
@@ -5,7 +6,10 @@ from .means import WeightedSum as WeightedSum
 from .merge_networks import merge as merge
 from .merge_record import MergeRecord as MergeRecord
 from .merge_record import MergeResult as MergeResult
+from .nearswap import NearSwap as NearSwap
+from .ram import Ram as Ram
 from .rule import Rule as Rule
+from .sce import Sce as Sce
 from .settings import Setting as Setting
 from .spheres import KarcherMean as KarcherMean
 from .spheres import Slerp as Slerp

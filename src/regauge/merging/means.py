@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from regauge.core.interpolation import shares_of
 from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.merging.rule import Rule, Target, weighted_sum
@@ -113,6 +114,13 @@ def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     if len(given) != count or not all(math.isfinite(w) for w in given):
         raise ValueError(f"weights are {list(given)} for {count} networks; give one finite weight for each")
     return given
+
+
+def equal_shares(rule: Rule, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    """Equal shares of networks for a rule that takes no weights; a ValueError where there are some."""
+    if weights is not None:
+        raise ValueError(f"{type(rule).__name__} finds the share of the networks by itself; leave out the weights")
+    return shares_of(None, count)
 
 
 def require_scale(scale: Number) -> None:

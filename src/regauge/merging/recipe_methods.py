@@ -29,17 +29,20 @@ class RecipeMethod:
     is_widest: bool = False
 
 
-VECTORS: Mapping[str, float | None] = {"lambda": 1.0, "normalize": 0.0, "int8_mask": 0.0}
+VECTORS: Mapping[str, float | None] = {"lambda": 1.0, "normalize": 0.0, "rescale": 0.0, "int8_mask": 0.0}
 WEIGHT: Mapping[str, float | None] = {"weight": None}
 SPARSE: Mapping[str, float | None] = {"weight": None, "density": 1.0}
 RANDOM: Mapping[str, float | None] = {**VECTORS, "rescale": 1.0}
+NUSLERP: Mapping[str, float | None] = {"nuslerp_flatten": 1.0, "nuslerp_row_wise": 0.0}
+RAM: Mapping[str, float | None] = {"epsilon": 1e-5}
+MULTISLERP: Mapping[str, float | None] = {"normalize_weights": 1.0, "eps": 1e-8}
 
 METHODS: Mapping[str, RecipeMethod] = {
     "linear": RecipeMethod("sum", "none", WEIGHT, {"normalize": 1.0}, least=1, is_widest=True),
     "slerp": RecipeMethod("slerp", "member", {}, {"t": None}, most=2),
-    "nuslerp": RecipeMethod("slerp", "optional", WEIGHT, {"nuslerp_flatten": 1.0}, most=2, is_widest=True),
-    "multislerp": RecipeMethod("multislerp", "optional", WEIGHT, {"normalize_weights": 1.0}, is_widest=True),
-    "karcher": RecipeMethod("karcher", "none", {}, {"max_iter": 10.0}, is_widest=True),
+    "nuslerp": RecipeMethod("slerp", "optional", WEIGHT, NUSLERP, most=2, is_widest=True),
+    "multislerp": RecipeMethod("multislerp", "optional", WEIGHT, MULTISLERP, is_widest=True),
+    "karcher": RecipeMethod("karcher", "none", {}, {"max_iter": 10.0, "tol": 1e-5}, is_widest=True),
     "task_arithmetic": RecipeMethod("task-arithmetic", "needed", WEIGHT, VECTORS, least=1),
     "ties": RecipeMethod("ties", "needed", SPARSE, {**VECTORS, "normalize": 1.0}, least=1),
     "dare_linear": RecipeMethod("dare", "needed", SPARSE, RANDOM, least=1),
@@ -49,12 +52,21 @@ METHODS: Mapping[str, RecipeMethod] = {
     "breadcrumbs": RecipeMethod("breadcrumbs", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
     "breadcrumbs_ties": RecipeMethod("breadcrumbs-ties", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
     "model_stock": RecipeMethod("model-stock", "needed", {}, {"filter_wise": 0.0}, is_widest=True),
+    "sce": RecipeMethod("sce", "needed", {}, {"select_topk": 1.0, "int8_mask": 0.0}, least=1, is_widest=True),
+    "nearswap": RecipeMethod("nearswap", "needed", {}, {"t": None}, least=1, most=1, is_widest=True),
+    "arcee_fusion": RecipeMethod("arcee-fusion", "member", most=2, is_widest=True),
+    "ram": RecipeMethod("ram", "needed", {}, RAM, least=1, is_widest=True),
+    "ramplus_tl": RecipeMethod("ram", "needed", {}, {**RAM, "r": 0.1, "alpha": 0.2}, least=1, is_widest=True),
     "passthrough": RecipeMethod("passthrough", "none", {"scale": 1.0}, least=1, most=1),
 }
 """Every method by mergekit's name for it. Defaults are mergekit's."""
 
-SPHERICAL = ("slerp", "nuslerp", "multislerp", "karcher")
+SINGLE = ("slerp", "nuslerp", "multislerp", "karcher", "arcee_fusion")
 """Methods that take a slice of a single model over as it is."""
 
-FIXED = {"rescale": 1.0, "normalize_weights": 1.0, "nuslerp_flatten": 1.0}
-"""Parameters that have one value here, with it."""
+IDLE = {
+    "int8_mask": "int8_mask changes nothing here: masks are not kept",
+    "tol": "tol changes nothing here: steps end when they are shorter than 1e-9",
+    "eps": "eps changes nothing here: no length is added to, and a tensor of zeros has no direction",
+}
+"""Parameters of mergekit that change nothing here, and what notes say of them."""

@@ -9,7 +9,7 @@ import torch
 
 from regauge.merging.assembly import Part, Place
 from regauge.merging.recipe import Recipe, Slice, Source
-from regauge.merging.recipe_methods import METHODS, SPHERICAL
+from regauge.merging.recipe_methods import METHODS, SINGLE
 from regauge.merging.rule import Rule, Target
 from regauge.merging.settings import LAYER, Number, find_depths
 from regauge.merging.table import RULES
@@ -254,24 +254,24 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
     numbers = {key: tuple(own(source, name, key) for source, name in chosen) for key in method.own}
     settings: dict[str, object] = {}
     weights = numbers.get("weight", (1.0,) * len(used))
-    if recipe.method in SPHERICAL and len(used) == 1:
+    if recipe.method in SINGLE and len(used) == 1:
         return RULES["passthrough"].build(), used, (1.0,)
-    if recipe.method == "slerp":
-        t = common("t")
-        return RULES["slerp"].build(), sorted(used, key=lambda model: model != recipe.base), (1 - t, t)
+    if method.base == "member":
+        t = common("t") if recipe.method == "slerp" else 0.5
+        return RULES[method.rule].build(), sorted(used, key=lambda model: model != recipe.base), (1 - t, t)
     if recipe.method == "nuslerp" and len(used) == 2:
         total = sum(weights)
         t = weights[1] / total if abs(total) >= 1e-6 else 0.5
-        return RULES["slerp"].build(), used, (1 - t, t)
+        # mergekit's "row-wise" is along the first axis.
+        axis = None if common("nuslerp_flatten") else 0 if common("nuslerp_row_wise") else -1
+        return RULES["slerp"].build(axis=axis), used, (1 - t, t)
     if recipe.method == "passthrough":
         return RULES["passthrough"].build(scale=numbers["scale"][0]), used, (1.0,)
-    if recipe.method in ("karcher", "model_stock", "nuslerp"):
+    if recipe.method in ("karcher", "model_stock", "nuslerp", "sce"):
         weights = tuple(1 / len(used) for _ in used)
-    is_normalized = recipe.method == "multislerp" or ("normalize" in method.common and bool(common("normalize")))
+    is_normalized = any(common(key) for key in ("normalize", "normalize_weights") if key in method.common)
     if recipe.method in ELECTING:
         settings["is_normalized"] = is_normalized
-        if min(weights, default=0.0) < 0:
-            raise ValueError(f"{where} a weight is negative, but {recipe.method} elects signs by shares of networks")
     elif is_normalized and used:
         if abs(sum(weights)) < LEAST:
             raise ValueError(f"{where} the weights sum to {sum(weights):g} and cannot be normalized; change them")
@@ -284,11 +284,19 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         kept = [k for k, density in enumerate(numbers["density"]) if density > 0]  # the others have no part
         used, weights = [used[k] for k in kept], tuple(weights[k] for k in kept)
         shares = {key: [one[k] for k in kept] for key, one in numbers.items()}
-        settings |= _densities(recipe.method, shares, size, where)
+        settings |= _densities(recipe.method, shares, size, where, is_rescaled=bool(common("rescale")))
     if recipe.method == "karcher":
         settings["steps"] = int(common("max_iter"))
     if recipe.method == "model_stock":
         settings["by_rows"] = bool(common("filter_wise"))
+    if recipe.method == "nearswap":
+        settings["reach"] = max(0.0, common("t"))
+    if recipe.method == "sce":
+        settings["density"] = common("select_topk")
+        used = used if settings["density"] else []
+    if method.rule == "ram":
+        keys = {"epsilon": "least_change", "r": "gain", "alpha": "most_overlap"}
+        settings |= {keys[key]: common(key) for key in method.common}
     if not used:
         return RULES["passthrough"].build(), used, ()
     try:
@@ -297,11 +305,13 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         raise ValueError(f"{where} {error}") from error
 
 
-def _densities(method: str, numbers: Mapping[str, Sequence[float]], size: int, where: str) -> dict[str, object]:
+def _densities(
+    method: str, numbers: Mapping[str, Sequence[float]], size: int, where: str, *, is_rescaled: bool
+) -> dict[str, object]:
     """What of a tensor with `size` entries is kept of each model, as the settings of a rule."""
     densities = numbers["density"]
     if "dare" in method:
-        return {"drop": tuple(1 - density for density in densities)}
+        return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}
     if "della" in method:
         for density, epsilon in zip(densities, numbers["epsilon"], strict=True):
             if density < 1 and not (density - epsilon > 0 and density + epsilon < 1):
@@ -310,10 +320,10 @@ def _densities(method: str, numbers: Mapping[str, Sequence[float]], size: int, w
                     f"{density - epsilon:g} to {density + epsilon:g}, but both must lie between 0 and 1: choose a "
                     "smaller epsilon"
                 )
-        return {"density": tuple(densities), "epsilon": tuple(numbers["epsilon"])}
+        return {"density": tuple(densities), "epsilon": tuple(numbers["epsilon"]), "is_rescaled": is_rescaled}
     # mergekit keeps whole numbers of entries, rounded down.
     kept = [min(size, max(1, int(density * size))) for density in densities]
-    settings: dict[str, object] = {"density": tuple(count / size for count in kept)}
+    settings: dict[str, object] = {"density": tuple(count / size for count in kept), "keeps_sum": is_rescaled}
     if "gamma" in numbers:
         largest = zip(numbers["gamma"], kept, strict=True)
         settings["gamma"] = tuple(min(int(gamma * size), size - count) / size for gamma, count in largest)

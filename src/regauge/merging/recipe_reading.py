@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from regauge.merging.recipe import Parameter, Parameters, Recipe, Slice, Source, TokenSource, Vocabulary
-from regauge.merging.recipe_methods import FIXED, METHODS, SPHERICAL, RecipeMethod
+from regauge.merging.recipe_methods import IDLE, METHODS, SINGLE, RecipeMethod
 from regauge.storage.checkpoint_names import find_cached
 from regauge.storage.yaml_files import REFUSED, compose_yaml
 
@@ -30,7 +30,7 @@ KEYS = (
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MOST = 20_000
 """Layers of a model at most."""
-SHARES = ("density", "gamma")
+SHARES = ("density", "gamma", "select_topk")
 """Parameters that are shares of the entries of a tensor."""
 
 
@@ -162,17 +162,18 @@ def _recipe(whole: Entry) -> Recipe:
         slices = tuple(_with_base(part, base) for part in slices)
     if sum(one.layers[1] - one.layers[0] for part in slices for one in part.sources if one.layers is not None) > MOST:
         raise whole.refuse(f"the slices name more than {MOST:,} layers; name fewer")
+    parameters = _parameters(top.get("parameters"), method, name)
     recipe = Recipe(
         path=whole.path,
         method=name,
         slices=slices,
         base=base,
-        parameters=_parameters(top.get("parameters"), method, name),
+        parameters=parameters,
         dtype=_dtype(top.get("out_dtype", top.get("dtype"))),
         vocabulary=_vocabulary(top),
         chat_template=_template(top.get("chat_template")),
         align=_align(top.get("regauge")),
-        notes=tuple(_notes(top, slices)),
+        notes=tuple(_notes(top, name, [parameters, *(part.parameters for part in slices)])),
     )
     _require_models(recipe, method, whole)
     return recipe
@@ -193,7 +194,7 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
     for part in recipe.slices:
         models = [source.model for source in part.sources]
         line = f"{recipe.path}, line {part.sources[0].line}"
-        if recipe.method in SPHERICAL and len(models) == 1 and part.sources[0].layers is not None:
+        if recipe.method in SINGLE and len(models) == 1 and part.sources[0].layers is not None:
             continue
         if len(set(models)) < len(models) and method.most > 1:
             raise RecipeError(f"{line}: a model is there twice; name each model once, with the sum of its weights")
@@ -205,9 +206,8 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
             wanted = f"{method.least}" if method.least == method.most else f"at least {method.least}"
             wanted = f"at most {method.most:g}" if len(models) > method.most else wanted
             of_base = " (the base is one, too)" if recipe.base in models else ""
-            raise RecipeError(
-                f"{line}: {recipe.method} combines {wanted} models here, but there are {len(models)}{of_base}"
-            )
+            wanted += " model" if method.most == 1 else " models"
+            raise RecipeError(f"{line}: {recipe.method} combines {wanted} here, but there are {len(models)}{of_base}")
         lengths = {source.layers[1] - source.layers[0] for source in part.sources if source.layers is not None}
         if len(lengths) > 1:
             raise RecipeError(f"{line}: the sources of a slice have {sorted(lengths)} layers; give all as many")
@@ -307,9 +307,6 @@ def _parameters(entry: Entry | None, method: RecipeMethod, name: str, *, is_own:
         outside = [x for _, values in found[key].choices for x in values if key in SHARES and not 0 <= x <= 1]
         if outside:
             raise value.refuse(f"{key!r} is {outside[0]:g}, but must be a share, from 0 to 1")
-        odd = [x for _, values in found[key].choices for x in values if x != FIXED.get(key, x)]
-        if odd:
-            raise value.refuse(f"{key!r} is {odd[0]:g}, but only {bool(FIXED[key])} is supported".lower())
     return found
 
 
@@ -396,16 +393,18 @@ def _align(entry: Entry | None) -> Any:
     return found["align"].value
 
 
-def _notes(top: Mapping[str, Entry], slices: tuple[Slice, ...]) -> Iterable[str]:
-    everywhere = [_plain_keys(top.get("parameters"))] + [list(part.parameters) for part in slices]
-    if any("int8_mask" in keys for keys in everywhere):
-        yield "int8_mask changes nothing here: masks are not kept"
+def _notes(top: Mapping[str, Entry], name: str, everywhere: Iterable[Parameters]) -> Iterable[str]:
+    """What is in the recipe and changes nothing, in sentences."""
+    given: dict[str, set[float]] = {}
+    for key, one in (pair for parameters in everywhere for pair in parameters.items()):
+        given.setdefault(key, set()).update(x for _, values in one.choices for x in values)
+    yield from (sentence for key, sentence in IDLE.items() if key in given)
+    if any(given.get("nuslerp_row_wise", ())) and all(given.get("nuslerp_flatten", ())):
+        yield "nuslerp_row_wise changes nothing: a tensor has one angle unless nuslerp_flatten is false"
+    if name == "task_arithmetic" and any(given.get("rescale", ())):
+        yield "rescale changes nothing: task_arithmetic drops no entries"
     if "dtype" in top and "out_dtype" in top:
         yield "dtype changes nothing beside out_dtype: sums are taken in float32 or float64"
-
-
-def _plain_keys(entry: Entry | None) -> list[str]:
-    return [] if entry is None else list(entry.mapping())
 
 
 def _kind(node: yaml.Node) -> str:

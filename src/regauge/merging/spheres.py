@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,24 +30,38 @@ class Slerp(Rule):
     Tensors that are parallel, opposite or zero are interpolated linearly. mergekit does so from a cosine of 0.9995 on;
     here the two formulas meet. With a base it is mergekit's `nuslerp`.
 
+    Attributes:
+        axis: None if a tensor has one angle; with 0 or -1 every vector along its first or last axis has its own.
+
     References:
         Shoemake (1985), Animating rotation with quaternion curves, section 3.3.
     """
 
+    axis: Literal[0, -1] | None = None
+
     base = "optional"
     most = 2
 
+    def __post_init__(self) -> None:
+        if self.axis not in (None, 0, -1):
+            raise ValueError(
+                f"axis is {self.axis}; it is 0 or -1 where vectors along the first or last axis have angles of their "
+                "own, and None for whole tensors"
+            )
+
     def splits(self, shape: Sequence[int]) -> bool:
-        """The angle is that of whole tensors."""
-        return False
+        """The angle is that of whole tensors, or of vectors."""
+        return self.axis == -1 and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Both tensors, and their directions."""
+        """Both tensors, their directions, and the sum and difference of these."""
         return 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
         """The point on the arc."""
         a, b = tensors
+        if self.axis is not None and a.ndim > 1:
+            return self._combine_vectors(a, b, factors)
         long, short = length(a), length(b)
         if long == 0 or short == 0:
             return weighted_sum(iter((a, b)), factors)
@@ -57,6 +72,22 @@ class Slerp(Rule):
             return weighted_sum(iter((a, b)), factors)
         arcs = [math.sin(share * angle) / math.sin(angle) for share in factors]
         return weighted_sum(iter((a, b)), arcs)
+
+    def _combine_vectors(self, a: Tensor, b: Tensor, factors: Sequence[float]) -> Tensor:
+        """The points on the arcs of all vectors along the axis."""
+
+        def norm(tensor: Tensor) -> Tensor:
+            found: Tensor = torch.linalg.vector_norm(tensor, dim=self.axis, keepdim=True, dtype=torch.float64)
+            return found
+
+        long, short = norm(a), norm(b)
+        units = [x / one.masked_fill(one == 0, 1.0).to(x) for x, one in ((a, long), (b, short))]
+        angle = 2 * torch.atan2(norm(units[0] - units[1]), norm(units[0] + units[1]))
+        del units
+        is_linear = (angle.sin() < PARALLEL) | (long == 0) | (short == 0)
+        sine = angle.sin().masked_fill_(is_linear, 1.0)
+        arcs = [torch.where(is_linear, share, (share * angle).sin() / sine).to(a) for share in factors]
+        return a.mul_(arcs[0]).add_(b.mul_(arcs[1]))
 
 
 @dataclass(frozen=True)
@@ -98,8 +129,8 @@ class KarcherMean(Rule):
         given = list(tensors)
         lengths = [length(tensor) for tensor in given]
         long = sum(share * one for share, one in zip(factors, lengths, strict=True))
-        known = [k for k, one in enumerate(lengths) if one > 0 and factors[k] > 0]
-        whole = sum(factors[k] for k in known)
+        known = [k for k, one in enumerate(lengths) if one > 0 and factors[k] != 0]
+        whole = sum(abs(factors[k]) for k in known)  # shares sum to one, but multislerp takes weights of any sign
         if not known:
             return torch.zeros_like(given[0])
         shares = [factors[k] / whole for k in known]

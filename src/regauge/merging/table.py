@@ -95,6 +95,12 @@ RULES = {
         then="ElectedMean",
     ),
     "model-stock": Row("vectors", "ModelStock", "a share of the mean task vector that follows from their angles"),
+    "sce": Row(
+        "sce", "Sce", "the entries that vary most, by the sizes of task vectors, the mean of what agrees in sign"
+    ),
+    "nearswap": Row("nearswap", "NearSwap", "a base moved towards one network, by no more than a reach"),
+    "ram": Row("ram", "Ram", "what one network alone changes, and the mean of what several change"),
+    "arcee-fusion": Row("arcee_fusion", "ArceeFusion", "one network with the most important entries of another one"),
 }
 """Every rule, by its name on the command line."""
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from regauge.core.interpolation import shares_of
-from regauge.merging.means import as_given, require_scale
+from regauge.merging.means import as_given, equal_shares, require_scale
 from regauge.merging.rule import Rule, Target, weighted_sum
 from regauge.merging.settings import Number, Numbers, require_numbers
 
 LEAST_SUM = 1e-8
 """Weights whose sum is smaller cannot be normalized."""
+LEAST_SHARE = 1e-6
+"""Weights of opposite signs cancel where their sum is a smaller share of the largest one; it may be rounding alone."""
 
 
 class VectorRule(Rule):
@@ -63,7 +65,8 @@ class ElectedMean(VectorRule):
     """Elect a sign for each entry of the task vectors, and average those that agree with it.
 
     An entry's sign is that of the weighted sum over networks. The result is `base + scale * mean`, where the weighted
-    mean is over those networks whose entry has this sign; it is zero where there are none, and where the sum is zero.
+    mean is over those networks whose entry, times its weight, has this sign; it is zero where there are none, and where
+    the sum is zero. Where negative weights make the weights of those networks cancel, their sum stays undivided.
 
     Attributes:
         scale: Factor of the mean.
@@ -80,9 +83,12 @@ class ElectedMean(VectorRule):
         require_scale(self.scale)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Shares for a mean; for a sum the weights as they are, none negative."""
+        """Shares for a mean; for a sum, and where one is negative, the weights as they are."""
+        given = as_given(weights, count)
+        if min(given) < 0:
+            return given
         shares = shares_of(weights, count)
-        return shares if self.is_normalized else as_given(weights, count)
+        return shares if self.is_normalized else given
 
     def held(self, count: int) -> int:
         """All task vectors, their signs, sums and masses."""
@@ -92,13 +98,10 @@ class ElectedMean(VectorRule):
         """The mean of the entries that agree, or their sum."""
         vectors = list(tensors)
         signs = weighted_sum((vector.clone() for vector in vectors), factors).sign_()
-        sums, masses = torch.zeros_like(signs), torch.zeros_like(signs)
-        for vector, factor in zip(vectors, factors, strict=True):
-            agrees = (vector.sign() == signs) & (signs != 0)
-            sums += torch.where(agrees, vector, 0.0).mul_(factor)
-            masses += agrees.to(masses).mul_(factor)
+        sums, masses = sum_agreeing(vectors, factors, signs)
         if self.is_normalized:
-            sums /= masses.masked_fill_(masses <= 0, 1.0)
+            least = LEAST_SHARE * max(abs(factor) for factor in factors)
+            sums /= masses.masked_fill_(masses.abs() <= least, 1.0)
         return sums.mul_(target.number(self.scale))
 
 
@@ -126,9 +129,7 @@ class ModelStock(VectorRule):
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
         """Equal shares."""
-        if weights is not None:
-            raise ValueError("ModelStock finds the share of the networks by itself; leave out the weights")
-        return shares_of(None, count)
+        return equal_shares(self, weights, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
         """The angle is that of whole tensors or rows."""
@@ -207,6 +208,7 @@ class Ties(SparseRule):
         density: Share of entries that are kept, above zero and at most one; one number for each network, too.
         scale: Factor of the mean.
         is_normalized: Whether what agrees is averaged; else it is summed with the weights as they are.
+        keeps_sum: Whether what is kept is enlarged until its magnitudes have the sum that they had.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1; there the largest entries of the whole network
@@ -216,6 +218,7 @@ class Ties(SparseRule):
     density: Numbers = 0.2
     scale: Number = 1.0
     is_normalized: bool = True
+    keeps_sum: bool = False
 
     def __post_init__(self) -> None:
         require_scale(self.scale)
@@ -232,7 +235,8 @@ class Ties(SparseRule):
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
         """The largest entries."""
-        return keep_magnitudes(vector, target.numbers(self.density, count)[k], 0.0)
+        kept = keep_magnitudes(vector, target.numbers(self.density, count)[k], 0.0)
+        return restore_sum(kept, vector) if self.keeps_sum else kept
 
 
 @dataclass(frozen=True)
@@ -247,6 +251,7 @@ class Breadcrumbs(SparseRule):
         density: Share of entries that are kept, above zero and at most one; one number for each network, too.
         gamma: Share of entries that are dropped as outliers, in [0, 1); one number for each network, too.
         rule: What combines the task vectors afterwards: the sum, or `ElectedMean()`.
+        keeps_sum: Whether what is kept is enlarged until its magnitudes have the sum that they had.
 
     References:
         Davari and Belilovsky (2024), Model breadcrumbs, section 3: masks of each layer between two quantiles of the
@@ -256,6 +261,7 @@ class Breadcrumbs(SparseRule):
     density: Numbers = 0.1
     gamma: Numbers = 0.01
     rule: VectorRule = field(default_factory=TaskArithmetic)
+    keeps_sum: bool = False
 
     def __post_init__(self) -> None:
         require_density(self.density)
@@ -269,7 +275,8 @@ class Breadcrumbs(SparseRule):
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
         """The entries between."""
-        return keep_magnitudes(vector, *(target.numbers(x, count)[k] for x in (self.density, self.gamma)))
+        kept = keep_magnitudes(vector, *(target.numbers(x, count)[k] for x in (self.density, self.gamma)))
+        return restore_sum(kept, vector) if self.keeps_sum else kept
 
 
 @dataclass(frozen=True)
@@ -282,6 +289,7 @@ class Dare(SparseRule):
     Attributes:
         drop: Probability, in [0, 1); one number for each network, too.
         rule: What combines the task vectors afterwards. `ElectedMean()` elects signs; `Ties(density)` trims before.
+        is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
 
     References:
         Yu et al. (2024), Language models are super Mario, section 3.
@@ -289,6 +297,7 @@ class Dare(SparseRule):
 
     drop: Numbers = 0.5
     rule: VectorRule = field(default_factory=TaskArithmetic)
+    is_rescaled: bool = True
 
     def __post_init__(self) -> None:
         meaning = "the probability of an entry to be dropped, in [0, 1)"
@@ -310,11 +319,12 @@ class Dare(SparseRule):
         return self.rule.splits(shape)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """The entries that are not dropped, enlarged."""
+        """The entries that are not dropped."""
         drop = target.numbers(self.drop, count)[k]
         if not drop:
             return vector
-        return torch.where(target.draw(k, vector) < drop, 0.0, vector.div_(1 - drop))
+        enlarged = vector.div_(1 - drop) if self.is_rescaled else vector
+        return torch.where(target.draw(k, vector) < drop, 0.0, enlarged)
 
 
 @dataclass(frozen=True)
@@ -332,6 +342,7 @@ class Della(SparseRule):
         epsilon: How far the probabilities differ from it; both sums are above zero and at most one. It is half of the
             window of the paper, as in mergekit.
         rule: What combines the task vectors afterwards: what agrees with an elected sign, or the sum.
+        is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
 
     References:
         Deep et al. (2024), DELLA-Merging, section 3 (MagPrune, elect, fuse).
@@ -340,6 +351,7 @@ class Della(SparseRule):
     density: Numbers = 0.5
     epsilon: Numbers = 0.15
     rule: VectorRule = field(default_factory=ElectedMean)
+    is_rescaled: bool = True
 
     def __post_init__(self) -> None:
         require_density(self.density)
@@ -373,7 +385,7 @@ class Della(SparseRule):
         return self.rule.held(count) + 8
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """The entries that are not dropped, enlarged."""
+        """The entries that are not dropped."""
         density, epsilon = (target.numbers(x, count)[k] for x in (self.density, self.epsilon))
         if density == 1:
             return vector
@@ -383,7 +395,8 @@ class Della(SparseRule):
         middle = torch.full((1,), density, dtype=rows.dtype)
         rising = torch.linspace(density - epsilon, density + epsilon, width, dtype=rows.dtype) if width > 1 else middle
         keep = torch.empty_like(rows).scatter_(1, order, rising.to(rows.device).expand_as(rows))
-        return torch.where(target.draw(k, rows) < keep, rows / keep, 0.0).reshape(vector.shape)
+        enlarged = rows / keep if self.is_rescaled else rows
+        return torch.where(target.draw(k, rows) < keep, enlarged, 0.0).reshape(vector.shape)
 
 
 def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
@@ -399,6 +412,22 @@ def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
     if not largest:
         return result
     return result.masked_fill_(magnitudes > flat.kthvalue(count - largest).values, 0.0)
+
+
+def restore_sum(kept: Tensor, vector: Tensor) -> Tensor:
+    """What is kept of a task vector, multiplied until its magnitudes have the sum of those of the vector."""
+    before, after = (float(torch.linalg.vector_norm(one, 1, dtype=torch.float64)) for one in (vector, kept))
+    return kept.mul_(before / after) if after and kept is not vector else kept
+
+
+def sum_agreeing(vectors: Sequence[Tensor], factors: Sequence[float], signs: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the entries that have an elected sign, with factors, and the sum of their factors."""
+    sums, masses = torch.zeros_like(signs), torch.zeros_like(signs)
+    for vector, factor in zip(vectors, factors, strict=True):
+        agrees = (vector.sign().mul_(math.copysign(1, factor)) == signs) & (signs != 0)
+        sums += torch.where(agrees, vector, 0.0).mul_(factor)
+        masses += agrees.to(masses).mul_(factor)
+    return sums, masses
 
 
 def require_certain(rule: VectorRule) -> None:
