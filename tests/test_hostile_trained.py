@@ -178,6 +178,7 @@ PRUNED = {
     "exact": {"dead units": ["h 0"]},
     "losses": {"given": {"loss": 1.0}, "at the end": {"loss": 2.0}},
     "config": {"hidden_size": {"before": 4, "after": 2}},
+    "data": ["a.npz", "b.npz"],
     "fixed": [{"name": "o", "reason": "softmax"}],
 }  # fmt: skip
 DRAWN = {
