@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from damage import EXAMPLES, LIMITED, Kind, bounded, check_kind
+from folder_cases import SMALL_LLAMA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regauge.cli.models import load_model
+from regauge.cli.options import ExampleInputs, UsageError
 from regauge.core.symmetry import Symmetry
 from regauge.merging.recipe_reading import read_recipe
 from regauge.storage.architecture import Architecture
@@ -182,3 +186,22 @@ def test_a_file_with_other_bytes_is_read_or_refused(name: str, examples: int, tm
     check()
     assert refused
     assert all(name in told for told in refused)
+
+
+def _config(folder: Path, document: Any) -> Any:
+    (folder / "model" / "config.json").write_text(json.dumps(document))
+    try:
+        return load_model(str(folder / "model"), ExampleInputs(), values="never")
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+
+
+def _config_document(folder: Path) -> Any:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL_LLAMA)).save_pretrained(folder / "model")
+    return json.loads((folder / "model" / "config.json").read_text())
+
+
+@LIMITED
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_a_changed_configuration_builds_a_model_or_is_refused(examples: int, tmp_path: Path) -> None:
+    check_kind(Kind(_config, _config_document, "model", use=lambda model: str(model.module)), tmp_path, examples)
