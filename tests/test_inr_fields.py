@@ -147,7 +147,7 @@ def test_a_description_is_checked() -> None:
     assert Inr.from_json(text) == Inr(width=8)
     with pytest.raises(ValueError, match="malformed"):
         Inr.from_json(text.replace('"width"', '"breadth"'))
-    with pytest.raises(ValueError, match="malformed"):
+    with pytest.raises(ValueError, match="width of an INR is 'eight', which is no int"):
         Inr.from_json(text.replace('"width": 8', '"width": "eight"'))
     with pytest.raises(ValueError, match="version 9"):
         Inr.from_json(text.replace('"version": 1', '"version": 9'))

@@ -11,7 +11,9 @@ from torch.overrides import TorchFunctionMode
 FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 """Functions that make the tensors of new modules."""
 COPIES, SPARE = 2, 1 << 16
-"""Values that a module may need for each value of its file, and beside."""
+"""Values that a single tensor may have for each value of the file, and besides."""
+PASSING, CALLS = 100, 20_000
+"""Times as many values may be made in all, since tracing a model makes many that do not stay, in so many tensors."""
 
 
 class Claims(TorchFunctionMode):
@@ -26,7 +28,8 @@ class Claims(TorchFunctionMode):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._held = sum(tensor.numel() for tensor in tensors.values())
-        self._left = COPIES * self._held + SPARE
+        self._largest = COPIES * self._held + SPARE
+        self._left, self._calls = PASSING * self._largest, CALLS + PASSING * len(tensors)
 
     def __torch_function__(
         self,
@@ -40,7 +43,8 @@ class Claims(TorchFunctionMode):
         if func in FACTORIES and (dtype is None or dtype.is_floating_point):
             size = given.get("size", args[:1] if func is torch.full else args)
             size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-            self._left -= math.prod(size)
-            if self._left < 0:
+            count = math.prod(size)
+            self._left, self._calls = self._left - count, self._calls - 1
+            if count > self._largest or self._left < 0 or self._calls < 0:
                 raise ValueError(f"it says that it has many more values than the {self._held:,} that it holds")
         return func(*args, **given)
