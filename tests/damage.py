@@ -83,6 +83,25 @@ def check_kind(kind: Kind, folder: Path, examples: int) -> None:
     assert all(kind.named in told for told in refused), [told for told in refused if kind.named not in told][:3]
 
 
+def damage_bytes(read: Callable[[Path], object], path: Path, examples: int) -> list[str]:
+    """Read a file with other bytes in some places, many times; what refusals say, of which there are some."""
+    content, refused = path.read_bytes(), list[str]()
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    @given(changes=st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6))
+    def check(changes: list[tuple[int, int]]) -> None:
+        damaged = bytearray(content)
+        for place, value in changes:
+            damaged[place] = value
+        path.write_bytes(damaged)
+        with bounded(refused):
+            read(path)
+
+    check()
+    assert refused
+    return refused
+
+
 @contextmanager
 def bounded(refused: list[str]) -> Iterator[None]:
     """Little memory above what is held, and little time; a refusal is a sentence, which is added to a list."""

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from damage import EXAMPLES, LIMITED, Kind, bounded, check_kind
+from damage import EXAMPLES, LIMITED, Kind, check_kind, damage_bytes
 from folder_cases import SMALL_LLAMA
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from regauge.cli.models import load_model
 from regauge.cli.options import ExampleInputs, UsageError
@@ -169,22 +167,9 @@ def test_a_changed_document_is_read_or_refused(kind: str, examples: int, tmp_pat
 def test_a_file_with_other_bytes_is_read_or_refused(name: str, examples: int, tmp_path: Path) -> None:
     path = tmp_path / name
     save(PARAMS, path) if name.endswith("safetensors") else torch.save(PARAMS, path)
-    content = path.read_bytes()
-    refused: list[str] = []
     assert load(path).keys() == PARAMS.keys()
 
-    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
-    @given(changes=st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6))
-    def check(changes: list[tuple[int, int]]) -> None:
-        damaged = bytearray(content)
-        for place, value in changes:
-            damaged[place] = value
-        path.write_bytes(damaged)
-        with bounded(refused):
-            load(path)
-
-    check()
-    assert refused
+    refused = damage_bytes(load, path, examples)
     assert all(name in told for told in refused)
 
 
