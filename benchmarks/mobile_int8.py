@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import regauge as rg
+from regauge.checkpoints.writing import save_text
 from regauge.core.params import Params
 from regauge.core.scales import directions
 from regauge.data.images import fashion_mnist
@@ -29,7 +30,6 @@ from regauge.gauging import RoundToNearest, round_network, rounded_activations
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 from regauge.gauging.result import describe_fixed
 from regauge.nets.mobilenet import MobileNetV2
-from regauge.storage.checkpoints.writing import save_text
 
 SEEDS = 3
 EPOCHS, BATCH, LR, WEIGHT_DECAY = 2, 64, 0.2, 4e-3

@@ -26,12 +26,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import regauge as rg
+from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.writing import Shard, write_index, write_shard
 from regauge.core import act as _act
 from regauge.core.element import Element
-from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import Shard, write_index, write_shard
 
 SHARD = 500_000_000
 """Bytes of a file, about."""

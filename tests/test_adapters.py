@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.formats.adapters import adapter_symmetry
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
-from regauge.storage.checkpoints.writing import save
 
 BASE = {
     "model.embed.weight": (16, 6),

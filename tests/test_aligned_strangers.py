@@ -13,13 +13,13 @@ from torch.func import functional_call
 import regauge as rg
 from regauge import Params
 from regauge.alignment import Method
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.comparison import compare_many
 from regauge.comparison.averages import find_averages
 from regauge.comparison.verdicts import ALIGNED
 from regauge.data.images import digits
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 SEEDS = (0, 1, 2)
 STRANGER = ("unrelated", "undecided", ALIGNED)

@@ -10,11 +10,11 @@ import torch
 
 import regauge as rg
 from regauge import learn
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 
 COUNT = 60

@@ -12,6 +12,8 @@ from transformer_cases import CASES as TRANSFORMERS
 from transformer_cases import generator, network
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.gauging import GaugeMethod, Move, RoundToNearest, mean_error, round_network, rounding_errors
@@ -19,8 +21,6 @@ from regauge.gauging.method import GaugeProblem
 from regauge.gauging.methods import best_gauge
 from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import REPORTED
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 SCHEMES = (RoundToNearest(4), RoundToNearest(3, 4))
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 INDEX = "model.safetensors.index.json"
 SYMMETRY = Symmetry.from_axes({"up": ("h", None), "down": (None, "h")}, kinds={"h": "signed"})

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import Params, Symmetry
 from regauge.canonical.steps import Span
+from regauge.checkpoints.alignments import load_alignment
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core import sphere
-from regauge.storage.checkpoints.alignments import load_alignment
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 
 def sized(made: tuple[Symmetry, dict[str, tuple[int, ...]]]) -> Symmetry:

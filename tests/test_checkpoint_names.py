@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.checkpoint_names import find_cached, say_absent
+from regauge.checkpoints.names.prefixes import unwrap
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.storage.checkpoint_names import find_cached, say_absent
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.names.prefixes import unwrap
-from regauge.storage.checkpoints.writing import save
 
 MODEL = """
 import torch

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.formats.state_dicts import match
-from regauge.storage.checkpoints.writing import save
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from torch import nn
 
 import regauge as rg
+from regauge.checkpoints.alignments import load_alignment
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli import output
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.alignments import load_alignment
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 MODELS = """
 import torch

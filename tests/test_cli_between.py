@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 MODELS = """
 import torch

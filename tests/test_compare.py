@@ -13,11 +13,11 @@ from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.writing import save
 from regauge.comparison.independence import choose_groups, measure_independence
 from regauge.comparison.verdicts import ALIGNED, CERTAIN, RELATED, STRANGE, Evidence, judge
 from regauge.core.params import Params
 from regauge.nets.transformer import Llama
-from regauge.storage.checkpoints.writing import save
 
 WIDE = mlp_symmetry(20, 40, 30, 10, kind="scaled")
 COPIES = {

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.nets.transformer import Llama
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 MODELS = """
 import torch

@@ -11,10 +11,10 @@ from symmetries import drawn, generator, mlp_symmetry
 from torch import Tensor
 
 import regauge as rg
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.comparison import Branch, compare_many, join_neighbors, tree_lines
 from regauge.pruning import cut_params, cut_symmetry
-from regauge.storage.checkpoints.writing import save
 
 WIDE = mlp_symmetry(20, 40, 10, kind="scaled")
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Params, Symmetry
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.comparison.widths import count_units
 from regauge.pruning import cut_params, cut_symmetry
 from regauge.pruning.extension import extend_symmetry, pad_params
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 WIDE = mlp_symmetry(20, 40, 30, 10, kind="scaled")
 FEWER = {"h1": 30, "h2": 18}

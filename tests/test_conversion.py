@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regauge.storage.checkpoints.names.boxes import cut, whole
-from regauge.storage.checkpoints.names.conversion import Blank, conversion_of
-from regauge.storage.checkpoints.names.rearranging import RearrangementError, Rearranging
+from regauge.checkpoints.names.boxes import cut, whole
+from regauge.checkpoints.names.conversion import Blank, conversion_of
+from regauge.checkpoints.names.rearranging import RearrangementError, Rearranging
 
 SHAPES = ((4, 6), (8, 3), (2, 3, 4), (24,), (1, 6, 4), (6, 2, 2, 1))
 

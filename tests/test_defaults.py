@@ -10,10 +10,10 @@ import torch
 from two_faces import MODULES, Case
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 EXACT = {torch.float32: 1e-5, torch.float16: 2e-2}
 """Largest change of outputs by rounding what is written, as a share of their largest entry."""

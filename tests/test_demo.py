@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import regauge as rg
+from regauge.checkpoints.alignments import load_alignment
+from regauge.checkpoints.checkpoint import load
 from regauge.cli.demo import cases
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
@@ -18,8 +20,6 @@ from regauge.nets.classification import split_batches
 from regauge.report.demo_page import demo_page
 from regauge.report.figures import data_uri, data_uris, permutation_figure, weights_figures
 from regauge.report.line_figures import CHORD, line_figure, methods_figure, path_figure
-from regauge.storage.checkpoints.alignments import load_alignment
-from regauge.storage.checkpoints.checkpoint import load
 
 SIZES = {"mlp": [24, 24], "cnn": [4, 8, 16]}
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.alignment.streamed.state import State, save_state
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.outputs.staging import Staging, partial_of
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.writing import Shard, save, write_index, write_shard
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.outputs.staging import Staging, partial_of
-from regauge.storage.checkpoints.writing import Shard, save, write_index, write_shard
 
 INDEX = "model.safetensors.index.json"
 SYMMETRY = rg.Symmetry.from_axes(

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import regauge as rg
+from regauge.checkpoints import memory_limit
+from regauge.checkpoints.alignments import load_alignment
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
-from regauge.storage.checkpoints import memory_limit
-from regauge.storage.checkpoints.alignments import load_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.writing import save
 
 SYMMETRY = rg.Symmetry.from_axes(
     {"up.weight": ("h", None), "up.bias": ("h",), "down.weight": (None, "h")}, kinds={"h": "signed"}
@@ -263,7 +263,7 @@ def test_half_of_the_machine_is_the_limit_unless_given() -> None:
 
 HELD = """
 import torch
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident
+from regauge.checkpoints.memory_limit import MemoryLimit, resident
 
 limit = MemoryLimit(10**9, resident())
 kept = torch.ones(50_000_000)

@@ -8,11 +8,11 @@ import torch
 from symmetries import BY_HAND, drawn, gated_units, generator, linear_heads, mlp_symmetry, twice_nested
 
 import regauge as rg
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.comparison import SIZE
 from regauge.core.params import Params, select
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 from regauge.zoo import Fingerprints
 

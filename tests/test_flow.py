@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import flow
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save
 from regauge.core.element import Value
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
@@ -23,8 +25,6 @@ from regauge.flow.sampling import Guidance, diffuse, integrate
 from regauge.flow.space import LOG_NORM, Representation, Space
 from regauge.flow.velocity import Velocity
 from regauge.nets.mlp import mlp
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save
 from regauge.weightspace import LAYERS, MessagePassing, Propagation
 
 

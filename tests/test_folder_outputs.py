@@ -8,9 +8,9 @@ import pytest
 import torch
 from coverings import covering
 
+from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.cli.main import main
 from regauge.merging import RULES
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
 
 transformers = pytest.importorskip("transformers")
 
@@ -198,7 +198,7 @@ def test_settings_per_layer_and_module_on_the_command_line() -> None:
 
 
 def test_an_interrupted_run_in_memory_leaves_nothing_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regauge.storage.checkpoints.outputs import staging
+    from regauge.checkpoints.outputs import staging
 
     def stop(*args: object) -> None:
         raise KeyboardInterrupt

@@ -18,13 +18,13 @@ from coverings import every_other  # noqa: E402
 from folder_cases import CASES, LOOPS, MIXTURES, FolderCase, first_tensor, open_clean  # noqa: E402
 
 import regauge as rg  # noqa: E402
+from regauge.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
+from regauge.checkpoints.names.from_transformers import name_by  # noqa: E402
+from regauge.checkpoints.writing import save  # noqa: E402
 from regauge.cli.main import main  # noqa: E402
 from regauge.cli.models import Model, load_module, trace_model  # noqa: E402
 from regauge.cli.options import ExampleInputs  # noqa: E402
 from regauge.core.params import Params  # noqa: E402
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
-from regauge.storage.checkpoints.names.from_transformers import name_by  # noqa: E402
-from regauge.storage.checkpoints.writing import save  # noqa: E402
 
 QUICK = ("vit", "mixtral", "switch", "gpt neox", "deepseek v3")
 """Tensors that are renamed, stacked and split, and experts in a loop."""

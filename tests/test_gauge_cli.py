@@ -8,10 +8,10 @@ import pytest
 import torch
 from folder_cases import SMALL_LLAMA, FolderCase, logits, open_clean
 
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 TIED = FolderCase(
     "LlamaForCausalLM", "LlamaConfig", SMALL_LLAMA | {"num_hidden_layers": 1, "tie_word_embeddings": True}

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
+from regauge.checkpoints.outputs.ledger import PARTS, claim, remove_own, write_ledger
+from regauge.checkpoints.outputs.staging import Staging
+from regauge.checkpoints.plain_files import short_paths
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.escaping import UNSEEN
 from regauge.core.symmetry import Symmetry
 from regauge.merging.merge_record import MergeRecord
 from regauge.report.figures import draw_figure
-from regauge.storage.checkpoints.outputs.ledger import PARTS, claim, remove_own, write_ledger
-from regauge.storage.checkpoints.outputs.staging import Staging
-from regauge.storage.checkpoints.writing import save
-from regauge.storage.plain_files import short_paths
 
 PARAMS = {"w": torch.ones(8, 4), "b": torch.zeros(8), "v": torch.ones(3, 8)}
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "permutation"})

@@ -11,18 +11,18 @@ import transformers
 from damage import EXAMPLES, LIMITED, Kind, check_kind, damage_bytes
 from folder_cases import SMALL_LLAMA
 
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.formats.adapters import read_config
+from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.outputs.ledger import require_own
+from regauge.checkpoints.outputs.provenance import read_provenance, summarize
+from regauge.checkpoints.writing import save
 from regauge.cli.models import load_model
 from regauge.cli.options import ExampleInputs, UsageError
 from regauge.core.symmetry import Symmetry
 from regauge.merging.recipe_reading import read_recipe
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.formats.adapters import read_config
-from regauge.storage.checkpoints.outputs.ledger import require_own
-from regauge.storage.checkpoints.outputs.provenance import read_provenance, summarize
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
-from regauge.storage.store.manifest import MANIFEST
 
 PARAMS = {"w": torch.ones(4, 3), "b": torch.zeros(4), "v": torch.ones(2, 4)}
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "signed"}).bind(PARAMS)

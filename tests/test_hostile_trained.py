@@ -15,6 +15,10 @@ from damage import EXAMPLES, LIMITED, Kind, bounded, check_kind, damage_bytes
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.checkpoints.alignments import Alignment, load_alignment, save_alignment
+from regauge.checkpoints.array_files import read_arrays
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save
 from regauge.core.escaping import UNSEEN
 from regauge.core.symmetry import Symmetry
 from regauge.flow import Config, Flow, Perceptron, fit, load_flow, save_flow
@@ -28,10 +32,6 @@ from regauge.report.flow_page import GOOD, NEW, flow_page
 from regauge.report.gauge_page import gauge_page
 from regauge.report.predictor_page import predictor_page
 from regauge.report.prune_page import prune_page
-from regauge.storage.array_files import read_arrays
-from regauge.storage.checkpoints.alignments import Alignment, load_alignment, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save
 from regauge.weightspace.decoder import MLPDecoder
 from regauge.weightspace.files import load_net, save_net
 

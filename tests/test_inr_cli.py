@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.discovery import discover
@@ -22,7 +23,6 @@ from regauge.inr.fields.named_signals import (
 )
 from regauge.inr.fields.signal_samples import Queries
 from regauge.inr.representation import Inr, load_inr, save_inr
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 
 SMALL = ("--width", "8", "--depth", "2", "--steps", "3")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.writing import save
 from regauge.data.images import pixel_centers
 from regauge.data.shapes import SHARED_START, VOXELS, shared_start, voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
@@ -27,7 +28,6 @@ from regauge.inr.fields.signal_samples import (
 )
 from regauge.inr.representation import Inr, load_inr, read_inr, save_inr
 from regauge.nets.siren import Siren
-from regauge.storage.checkpoints.writing import save
 
 INRS = [
     Inr(width=6, depth=2),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from regauge.checkpoints.checkpoint import load
 from regauge.cli.main import main
-from regauge.storage.checkpoints.checkpoint import load
 
 transformers = pytest.importorskip("transformers")
 

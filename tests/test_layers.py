@@ -16,6 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("names",),
     ("core",),
     ("relaxed",),
+    ("checkpoints",),
     ("storage",),
     ("discovery",),
     ("training",),
@@ -195,8 +196,8 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.prune_options",
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
-                "regauge.storage.checkpoint_names",
-                "regauge.storage.plain_files",
+                "regauge.checkpoints.checkpoint_names",
+                "regauge.checkpoints.plain_files",
             }
 
 
@@ -230,7 +231,7 @@ def test_public_names_stay_what_they_are() -> None:
     """Importing subpackages replaces no public name."""
     code = (
         "import regauge.alignment, regauge.discovery, regauge.merging, regauge as rg\n"
-        "for package in (rg, rg.alignment, rg.bayes, rg.inr, rg.merging, rg.storage, rg.zoo):\n"
+        "for package in (rg, rg.alignment, rg.bayes, rg.inr, rg.merging, rg.checkpoints, rg.storage, rg.zoo):\n"
         "    for name in package.__all__:\n        getattr(package, name)\n"
         "    assert dir(package) == sorted(package.__all__)\n"
         "assert callable(rg.align) and callable(rg.discover)\n"

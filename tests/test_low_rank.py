@@ -15,9 +15,9 @@ from regauge import Params
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.places import places_of
 from regauge.canonical.ranks import largest_ranks
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 
 class Attention(nn.Module):

@@ -16,13 +16,13 @@ from torch import Tensor
 import regauge as rg
 from regauge import Params, Symmetry
 from regauge.alignment.streamed.memory import SLACK
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.memory_limit import large_blocks_returned
+from regauge.checkpoints.writing import save
 from regauge.core.groups import Group, Placement
 from regauge.merging import RULES, Breadcrumbs, Dare, Della, ElectedMean, Rule, Setting, TaskArithmetic, Ties
 from regauge.merging.blend import Blend
 from regauge.merging.rule import Target, draw_seed
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.memory_limit import large_blocks_returned
-from regauge.storage.checkpoints.writing import save
 
 Array = NDArray[np.float64]
 NOTHING = Symmetry(())

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from regauge.checkpoints.checkpoint import load
 from regauge.nets.classification import Training
 from regauge.papers import one_classifier, populations, resnets
 from regauge.papers.experiment import Run
 from regauge.papers.table import Table
-from regauge.storage.checkpoints.checkpoint import load
 from regauge.training.optimizers import Adam
 
 pytestmark = pytest.mark.usefixtures("without_data")

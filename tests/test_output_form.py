@@ -11,13 +11,13 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.alignment.streamed.job import align_job, open_job, plan_job
+from regauge.checkpoints.alignments import alignment_path, load_alignment
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.form import DTYPES, Form
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.merging.merge_record import card_path
 from regauge.merging.streamed import merge_job
-from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.form import DTYPES, Form
-from regauge.storage.checkpoints.writing import save
 
 SHAPES = {"fc1.weight": (12, 5), "fc1.bias": (12,), "fc2.weight": (7, 12), "fc2.bias": (7,), "head.weight": (4, 7)}
 AXES = {"fc1.weight": ("h", None), "fc1.bias": ("h",), "fc2.weight": ("k", "h"), "fc2.bias": ("k",)}

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.alignments import Alignment, save_alignment
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.element import Value
 from regauge.core.rounding import require_held, round_alike, round_to
 from regauge.merging import WeightedSum
-from regauge.storage.checkpoints.alignments import Alignment, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.writing import save
 
 MODEL = """
 import torch

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import flow, learn
 from regauge import weightspace as ws
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params, select
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import layer_statistics
@@ -22,7 +23,6 @@ from regauge.learn.rendering import Rendering
 from regauge.learn.targets import Target
 from regauge.nets.siren import Siren
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.outputs.provenance import read_provenance
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.outputs.provenance import read_provenance
-from regauge.storage.checkpoints.writing import save
 
 MODEL = """
 import torch

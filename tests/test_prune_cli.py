@@ -11,10 +11,10 @@ import transformers
 from folder_cases import DENSE, SMALL_LLAMA, FolderCase, first_tensor, logits, open_clean
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 LLAMA = FolderCase(
     "LlamaForCausalLM", "LlamaConfig", SMALL_LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -82,7 +82,7 @@ def test_wrong_names_get_a_suggestion() -> None:
 
 def test_every_name_is_what_its_stub_says() -> None:
     """Type checkers read the stubs, and python follows them: no line is left out by either."""
-    for package in (rg, rg.bayes, rg.inr, rg.merging, rg.storage, rg.zoo):
+    for package in (rg, rg.bayes, rg.inr, rg.merging, rg.checkpoints, rg.storage, rg.zoo):
         assert package.__file__ is not None
         lines = Path(package.__file__).with_suffix(".pyi").read_text().splitlines()
         imports = [line.split() for line in lines if line.startswith("from ")]

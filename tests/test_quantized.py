@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.alignments import Alignment, save_alignment
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.writing import save
 from regauge.core.interpolation import mean
 from regauge.core.params import Params
-from regauge.storage.checkpoints.alignments import Alignment, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.writing import save
 
 SYMMETRY = rg.Symmetry.from_axes(
     {"up.weight": ("h", None), "up.bias": ("h",), "mask": ("h",), "down.weight": (None, "h")},

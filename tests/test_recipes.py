@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.outputs.provenance import hash_file, read_provenance
 from regauge.cli.main import main
 from regauge.merging.assembly import Assembly
 from regauge.merging.recipe_parts import Layers
 from regauge.merging.recipe_reading import read_recipe
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.outputs.provenance import hash_file, read_provenance
 
 transformers = pytest.importorskip("transformers")
 

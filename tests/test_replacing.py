@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.outputs.replacing import own_files
+from regauge.checkpoints.outputs.staging import Staging, partial_of, require_place
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.writing import Shard, save, whole_file, write_index, write_shard
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.checkpoint import Checkpoint, load
-from regauge.storage.checkpoints.outputs.replacing import own_files
-from regauge.storage.checkpoints.outputs.staging import Staging, partial_of, require_place
-from regauge.storage.checkpoints.writing import Shard, save, whole_file, write_index, write_shard
 
 INDEX = "model.safetensors.index.json"
 SYMMETRY = Symmetry.from_axes({"up": ("h", None), "down": (None, "h")}, kinds={"h": "signed"})

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import regauge as rg
+from regauge.checkpoints.alignments import Alignment, save_alignment
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli import output
 from regauge.cli.main import main
 from regauge.core.interpolation import distance
-from regauge.storage.checkpoints.alignments import Alignment, save_alignment
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 MODELS = """
 import torch

@@ -16,6 +16,7 @@ from torch import nn
 
 import regauge as rg
 from regauge.bayes.variational.mean_field import Variational
+from regauge.checkpoints.writing import save_text
 from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
 from regauge.nets.classification import Training
@@ -30,7 +31,6 @@ from regauge.papers.settings import describe
 from regauge.papers.table import Quantity, Row, Table, mean_curve, summarize
 from regauge.papers.tempered import TemperedJudge, fit_temperature
 from regauge.papers.ways import permutations_only, without_shifts
-from regauge.storage.checkpoints.writing import save_text
 from regauge.training import SGD, Adam, AdamW, Constant, Cosine, OneCycle
 
 NAMES = [(paper, name) for paper, experiments in EXPERIMENTS.items() for name in experiments]

@@ -21,6 +21,8 @@ from regauge.alignment.streamed.match import StreamedResult, align_streamed
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.act import resolve
 from regauge.core.families import inner_products
@@ -28,8 +30,6 @@ from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.nets.transformer import Llama
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save
 
 BY_NAME = {case.name: case for case in CASES}
 ONE_WAY = [
@@ -270,7 +270,7 @@ import re, sys
 from pathlib import Path
 import regauge.alignment.streamed.job, regauge.cli.align, regauge.cli.merge
 from regauge.cli.main import main
-from regauge.storage.checkpoints.memory_limit import resident
+from regauge.checkpoints.memory_limit import resident
 regauge.alignment.streamed.job.HELD = regauge.alignment.streamed.job.MERGING = 10**12
 base = resident()
 main(sys.argv[1:])

@@ -21,6 +21,8 @@ from regauge import weightspace as ws
 from regauge.alignment.engine.frames import balances_of
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.plan import make_plan
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save
 from regauge.core.classes import within_classes
 from regauge.core.exchangeable import classes_of
 from regauge.core.groups import Group, Placement
@@ -28,8 +30,6 @@ from regauge.core.probe import perturb
 from regauge.core.random_moves import RandomMoves
 from regauge.core.structure import carry
 from regauge.merging.table import RULES
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save
 
 TOLERANCE = 1e-9
 each_network = pytest.mark.parametrize("name", STRUCTURED)

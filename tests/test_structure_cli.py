@@ -7,10 +7,10 @@ import torch
 from structured import Positions
 from two_faces import Case
 
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 
 POSITIONS = """
 from structured import Positions

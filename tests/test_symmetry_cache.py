@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import memory_of
 from regauge.cli import tracing
 from regauge.cli.main import main
 from regauge.cli.tracing import Traced
 from regauge.storage import cache
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import memory_of
 
 transformers = pytest.importorskip("transformers")
 KNOWN = "is known from an earlier run"

@@ -10,12 +10,12 @@ import torch
 from apart import run_apart
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.cli.training_output import only_writer
 from regauge.nets.siren import Siren
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 

@@ -9,13 +9,13 @@ from progress import Recorded
 from torch import Tensor, nn
 
 from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params
 from regauge.core.progress import Advance
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, train
 from regauge.papers.experiment import Run
 from regauge.papers.populations import Population, networks, small_images
-from regauge.storage.checkpoints.writing import save
 from regauge.training import SGD, Adam, AdamW, Optimizer, state
 
 IMAGES, EPOCH, EPOCHS = 40, 5, 4

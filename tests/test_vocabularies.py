@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.vocabularies import Difference
 from regauge.cli.main import main
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.vocabularies import Difference
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

@@ -12,10 +12,10 @@ from weightspace_cases import NAMES, generator, move_units, population, symmetry
 
 import regauge as rg
 from regauge import weightspace as ws
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params, select
 from regauge.learn.layer_statistics import invariant_statistics, layer_statistics
 from regauge.nets.mlp import MLP
-from regauge.storage.checkpoints.writing import save
 
 HEADS: dict[str, Callable[[], Any]] = {
     "invariant": lambda: ws.Invariant(3),

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
 from regauge.nets.mlp import mlp
-from regauge.storage.architecture import Architecture, TensorSpec, layout_of
+from regauge.storage.architecture import Architecture
 
 CASES = (
     Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [5, 4, 3], "activation": {"import": "torch:tanh"}}),

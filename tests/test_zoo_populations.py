@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regauge.alignment import WeightMatching, align, align_pairs
 from regauge.canonical import canonicalize, orbit_distance
+from regauge.checkpoints.checkpoint import load
 from regauge.connect import line
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -18,7 +19,6 @@ from regauge.core.task import Task
 from regauge.discovery import discover
 from regauge.nets.mlp import mlp
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import load
 from regauge.storage.store import Store
 from regauge.zoo.jobs import run_jobs
 from regauge.zoo.jobs.compare_blocks import plan_comparison

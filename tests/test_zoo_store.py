@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regauge.checkpoints import writing
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.writing import whole_file
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.storage.architecture import Architecture, TensorSpec
-from regauge.storage.checkpoints import writing
-from regauge.storage.checkpoints.writing import whole_file
+from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, shard_file, verify
 from regauge.storage.store.columns import concatenate, decode, encode
 from regauge.storage.store.rows import split

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import align_pairs
+from regauge.checkpoints.writing import save
 from regauge.core import products
 from regauge.core.params import Params
 from regauge.core.products import use_library
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 from regauge.zoo.jobs import Share, run_jobs
 from regauge.zoo.jobs.compare_blocks import plan_comparison

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store
 
 NETS = """

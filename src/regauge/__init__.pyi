@@ -1,6 +1,7 @@
 from . import alignment as alignment
 from . import bayes as bayes
 from . import canonical as canonical
+from . import checkpoints as checkpoints
 from . import comparison as comparison
 from . import connect as connect
 from . import discovery as discovery
@@ -30,6 +31,8 @@ from .alignment import align as align
 from .alignment import align_many as align_many
 from .alignment import align_pairs as align_pairs
 from .canonical import canonicalize as canonicalize
+from .checkpoints import load_alignment as load_alignment
+from .checkpoints import save_alignment as save_alignment
 from .comparison import compare as compare
 from .comparison import fingerprint as fingerprint
 from .connect import line as line
@@ -56,7 +59,5 @@ from .gauging import Smooth as Smooth
 from .gauging import gauge as gauge
 from .merging import merge as merge
 from .pruning import prune as prune
-from .storage import load_alignment as load_alignment
-from .storage import save_alignment as save_alignment
 
 __version__: str

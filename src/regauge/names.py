@@ -1,6 +1,7 @@
 """Public names of a package, listed once: in the stub beside it, which type checkers read too; and the version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import lazy_loader
@@ -9,7 +10,9 @@ VERSION = "0.1.0"
 """Of regauge, as in pyproject.toml."""
 
 
-def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def attach(
+    package: str, file: str, moved: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Make `__getattr__`, `__dir__` and `__all__` for a package from its stub.
 
     Names are imported when they are first used, so that `regauge --help` answers without loading torch. To make a name
@@ -18,12 +21,17 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     Args:
         package: The `__name__` of the package.
         file: Its `__file__`; the stub is the `.pyi` file beside it.
+        moved: Names of earlier versions, which still work and are not listed, and where they are now:
+            `package` or `package:name`.
     """
     load, listed, public = lazy_loader.attach_stub(package, file)
 
     def find(name: str) -> Any:
         if name in public:
             return load(name)
+        if moved and name in moved:
+            place, _, new = moved[name].partition(":")
+            return getattr(import_module(place), new or name)
         from difflib import get_close_matches
 
         close = get_close_matches(name, public, n=1)

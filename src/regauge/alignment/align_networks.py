@@ -16,6 +16,10 @@ from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_n
 from regauge.alignment.result import Result, Results
 from regauge.alignment.streamed.job import Network, align_job, open_call, plan_job
 from regauge.alignment.table import METHODS
+from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element, stack
 from regauge.core.given import as_networks, as_params, require_instance
@@ -24,10 +28,6 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.structure import carry, carry_pairs
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
-from regauge.storage.checkpoints.form import Form
-from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.outputs.provenance import Provenance
 
 Joined = TypeVar("Joined", bound=Dictionaries)
 POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all pairs at once"

@@ -7,13 +7,13 @@ import torch
 import regauge as rg
 from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.streamed.source import measure_distances
+from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.writing import Pieces
 from regauge.cli.options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_tasks
 from regauge.merging.assembly import Assembly, take_over
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.writing import Pieces
 
 
 def run(options: Align) -> None:

@@ -1,12 +1,12 @@
 """`regauge apply`: a stored alignment on another checkpoint, or undone; tensor by tensor, however large it is."""
 
 from regauge.alignment.streamed.source import move_pieces
+from regauge.checkpoints.alignments import alignment_path, load_alignment
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.options import Apply
 from regauge.cli.output import show_progress, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.movable import require_movable
-from regauge.storage.checkpoints.alignments import alignment_path, load_alignment
 
 
 def run(options: Apply) -> None:

@@ -12,6 +12,16 @@ import torch
 import regauge as rg
 from regauge.alignment.streamed.job import FileJob, open_job, plan_job
 from regauge.alignment.streamed.source import measure_distances
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.formats.headers import StoredTensor
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, resident, size_text
+from regauge.checkpoints.names.converted import Converted
+from regauge.checkpoints.names.from_transformers import expected_of, name_for
+from regauge.checkpoints.outputs.provenance import Provenance
+from regauge.checkpoints.outputs.staging import Staging
+from regauge.checkpoints.writing import SUFFIX, Shard, save_text
 from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.models import read_networks
 from regauge.cli.options import Merge, UsageError
@@ -28,16 +38,6 @@ from regauge.merging.recipe import Vocabulary
 from regauge.merging.rule import draw_seed
 from regauge.merging.streamed import report_of
 from regauge.merging.tokens import TokenPlan
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.form import Form
-from regauge.storage.checkpoints.formats.headers import StoredTensor
-from regauge.storage.checkpoints.formats.state_dicts import match
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, resident, size_text
-from regauge.storage.checkpoints.names.converted import Converted
-from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
-from regauge.storage.checkpoints.outputs.provenance import Provenance
-from regauge.storage.checkpoints.outputs.staging import Staging
-from regauge.storage.checkpoints.writing import SUFFIX, Shard, save_text
 
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
 """From the networks, the names of the model in their order, those of running statistics and tied ones to the parts."""

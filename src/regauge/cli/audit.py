@@ -8,6 +8,9 @@ import torch
 import yaml
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.names.converted import Converted
+from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.models import find_traced, load_model, name_model, read_networks
 from regauge.cli.options import UsageError
@@ -15,9 +18,6 @@ from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_w
 from regauge.cli.tracing import Traced
 from regauge.core.params import Params, require_finite
 from regauge.gauging import Finding, ScalePair, audit, read_mappings, scale_pairs, write_table
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.names.converted import Converted
-from regauge.storage.checkpoints.writing import require_writable, save_text
 
 SUFFIXES = (".json", ".yaml", ".yml")
 

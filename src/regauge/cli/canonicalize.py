@@ -9,6 +9,9 @@ import regauge as rg
 from regauge.alignment.engine.frames import moves_statistics
 from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.source import move_pieces, move_tensor
+from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.memory_limit import size_text
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize, UsageError
@@ -16,9 +19,6 @@ from regauge.cli.output import show_status, tell, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.vocabulary import bring_together
 from regauge.core.counted import count
-from regauge.storage.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
-from regauge.storage.checkpoints.formats.state_dicts import shorten
-from regauge.storage.checkpoints.memory_limit import size_text
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {
     "order": lambda group: group.is_permuted,

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.cli.gauge_options import Gauge
 from regauge.cli.options import Apply, Canonicalize, Repair
 from regauge.cli.output import form_of
 from regauge.cli.provenance import provenance_of
 from regauge.cli.prune_options import Prune
-from regauge.storage.checkpoints.outputs.provenance import Provenance
 
 
 def open_checkpoints(

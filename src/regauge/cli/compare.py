@@ -6,6 +6,10 @@ from pathlib import Path
 import torch
 
 import regauge as rg
+from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
+from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES
+from regauge.checkpoints.formats.location import locate
+from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.compare_many import run_many
 from regauge.cli.compare_options import Compare
 from regauge.cli.compared import Opened
@@ -13,10 +17,6 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_notes, tell_table, tell_written
 from regauge.cli.streaming import show_work
 from regauge.names import VERSION
-from regauge.storage.checkpoint_names import TORCH_SUFFIXES
-from regauge.storage.checkpoints.alignments import SUFFIX as ALIGNMENT
-from regauge.storage.checkpoints.formats.location import locate
-from regauge.storage.checkpoints.writing import require_writable, save_text
 
 
 def run(options: Compare) -> None:

@@ -9,6 +9,8 @@ from os.path import commonpath
 from pathlib import Path
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save_text
 from regauge.cli.compare_options import Compare
 from regauge.cli.compared import Opened
 from regauge.cli.main import sentence
@@ -19,8 +21,6 @@ from regauge.comparison.common import find_common
 from regauge.core.families import connected
 from regauge.core.progress import Progress
 from regauge.names import VERSION
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save_text
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 

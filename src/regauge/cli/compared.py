@@ -9,6 +9,10 @@ import torch
 
 import regauge as rg
 from regauge.alignment.streamed.job import open_job
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.memory_limit import MemoryLimit, resident
+from regauge.checkpoints.names.from_transformers import name_by
 from regauge.cli.compare_options import Compare
 from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import UsageError
@@ -17,10 +21,6 @@ from regauge.cli.transformers_models import Values
 from regauge.cli.vocabulary import bring_together, model_with
 from regauge.comparison.common import find_common
 from regauge.core.progress import Progress, no_progress
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import match
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident
-from regauge.storage.checkpoints.names.from_transformers import name_by
 
 
 @dataclass(frozen=True)

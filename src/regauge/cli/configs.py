@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import nn
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.names.converted import Converted
+from regauge.checkpoints.names.from_transformers import name_for
+from regauge.checkpoints.names.transformers_models import CODE, REMOTE
+from regauge.checkpoints.plain_files import read_object
+from regauge.checkpoints.vocabularies import holds_tokens
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.core.params import Params
 from regauge.merging.recipe_parts import Layers
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.names.converted import Converted
-from regauge.storage.checkpoints.names.from_transformers import name_for
-from regauge.storage.checkpoints.names.transformers_models import CODE, REMOTE
-from regauge.storage.checkpoints.vocabularies import holds_tokens
-from regauge.storage.plain_files import read_object
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"

@@ -15,6 +15,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.writing import save
 from regauge.cli.options import Demo
 from regauge.cli.output import show, show_progress, tell
 from regauge.core.interpolation import distance, mean
@@ -26,8 +28,6 @@ from regauge.nets.classification import Training, initialize, split_batches, tra
 from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.writing import save
 from regauge.training.optimizers import AdamW
 from regauge.zoo.jobs.executors import one_thread
 

@@ -2,11 +2,11 @@
 
 import json
 
+from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.models import trace_model
 from regauge.cli.options import Discover
 from regauge.cli.output import tell, tell_written
 from regauge.cli.transformers_models import Values
-from regauge.storage.checkpoints.writing import require_writable, save_text
 
 
 def run(options: Discover) -> None:

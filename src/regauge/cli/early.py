@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from regauge.checkpoints.checkpoint_names import find_cached, say_absent, split_entry
+from regauge.checkpoints.plain_files import require_suffix
 from regauge.cli.options import CHECKPOINT, Endings, Existing, UsageError
-from regauge.storage.checkpoint_names import find_cached, say_absent, split_entry
-from regauge.storage.plain_files import require_suffix
 
 TRANSFORMERS = "a folder with config.json needs transformers"
 HDF5, DASK = "reading HDF5 needs h5py", "Dask is not installed"

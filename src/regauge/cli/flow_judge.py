@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from regauge import flow
+from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.flow_options import FlowJudge
 from regauge.cli.learn_settings import choose_networks
 from regauge.cli.options import UsageError
@@ -15,7 +16,6 @@ from regauge.cli.zoo_populations import task_on
 from regauge.learn.populations import spread
 from regauge.names import VERSION
 from regauge.report.flow_page import flow_page
-from regauge.storage.checkpoints.writing import require_writable, save_text
 from regauge.storage.collection import Kept
 from regauge.storage.store import Store
 

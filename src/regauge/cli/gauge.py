@@ -9,6 +9,8 @@ import torch
 
 import regauge as rg
 from regauge.alignment.streamed.job import FileJob
+from regauge.checkpoints.memory_limit import size_text
+from regauge.checkpoints.writing import path_beside, save_text
 from regauge.cli.audit import write_mappings
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.gauge_options import Gauge
@@ -37,8 +39,6 @@ from regauge.gauging.result import Chosen, describe_fixed
 from regauge.gauging.rounding import REPORTED
 from regauge.names import VERSION
 from regauge.report.gauge_page import gauge_page
-from regauge.storage.checkpoints.memory_limit import size_text
-from regauge.storage.checkpoints.writing import path_beside, save_text
 
 BESIDE = ".gauge.json"
 HELD = 4

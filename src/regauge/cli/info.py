@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.memory_limit import size_text
+from regauge.checkpoints.outputs.provenance import read_provenance, summarize
 from regauge.cli.options import Info
 from regauge.cli.output import tell, tell_table
 from regauge.core.escaping import escape
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import size_text
-from regauge.storage.checkpoints.outputs.provenance import read_provenance, summarize
 
 DEEPEST = 20
 """Ancestors behind so many others are indented like these."""

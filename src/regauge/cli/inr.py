@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.cli.options import UsageError
@@ -24,7 +25,6 @@ from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS, Mesh, extrac
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.inr.representation import Inr, load_inr, save_inr
 from regauge.report.shape_figures import View, shape_figure
-from regauge.storage.checkpoints.writing import require_writable, save_bytes
 from regauge.training import Adam
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)

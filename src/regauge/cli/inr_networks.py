@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.cli.models import Model
 from regauge.cli.options import UsageError
 from regauge.inr.fields.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.fields.signal_samples import EVALUATION
 from regauge.inr.representation import Inr, load_inr, read_inr
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge import learn
+from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.learn_autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_matching import matching
 from regauge.cli.learn_networks import read_networks, require_named
@@ -18,7 +19,6 @@ from regauge.cli.output import show_progress, show_status, tell, tell_table, tel
 from regauge.cli.training_output import tell_training, training_output
 from regauge.names import VERSION
 from regauge.report.predictor_page import predictor_page
-from regauge.storage.checkpoints.writing import require_writable, save_text
 from regauge.weightspace.files import needs_modules
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.checkpoints.writing import require_writable, save, save_text
 from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import LearnAutoencoder, LearnDecode, LearnEncode, LearnNearest
 from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, training_of
@@ -24,7 +25,6 @@ from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.names import VERSION
 from regauge.report.autoencoder_page import autoencoder_page
-from regauge.storage.checkpoints.writing import require_writable, save, save_text
 from regauge.storage.collection import Collection, Kept
 from regauge.storage.store import Store
 

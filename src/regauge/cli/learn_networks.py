@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.cli.options import UsageError
 from regauge.cli.output import warn
 from regauge.core.params import Params
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 from regauge.storage.collection import Kept
 from regauge.storage.store import Store
 

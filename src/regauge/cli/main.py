@@ -15,6 +15,7 @@ from typing import NoReturn, TypeAlias
 
 import tyro
 
+from regauge.checkpoints.plain_files import require_plain
 from regauge.cli.commands import hide_empty_defaults, require_command
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
@@ -27,7 +28,6 @@ from regauge.cli.prune_options import Prune
 from regauge.cli.zoo_options import Zoo
 from regauge.core.escaping import escape, escape_lines
 from regauge.names import VERSION
-from regauge.storage.plain_files import require_plain
 
 DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."
 Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
@@ -129,7 +129,7 @@ class _Sentences(logging.Handler):
 
 def _tell() -> None:
     """Print what storage and experiments say, once however many commands this process runs."""
-    for name in ("regauge.storage", "regauge.papers"):
+    for name in ("regauge.checkpoints", "regauge.papers"):
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
             logger.addHandler(_Sentences(logging.INFO))

@@ -9,6 +9,7 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.alignment.streamed.job import plan_job
+from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.cli.assemble import Request, assemble
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.provenance import provenance_of
@@ -24,7 +25,6 @@ from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, read_number, read_numbers
 from regauge.merging.streamed import merge_job, plan_blend
 from regauge.merging.table import RULES
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 
 def run(options: Merge) -> None:

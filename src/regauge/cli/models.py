@@ -17,6 +17,14 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.formats.adapters import adapter_symmetry
+from regauge.checkpoints.formats.state_dicts import has_names, match, shorten
+from regauge.checkpoints.names.extra import share_extra
+from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for
+from regauge.checkpoints.names.prefixes import unwrap
+from regauge.checkpoints.writing import SUFFIX
 from regauge.cli.compare_options import Compare
 from regauge.cli.every_expert import visit_every_expert
 from regauge.cli.example_inputs import with_masks
@@ -28,14 +36,6 @@ from regauge.cli.tracing import Traced, name_once, trace_once
 from regauge.cli.transformers_models import Values, build_folder, unreached_parts
 from regauge.cli.user_code import users_code
 from regauge.core.params import Params
-from regauge.storage.checkpoint_names import find_cached
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.adapters import adapter_symmetry
-from regauge.storage.checkpoints.formats.state_dicts import has_names, match, shorten
-from regauge.storage.checkpoints.names.extra import share_extra
-from regauge.storage.checkpoints.names.from_transformers import expected_of, name_by, name_for
-from regauge.storage.checkpoints.names.prefixes import unwrap
-from regauge.storage.checkpoints.writing import SUFFIX
 
 DESCRIBED = {"regauge.inr": "regauge.cli.inr_networks"}
 """Kinds of networks of which checkpoints say in their header that they hold one, and the module that builds them.

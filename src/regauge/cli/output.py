@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.options import PICTURES, Written
 from regauge.core.escaping import escape, escape_json, escape_lines
 from regauge.core.progress import Advance, Progress
-from regauge.storage.checkpoints.form import Form
-from regauge.storage.checkpoints.writing import require_writable, save_text, whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

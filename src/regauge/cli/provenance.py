@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from regauge.storage.checkpoints.outputs.provenance import Input, Provenance
+from regauge.checkpoints.outputs.provenance import Input, Provenance
 
 WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace", "json")
 """Options that leave the values of the output alone."""

@@ -9,6 +9,9 @@ import torch
 
 import regauge as rg
 from regauge.alignment.streamed.job import FileJob
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.memory_limit import size_text
+from regauge.checkpoints.writing import SUFFIX, path_beside, save_text
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
 from regauge.cli.options import UsageError
@@ -22,9 +25,6 @@ from regauge.names import VERSION
 from regauge.pruning import Criterion, Magnitude, OutputError, Pruned, RandomUnits, Taylor
 from regauge.pruning.prune_network import WITHOUT_DATA
 from regauge.report.prune_page import prune_page
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import size_text
-from regauge.storage.checkpoints.writing import SUFFIX, path_beside, save_text
 
 BESIDE = ".prune.json"
 CRITERIA: dict[str, type[Criterion]] = {

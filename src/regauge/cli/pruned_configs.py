@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from regauge.checkpoints.plain_files import read_object
 from regauge.cli.transformers_models import traceable
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
 from regauge.pruning.resizing import Accept, new_sizes
-from regauge.storage.plain_files import read_object
 
 Path_: TypeAlias = tuple[str | int, ...]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]

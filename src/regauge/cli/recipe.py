@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.outputs.provenance import Input
 from regauge.cli.assemble import Request, assemble
 from regauge.cli.options import Matching, Merge, UsageError
 from regauge.cli.output import warn
@@ -12,8 +14,6 @@ from regauge.merging.assembly import Part
 from regauge.merging.recipe import Recipe
 from regauge.merging.recipe_parts import choose_dtype, plan_parts
 from regauge.merging.recipe_reading import read_recipe
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.outputs.provenance import Input
 
 KEPT = "recipe.yml"
 """The recipe in an output folder."""

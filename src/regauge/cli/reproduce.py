@@ -12,6 +12,8 @@ import torch
 from rich.table import Table as Printed
 
 import regauge as rg
+from regauge.checkpoints.plain_files import read_json
+from regauge.checkpoints.writing import save_text
 from regauge.cli.options import Reproduce, UsageError
 from regauge.cli.output import show, show_progress, tell
 from regauge.core.devices import find_device
@@ -23,8 +25,6 @@ from regauge.papers.table import Table
 from regauge.report.figures import picture_figure
 from regauge.report.line_figures import methods_figure
 from regauge.report.shape_figures import strips_figure
-from regauge.storage.checkpoints.writing import save_text
-from regauge.storage.plain_files import read_json
 from regauge.zoo.jobs.executors import one_thread
 
 

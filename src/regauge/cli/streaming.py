@@ -9,6 +9,8 @@ from typing import Any
 import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
+from regauge.checkpoints.alignments import alignment_label, alignment_path
+from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
 from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import form_of, show_progress, show_status, tell, tell_table, tell_written
@@ -18,8 +20,6 @@ from regauge.cli.vocabulary import bring_together, model_with
 from regauge.core.progress import Progress, no_progress
 from regauge.merging.merge_record import MergeRecord, card_path
 from regauge.merging.tokens import TokenPlan
-from regauge.storage.checkpoints.alignments import alignment_label, alignment_path
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, resident, size_text
 
 
 def read_job(

@@ -13,6 +13,11 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import regauge as rg
+from regauge.checkpoints.array_files import SUFFIXES, read_arrays
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.names.extra import share_extra
+from regauge.checkpoints.names.from_transformers import expected_of, name_for
 from regauge.cli.compare_options import Compare
 from regauge.cli.models import (
     Model,
@@ -29,11 +34,6 @@ from regauge.cli.user_code import users_code
 from regauge.cli.vocabulary import bring_together
 from regauge.core.params import Params
 from regauge.core.task import Batch, arguments, choose_and_judge, cross_entropy
-from regauge.storage.array_files import SUFFIXES, read_arrays
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import match
-from regauge.storage.checkpoints.names.extra import share_extra
-from regauge.storage.checkpoints.names.from_transformers import expected_of, name_for
 
 IGNORED = -100
 """The class of targets that the cross entropy leaves out."""

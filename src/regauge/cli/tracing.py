@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import memory_of
+from regauge.checkpoints.names.conversion import Conversion
+from regauge.checkpoints.names.converted import Converted
 from regauge.cli.options import ExampleInputs
 from regauge.core.params import Params
 from regauge.storage.cache import keep, recall
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import memory_of
-from regauge.storage.checkpoints.names.conversion import Conversion
-from regauge.storage.checkpoints.names.converted import Converted
 
 KIND, NAMES = "symmetries", "names"
 """What is kept: symmetries, and how files are read that have other names than their model."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from regauge.checkpoints.outputs.ledger import require_lock
+from regauge.checkpoints.writing import require_writable
 from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_table
 from regauge.learn.training import Trained
 from regauge.learn.training_state import is_state
-from regauge.storage.checkpoints.outputs.ledger import require_lock
-from regauge.storage.checkpoints.writing import require_writable
 
 STATE = ".partial.safetensors"
 

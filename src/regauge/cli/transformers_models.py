@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from regauge.checkpoints.names.from_transformers import find_factory
+from regauge.checkpoints.names.transformers_models import is_of_transformers
 from regauge.cli.example_inputs import Kwargs, example_inputs
 from regauge.cli.options import UsageError
 from regauge.cli.user_code import users_code
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.names.from_transformers import find_factory
-from regauge.storage.checkpoints.names.transformers_models import is_of_transformers
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""

@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 from regauge.alignment.streamed.job import FileJob
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.plain_files import read_object
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.plain_files import read_object
 
 CONFIG, TIED = "config.json", "tie_word_embeddings"
 

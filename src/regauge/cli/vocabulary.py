@@ -9,13 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from regauge.cli.configs import CONFIG, Configuration
-from regauge.cli.options import UsageError
-from regauge.cli.output import warn
-from regauge.merging.recipe import Vocabulary
-from regauge.merging.tokens import Retokenized, TokenPlan
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.vocabularies import (
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.plain_files import parse_object, read_inside, read_object, read_text
+from regauge.checkpoints.vocabularies import (
     TEMPLATE,
     Difference,
     compare_tokens,
@@ -25,8 +21,12 @@ from regauge.storage.checkpoints.vocabularies import (
     note_files,
     tokenizer_files,
 )
-from regauge.storage.checkpoints.writing import SUFFIX
-from regauge.storage.plain_files import parse_object, read_inside, read_object, read_text
+from regauge.checkpoints.writing import SUFFIX
+from regauge.cli.configs import CONFIG, Configuration
+from regauge.cli.options import UsageError
+from regauge.cli.output import warn
+from regauge.merging.recipe import Vocabulary
+from regauge.merging.tokens import Retokenized, TokenPlan
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import learn
+from regauge.checkpoints.array_files import SUFFIXES
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
 from regauge.cli.options import UsageError
 from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
 from regauge.cli.tasks import load_batches, task_of, with_reset
@@ -22,10 +26,6 @@ from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNe
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.storage.architecture import Architecture
-from regauge.storage.array_files import SUFFIXES
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import match
-from regauge.storage.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison

@@ -13,6 +13,8 @@ from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.source import Moved, move_tensor
 from regauge.canonical.null_spaces import has_null_spaces
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.memory_limit import size_text
 from regauge.core.act import Site
 from regauge.core.balance import has_balance
 from regauge.core.element import Element
@@ -20,8 +22,6 @@ from regauge.core.movable import VALUES, require_movable
 from regauge.core.params import require_finite, work_dtype
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import size_text
 
 HELD = 5
 """Copies of the largest tensor that measuring it holds."""

@@ -7,11 +7,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.comparison.widths import Widths, find_widths, fit_widths
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import shorten
 
 Shape = tuple[int, ...]
 SHARED = 0.5

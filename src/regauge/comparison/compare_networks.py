@@ -18,6 +18,8 @@ from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import Moved
 from regauge.canonical.null_spaces import without_null_spaces
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.comparison import Comparison, mean_share
 from regauge.comparison.fingerprints import fingerprint
@@ -36,8 +38,6 @@ from regauge.core.params import Params, work_dtype
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
 
 STRANGERS = 4
 """Strangers that say what alignment explains by chance, of small networks; for large ones, where chance matters less,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regauge.alignment.streamed.job import Network, open_job
 from regauge.canonical.null_spaces import without_null_spaces
+from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
 from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
@@ -19,7 +20,6 @@ from regauge.core.params import require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.memory_limit import MemoryLimit
 
 SIZE = 256
 """Numbers of a fingerprint."""

@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from regauge.alignment.streamed.source import move_tensor
+from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.outputs.provenance import WEIGHTS, Input, hash_file, read_provenance
 from regauge.core.element import Element
 from regauge.core.escaping import escape
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, load_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.formats.state_dicts import shorten
-from regauge.storage.checkpoints.outputs.provenance import WEIGHTS, Input, hash_file, read_provenance
 
 CHOOSING = ("align", "canonicalize", "apply", "merge")
 """Commands whose outputs have their units in an order that somebody chose."""

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 
+from regauge.checkpoints.claims import Claims
+from regauge.checkpoints.described import DAMAGE, damage, read_described
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params, below
 from regauge.core.symmetry import Symmetry
 from regauge.flow.components import Components
@@ -14,9 +17,6 @@ from regauge.flow.flow import Flow
 from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import LOG_NORM, Space
-from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
-from regauge.storage.checkpoints.writing import save
 
 KIND, VERSION = "regauge flow", "2"
 EARLIER = "1"

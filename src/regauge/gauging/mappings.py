@@ -8,13 +8,13 @@ from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any, Literal
 
+from regauge.checkpoints.plain_files import require_plain
+from regauge.checkpoints.yaml_files import read_yaml
 from regauge.core.arguments import check_arguments
 from regauge.core.expressions import Expression
 from regauge.core.scales import Direction, Place, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
-from regauge.storage.plain_files import require_plain
-from regauge.storage.yaml_files import read_yaml
 
 Tool = Literal["llm-compressor", "autoawq"]
 EXPRESSION = "re:"

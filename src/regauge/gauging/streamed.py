@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.streamed.memory import row_ranges
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import require_finite
@@ -18,8 +20,6 @@ from regauge.gauging.methods.rotations import Hadamard, Rotation
 from regauge.gauging.moves import Move, Uncovered, move_tensor, rotating, uncover_rotations
 from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import REPORTED, layer_rows
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import Pieces
 
 PIECE = 1 << 23
 """Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
+from regauge.checkpoints.formats.state_dicts import match
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.products import add_matmul, scaled_matmul
@@ -18,7 +19,6 @@ from regauge.inr.fields.signal_samples import Samples, image_samples
 from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
-from regauge.storage.checkpoints.formats.state_dicts import match
 from regauge.training import Adam, Descent, Minimum, Optimizer, minimize
 from regauge.training.chains.steps import ACTIVATIONS
 from regauge.zoo.jobs.executors import one_thread

@@ -11,6 +11,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.described import describe_kind
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params
 from regauge.core.symmetry_text import read_versioned
 from regauge.core.typed_json import require_fields
@@ -18,10 +22,6 @@ from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Bias, Siren
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.described import describe_kind
-from regauge.storage.checkpoints.formats.state_dicts import match
-from regauge.storage.checkpoints.writing import save
 
 FORMAT = "regauge.inr"
 VERSION = 1

@@ -12,13 +12,13 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regauge.checkpoints.claims import Claims
+from regauge.checkpoints.described import DAMAGE, damage, read_described
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params, below, require_finite, select, work_dtype
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
 from regauge.weightspace.files import describe_net, make_net

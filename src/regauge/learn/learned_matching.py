@@ -15,6 +15,7 @@ from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
+from regauge.checkpoints.described import DAMAGE, damage
 from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
@@ -22,7 +23,6 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.populations import to_net
 from regauge.learn.training import Trained
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
-from regauge.storage.checkpoints.described import DAMAGE, damage
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import UnitFeatures
 from regauge.weightspace.metanet import Metanet

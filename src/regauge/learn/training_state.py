@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import bytes_of, save
 from regauge.core.params import Params, below
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import bytes_of, save
 from regauge.storage.loader import Loader
 from regauge.training.optimizers import load_moments, moments_of
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import move_tensor
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.core.element import Element
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.rounding import require_held, round_to
@@ -16,8 +18,6 @@ from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from
 from regauge.merging.table import RULES
 from regauge.merging.tokens import TokenPlan, as_tokenized
-from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 Place = tuple[int, str]
 """The number of a network, and the name of a tensor there."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import move_tensor
+from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
 from regauge.core.movable import VALUES, require_shared
@@ -17,7 +18,6 @@ from regauge.core.rounding import require_held, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from, weighted_sum
 from regauge.merging.settings import Number, Setting, find_depths
-from regauge.storage.checkpoints.checkpoint import Checkpoint
 
 MOVING = 3
 """Copies of a piece while it is read, moved by an element and converted."""

@@ -10,6 +10,12 @@ import torch
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.streamed.job import Network, open_call, plan_job
 from regauge.alignment.table import METHODS
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.dtypes import dtype_notes
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.outputs.provenance import Provenance
+from regauge.checkpoints.writing import save_text
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.interpolation import distance
@@ -24,12 +30,6 @@ from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, Setting
 from regauge.merging.streamed import merge_job
 from regauge.merging.table import RULES
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.dtypes import dtype_notes
-from regauge.storage.checkpoints.form import Form
-from regauge.storage.checkpoints.memory_limit import MemoryLimit
-from regauge.storage.checkpoints.outputs.provenance import Provenance
-from regauge.storage.checkpoints.writing import save_text
 
 
 @check_arguments

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regauge.checkpoints.plain_files import short_paths
 from regauge.core.element import Element
 from regauge.core.escaping import escape_code, escape_markdown
 from regauge.core.markdown import markdown_table
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.merging.settings import Number
-from regauge.storage.plain_files import short_paths
 
 Metrics = Mapping[str, float]
 

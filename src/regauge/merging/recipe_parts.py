@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.dtypes import list_dtypes
+from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.merging.assembly import Part, Place
 from regauge.merging.recipe import Recipe, Slice, Source
 from regauge.merging.recipe_methods import METHODS, SINGLE
 from regauge.merging.rule import Rule, Target
 from regauge.merging.settings import LAYER, Number, find_depths
 from regauge.merging.table import RULES
-from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.dtypes import list_dtypes
 
 LEAST = 1e-8
 """Weights whose sum is smaller cannot be normalized."""

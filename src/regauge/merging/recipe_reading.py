@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.yaml_files import REFUSED, compose_yaml
 from regauge.merging.recipe import Parameter, Parameters, Recipe, Slice, Source, TokenSource, Vocabulary
 from regauge.merging.recipe_methods import IDLE, METHODS, SINGLE, RecipeMethod
-from regauge.storage.checkpoint_names import find_cached
-from regauge.storage.yaml_files import REFUSED, compose_yaml
 
 KEYS = (
     "merge_method",

@@ -7,15 +7,15 @@ from typing import cast
 from regauge.alignment.streamed.job import StreamedJob
 from regauge.alignment.streamed.match import StreamedResult
 from regauge.alignment.streamed.source import measure_distances
+from regauge.checkpoints.dtypes import dtype_notes
+from regauge.checkpoints.memory_limit import large_blocks_returned
+from regauge.checkpoints.writing import save_text
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.merging.blend import Blend
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule
 from regauge.merging.settings import Number
-from regauge.storage.checkpoints.dtypes import dtype_notes
-from regauge.storage.checkpoints.memory_limit import large_blocks_returned
-from regauge.storage.checkpoints.writing import save_text
 
 
 def plan_blend(

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.checkpoint import PIECE, Checkpoint
+from regauge.checkpoints.names.converted import Converted
 from regauge.merging.recipe import TokenSource
-from regauge.storage.checkpoints.checkpoint import PIECE, Checkpoint
-from regauge.storage.checkpoints.names.converted import Converted
 
 
 @dataclass(frozen=True)

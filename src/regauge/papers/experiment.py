@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from filelock import FileLock, Timeout
 
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save, save_text
 from regauge.core.devices import multiplies_bfloat16, to_device
 from regauge.core.params import Params
 from regauge.core.progress import Progress, Unit, no_progress
 from regauge.papers.settings import place_of
 from regauge.papers.table import Record, Table
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save, save_text
 
 LOG = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from regauge.storage.checkpoints.writing import save_text
+from regauge.checkpoints.writing import save_text
 
 BESIDE = ".settings"
 """Suffix of the file with all settings, defaults included."""

@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 from jinja2 import UndefinedError
 
+from regauge.checkpoints.plain_files import parse_object
 from regauge.core.escaping import escape_lines
-from regauge.storage.plain_files import parse_object
 
 
 @contextmanager

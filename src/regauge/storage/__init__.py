@@ -1,5 +1,9 @@
-"""Files on the disk: checkpoints, populations, architectures."""
+"""Populations in files: stores, loaders of batches of networks, architectures."""
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    __file__,
+    moved=dict.fromkeys(("Alignment", "adapter_symmetry", "load_alignment", "save_alignment"), "regauge.checkpoints"),
+)

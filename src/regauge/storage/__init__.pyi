@@ -1,8 +1,4 @@
 from .architecture import Architecture as Architecture
-from .checkpoints.alignments import Alignment as Alignment
-from .checkpoints.alignments import load_alignment as load_alignment
-from .checkpoints.alignments import save_alignment as save_alignment
-from .checkpoints.formats.adapters import adapter_symmetry as adapter_symmetry
 from .collection import Collection as Collection
 from .loader import Batch as Batch
 from .loader import Loader as Loader

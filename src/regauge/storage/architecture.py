@@ -2,38 +2,20 @@
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
 from regauge.core.params import Params
 from regauge.core.symmetry_text import read_versioned
 
 FORMAT = "regauge.architecture"
 VERSION = 1
-
-
-class TensorSpec(NamedTuple):
-    """One tensor of a network: its key in the state dictionary, its shape without a model axis, and its dtype."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the values in bytes."""
-        return self.size * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -148,11 +130,6 @@ class Architecture:
             return cls(document["name"], document["factory"], document["settings"], layout)
         except (KeyError, TypeError) as error:
             raise ValueError(f"this architecture is malformed: {type(error).__name__}: {error}") from error
-
-
-def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """The tensors of one network: names, shapes and dtypes, in order."""
-    return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
 
 
 def import_object(text: str) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from regauge.storage.checkpoints.disk import TEMPORARY
-from regauge.storage.checkpoints.writing import save_text
+from regauge.checkpoints.disk import TEMPORARY
+from regauge.checkpoints.writing import save_text
 
 VARIABLE = "REGAUGE_CACHE"
 """Environment variable with the folder of the cache; that of the operating system if not set."""

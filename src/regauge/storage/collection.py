@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.writing import bytes_of
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
-from regauge.storage.architecture import TensorSpec
-from regauge.storage.checkpoints.writing import bytes_of
 from regauge.storage.store import Store
 from regauge.storage.store.columns import Array
 from regauge.storage.store.listing import resolve

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save
 from regauge.core.params import Params, below
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save
 
 SECONDS = 60.0
 """Time between two states of a descent, so that short ones write none."""

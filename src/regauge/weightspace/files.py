@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.claims import Claims
+from regauge.checkpoints.described import DAMAGE, damage, read_described
+from regauge.checkpoints.writing import save
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.claims import Claims
-from regauge.storage.checkpoints.described import DAMAGE, damage, read_described
-from regauge.storage.checkpoints.writing import save
 from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
 from regauge.weightspace.layers import LAYERS

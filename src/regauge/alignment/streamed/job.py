@@ -20,6 +20,19 @@ from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
+from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
+from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.checkpoint import Checkpoint, require_alike, require_same_kinds
+from regauge.checkpoints.disk import require_space
+from regauge.checkpoints.form import AS_STORED, Form
+from regauge.checkpoints.formats.adapters import CONFIG
+from regauge.checkpoints.memory_limit import MemoryLimit, size_text
+from regauge.checkpoints.names.extra import share_extra
+from regauge.checkpoints.names.from_transformers import name_by
+from regauge.checkpoints.outputs.provenance import Provenance, name_networks
+from regauge.checkpoints.outputs.staging import Staging, require_place
+from regauge.checkpoints.padded import Padded, match_adapters
+from regauge.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 from regauge.core.element import Element
 from regauge.core.movable import require_movable
 from regauge.core.params import Params
@@ -28,19 +41,6 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.structure import carry
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.storage.checkpoints.alignments import SUFFIX as ALIGNMENT
-from regauge.storage.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.storage.checkpoints.checkpoint import Checkpoint, require_alike, require_same_kinds
-from regauge.storage.checkpoints.disk import require_space
-from regauge.storage.checkpoints.form import AS_STORED, Form
-from regauge.storage.checkpoints.formats.adapters import CONFIG
-from regauge.storage.checkpoints.memory_limit import MemoryLimit, size_text
-from regauge.storage.checkpoints.names.extra import share_extra
-from regauge.storage.checkpoints.names.from_transformers import name_by
-from regauge.storage.checkpoints.outputs.provenance import Provenance, name_networks
-from regauge.storage.checkpoints.outputs.staging import Staging, require_place
-from regauge.storage.checkpoints.padded import Padded, match_adapters
-from regauge.storage.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
 
 NO_OUTPUTS = (".bin", ".pt", ".pth", ".ckpt", ".json", ".gguf", ".onnx", ".npz", ".h5")
 """How the name of an output does not end: it would be that of a folder."""

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.memory_limit import size_text
 from regauge.core.progress import Advance, Progress, no_advance
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.memory_limit import size_text
 
 
 class Passes:

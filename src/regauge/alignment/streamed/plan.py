@@ -13,6 +13,7 @@ import torch
 
 from regauge.alignment.engine.fitting import fitted_groups, fitted_parts
 from regauge.alignment.streamed.memory import Sizes
+from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.core.act import resolve
 from regauge.core.balance import Buffers, balanced_parts
 from regauge.core.families import Family, families
@@ -20,7 +21,6 @@ from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.groups import Group
 from regauge.core.params import work_dtype
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.formats.state_dicts import shorten
 
 MAX_SHARED = 4
 """How many of the families of signs that act in several working sets are chosen; the others keep their signs."""

@@ -11,6 +11,8 @@ from regauge.alignment.engine.frames import is_stretched, move_by
 from regauge.alignment.streamed.memory import CHUNK, row_ranges
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.state import ClimbState
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import Pieces
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
@@ -24,8 +26,6 @@ from regauge.core.interpolation import distance
 from regauge.core.params import require_finite, work_dtype
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import Pieces
 
 
 class Total:

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save
 from regauge.core.element import Element, Value
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.checkpoint import Checkpoint
-from regauge.storage.checkpoints.writing import save
 
 
 @dataclass

@@ -12,9 +12,9 @@ from regauge.bayes.importers.gaussians import detach, make_gaussian
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.prediction.likelihoods import Likelihood
+from regauge.checkpoints.checkpoint import load
 from regauge.core.arguments import check_arguments
 from regauge.core.params import require_finite, require_same_shapes
-from regauge.storage.checkpoints.checkpoint import load
 
 
 def from_samples(

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.inr.fields.signal_samples import labels_of
 from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
-from regauge.storage.checkpoints.writing import require_writable, save_bytes
 
 MESH_FORMATS = (".ply", ".obj", ".stl")
 """PLY holds float32 exactly, OBJ eight decimals; STL has no numbers of vertices, so that reading merges equal ones."""

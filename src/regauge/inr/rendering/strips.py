@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.connect.paths import Path, Straight
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_same_shapes
@@ -23,7 +24,6 @@ from regauge.inr.rendering.field_values import render_image
 from regauge.inr.rendering.mesh import Mesh, NoSurfaceError, extract_mesh
 from regauge.inr.rendering.points import PointCloud, Projection, extract_points
 from regauge.inr.representation import Inr, Signal
-from regauge.storage.checkpoints.writing import require_writable, save_bytes
 
 FORMAT, VERSION = "regauge.strips", 2
 BINS = 40

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.writing import save_text
 from regauge.core.symmetry import Symmetry
 from regauge.core.symmetry_text import read_versioned
 from regauge.storage.architecture import Architecture
-from regauge.storage.checkpoints.writing import save_text
 from regauge.storage.store.packing import STORAGE
 
 FOLDER = "shards"
 FORMAT = "regauge.store"
 VERSION = 1
-MANIFEST = "store.json"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.core.params import Params
-from regauge.storage.architecture import Architecture, TensorSpec
+from regauge.storage.architecture import Architecture
 from regauge.storage.store.columns import Array, Row
 
 STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}

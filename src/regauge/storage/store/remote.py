@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regauge.checkpoints.disk import require_space
+from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.writing import SUFFIX, whole_file
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.cache import cache_folder
-from regauge.storage.checkpoints.disk import require_space
-from regauge.storage.checkpoints.writing import SUFFIX, whole_file
-from regauge.storage.store.manifest import FOLDER, MANIFEST, Manifest
+from regauge.storage.store.manifest import FOLDER, Manifest
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

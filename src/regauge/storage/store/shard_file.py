@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.disk import PARTIAL
+from regauge.checkpoints.formats.headers import StoredTensor, encode_header, read_header
+from regauge.checkpoints.tensor_spec import layout_of
+from regauge.checkpoints.writing import SUFFIX, bytes_of, whole_file
 from regauge.core.progress import Progress, no_progress
-from regauge.storage.architecture import layout_of
-from regauge.storage.checkpoints.disk import PARTIAL
-from regauge.storage.checkpoints.formats.headers import StoredTensor, encode_header, read_header
-from regauge.storage.checkpoints.writing import SUFFIX, bytes_of, whole_file
 from regauge.storage.store.columns import Array, Column, describe, narrow
 from regauge.storage.store.manifest import FOLDER, require_manifest
 from regauge.storage.store.packing import Segment

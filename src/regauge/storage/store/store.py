@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.formats.location import MANIFEST
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -19,7 +20,7 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.store import shard_file
 from regauge.storage.store.columns import Array, encode
 from regauge.storage.store.listing import FINITE, Listing, Place, resolve
-from regauge.storage.store.manifest import MANIFEST, Manifest
+from regauge.storage.store.manifest import Manifest
 from regauge.storage.store.packing import memory_of, pack, require_networks, segments_of
 from regauge.storage.store.remote import copy_store, url_of
 from regauge.storage.store.rows import Indices, Rows, split

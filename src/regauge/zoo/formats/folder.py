@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.tensor_spec import layout_of
 from regauge.core.params import Params
-from regauge.storage.architecture import Architecture, layout_of
-from regauge.storage.checkpoints.formats.state_dicts import match
+from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import examples
 from regauge.zoo.formats.source import Source, Tree
 

@@ -18,13 +18,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regauge.checkpoints.formats.state_dicts import read_torch_file
+from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
-from regauge.storage.architecture import Architecture, TensorSpec, layout_of
-from regauge.storage.checkpoints.formats.state_dicts import read_torch_file
+from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 
 ROW = "row"

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.checkpoints.writing import save_text, whole_file
 from regauge.core.params import Params
-from regauge.storage.checkpoints.writing import save_text, whole_file
 from regauge.storage.store import Place, Store
 
 Compare = Callable[[Params, Params], Tensor]

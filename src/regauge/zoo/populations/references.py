@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from regauge.alignment import align_pairs
 from regauge.alignment.method import Method
+from regauge.checkpoints.checkpoint import load
+from regauge.checkpoints.writing import save
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, select
 from regauge.core.products import Library, use_library
 from regauge.core.symmetry import Symmetry
-from regauge.storage.checkpoints.checkpoint import load
-from regauge.storage.checkpoints.writing import save
 from regauge.storage.store import Store, path_of
 from regauge.zoo.jobs.driver import recorded_library
 from regauge.zoo.populations.pairs import OrbitDistances

@@ -1,0 +1,5 @@
+"""One network in files: safetensors (sharded too), weights-only torch files, adapters, stored alignments."""
+
+from regauge.names import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,0 +1,147 @@
+"""The alignment of a checkpoint, stored beside it: an element and the symmetry that it belongs to.
+
+An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`; its header holds the
+symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or inverted.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.described import describe_kind
+from regauge.checkpoints.writing import save
+from regauge.core.element import Element, Value
+from regauge.core.given import describe
+from regauge.core.symmetry import Symmetry
+
+FORMAT = "regauge.alignment"
+VERSION = "1"
+SUFFIX = ".alignment.safetensors"
+IN_FOLDER = "regauge" + SUFFIX
+"""The alignment of a checkpoint that is a folder."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What moved network B next to network A, `symmetry.act(element, params_b)`, and the symmetry it belongs to."""
+
+    symmetry: Symmetry
+    element: Element
+
+
+def alignment_path(checkpoint: str | Path) -> Path:
+    """Where the alignment of a checkpoint is stored: `b.safetensors` has `b.alignment.safetensors` beside it.
+
+    In a folder it is one of the files.
+    """
+    path = Path(checkpoint)
+    if not path.name.endswith(".safetensors"):
+        return path / IN_FOLDER
+    return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
+
+
+def alignment_label(checkpoint: str | Path | None) -> str:
+    """The name of that file for a provenance, which is the same for all names of outputs."""
+    is_file = checkpoint is None or str(checkpoint).endswith(".safetensors")
+    return f"*{SUFFIX}" if is_file else IN_FOLDER
+
+
+class Aligned(Protocol):
+    """What has an element and its symmetry: an `Alignment`, or the result of `regauge.align`."""
+
+    @property
+    def symmetry(self) -> Symmetry: ...
+
+    @property
+    def element(self) -> Element: ...
+
+
+def save_alignment(alignment: Aligned, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write an alignment to a safetensors file, whole or not at all; `regauge apply` reads it too.
+
+    Args:
+        alignment: What `regauge.align` returned, or an `Alignment`.
+        path: The file, named `....safetensors`.
+        overwrite: Whether a file of that name may be replaced.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        TypeError: There is no element in what was given.
+        ValueError: The element is a batch.
+    """
+    if not isinstance(getattr(alignment, "element", None), Element):
+        raise TypeError(
+            f"the alignment is {describe(alignment)}, but the result of `regauge.align` is expected, which has the "
+            "element and its symmetry; give the result itself, not its parameters"
+        )
+    if alignment.element.batch:
+        raise ValueError(
+            f"the element is a batch of shape {alignment.element.batch}; store one alignment per file, "
+            "`element.item(k)` picks one"
+        )
+    tensors = {
+        f"{group}/{field}": tensor for group, value in alignment.element.items() for field, tensor in value.items()
+    }
+    header = {"kind": FORMAT, "version": VERSION, "symmetry": alignment.symmetry.to_json()}
+    return save(tensors, path, overwrite=overwrite, metadata=header)
+
+
+def load_alignment(path: str | Path) -> Alignment:
+    """Read what `save_alignment` or `regauge align` wrote; `symmetry.act(element, params)` applies it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, no alignment, of a newer version, or its element does not fit its symmetry.
+    """
+    path = Path(path)
+    if not path.exists():
+        if path.parent.is_file():
+            raise ValueError(
+                f"{str(path.parent)!r} is no alignment; name what `regauge align` wrote beside its output, which ends "
+                f"in {SUFFIX}, and then the checkpoint"
+            )
+        raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it beside its output")
+    with Checkpoint.open(path) as checkpoint:
+        header, tensors = checkpoint.header, checkpoint.params
+    if header.get("kind") != FORMAT or "symmetry" not in header:
+        raise ValueError(
+            f"{str(path)!r} is no alignment but {describe_kind(header)}; `regauge align` writes one beside its output, "
+            f"named ...{SUFFIX}"
+        )
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"the alignment {str(path)!r} has version {header.get('version')}, but this regauge reads version "
+            f"{VERSION}; upgrade regauge, or align again"
+        )
+    try:
+        symmetry = Symmetry.from_json(header["symmetry"])
+    except ValueError as error:
+        raise ValueError(f"the alignment {str(path)!r} is damaged ({error}); align again") from error
+    return Alignment(symmetry, _element(symmetry, tensors, path))
+
+
+def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Element:
+    values = {}
+    with torch.device("meta"):  # A symmetry of a few bytes may have groups of a trillion units.
+        identity = symmetry.identity()
+    for name, blank in identity.items():
+        found = {}
+        for field, expected in blank.items():
+            tensor = tensors.get(f"{name}/{field}")
+            if tensor is None or tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+                raise ValueError(
+                    f"the alignment {str(path)!r} does not fit its own symmetry: {field} of group {name!r} should "
+                    f"have shape {tuple(expected.shape)} and {expected.dtype}; align again"
+                )
+            if field == "perm" and not bool((tensor.sort(-1).values == torch.arange(tensor.shape[-1])).all()):
+                raise ValueError(
+                    f"the alignment {str(path)!r} is damaged: the order of group {name!r} is no permutation; "
+                    "align again"
+                )
+            found[field] = tensor
+        values[name] = Value(**found)
+    return Element(values)

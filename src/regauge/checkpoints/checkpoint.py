@@ -1,0 +1,435 @@
+"""A checkpoint, wherever it lies: headers are read when it is opened, tensors when they are asked for, or all at once.
+
+Files are read with plain reads into a small buffer and never mapped, so that no page of them counts as this process's
+memory.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES, find_cached, split_entry
+from regauge.checkpoints.form import AS_STORED, Form
+from regauge.checkpoints.formats.adapters import (
+    CONFIG,
+    find_tied,
+    is_adapter,
+    place_changes,
+    read_changes,
+)
+from regauge.checkpoints.formats.adapters import FILES as ADAPTER_FILES
+from regauge.checkpoints.formats.changes import Change
+from regauge.checkpoints.formats.headers import PROVENANCE, StoredTensor, read_header
+from regauge.checkpoints.formats.location import locate, shards_of, split_sum
+from regauge.checkpoints.formats.quantized import GGUF, refusal, require_unquantized
+from regauge.checkpoints.formats.state_dicts import load_torch_file, match, shorten
+from regauge.checkpoints.names.adapted import changes_of_files, require_untied
+from regauge.checkpoints.plain_files import read_json, require_plain
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.writing import SUFFIX, Shard, save
+from regauge.core.params import Params, work_dtype
+from regauge.core.rounding import require_held, round_to
+
+PIECE = 1 << 20
+"""Bytes that are read at once; they stay in the cache until they are converted."""
+POINTER = b"version https://git-lfs"
+"""The first bytes of what Git leaves in the place of a large file."""
+
+
+@dataclass
+class Reading:
+    """What was read so far, and how long that took (copying out of the page cache, without conversions)."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """A network in a file, or in shards with their index, opened once.
+
+    It is a mapping from names to tensors. Those of safetensors files are read anew whenever they are asked for, until
+    `params` reads them all; torch files are read as a whole when they are opened, with `weights_only=True`.
+
+    Attributes:
+        label: What messages call it: the path that the user gave.
+        path: The file, or the index of the shards.
+        stored: Where every tensor lies, by name: names, dtypes and order of what `write` writes.
+        metadata: The strings in the header of each file, without its provenance.
+        form: How a network that takes over these files is written.
+        home: The path of the network that is in these files: the label without adapters.
+        notes: Sentences about a result that takes over these files.
+        read_so_far: What was read from the disk.
+    """
+
+    notes: tuple[str, ...]
+
+    def __init__(
+        self,
+        label: str,
+        path: Path,
+        stored: Mapping[str, StoredTensor],
+        metadata: Mapping[Path, Mapping[str, str]],
+        params: Params | None = None,
+    ) -> None:
+        self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
+        self.read_so_far, self.form = Reading(), AS_STORED
+        self.home, self.notes = label, ()
+        self._params = params
+        self._changes: Mapping[str, tuple[Change, ...]] = {}
+        self._adapters: tuple[Path, ...] = ()
+        self._files: dict[Path, BufferedReader] = {}
+        self._buffer = bytearray(PIECE)
+
+    @classmethod
+    def open(cls, path: "str | Path | Checkpoint", *, entry: str | None = None) -> "Checkpoint":
+        """Open a checkpoint: read and check the headers of all of its files.
+
+        Args:
+            path: `.safetensors`; `.index.json` of a sharded checkpoint; `.pt`, `.pth`, `.bin` or `.ckpt` with a state
+                dict, or with a dictionary that holds one, such as under "state_dict" or "model"; or a folder with such
+                a file. With `BASE+ADAPTER` the network is that of a base, changed by the adapter in a folder of PEFT's
+                format, and `org/model` is read from the cache of the Hugging Face hub, where it lies there. What is
+                open already is returned as it is.
+            entry: Which network of a dictionary is read, such as "state_dict_ema"; `FILE:NAME` as the path says it,
+                too. Unless given the usual one, and a warning in the log names the others.
+
+        Raises:
+            FileNotFoundError: The file, or a shard that its index names, is not there.
+            ValueError: The file is none of these, is damaged or not complete, holds something else than tensors or a
+                quantized network, or is an index that names what is not there.
+        """
+        if isinstance(path, Checkpoint):
+            return path
+        require_plain(path)
+        parts = split_sum(str(path))
+        if parts is not None:
+            return cls.open(parts[0])._changed_by(Path(parts[1]))
+        if entry is None:
+            path, entry = split_entry(str(find_cached(str(path)) or path))
+        file = locate(path)
+        index = shards_of(file) if file.name.endswith(".index.json") else {}
+        found: dict[str, StoredTensor] = {}
+        headers: dict[Path, Mapping[str, str]] = {}
+        loaded: Params = {}
+        everywhere: dict[str, list[str]] = {}
+        for shard in [file.parent / name for name in dict.fromkeys(index.values())] or [file]:
+            stored, headers[shard], params = _read(shard, entry)
+            own = [name for name in stored if not index or index.get(name) == shard.name]
+            for name in stored:
+                everywhere.setdefault(name, []).append(shard.name)
+            found |= {name: stored[name] for name in own}
+            loaded |= {name: params[name] for name in own} if params is not None else {}
+        absent = [name for name in index if name not in found]
+        if absent:
+            raise ValueError(
+                f"{str(file)!r} says that {absent[0]!r} is in {index[absent[0]]!r}, but it is not; index and shards "
+                "are of different checkpoints"
+            )
+        if index:
+            _require_named(file, index, everywhere)
+        require_unquantized(str(path), file, {name: one.dtype for name, one in found.items()})
+        return cls(str(path) if entry is None else f"{path}:{entry}", file, found, headers, loaded or None)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name) if self._params is None else self._params[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored if self._params is None else self._params)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __len__(self) -> int:
+        return len(self.stored if self._params is None else self._params)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    @property
+    def params(self) -> Params:
+        """All tensors, on the CPU, with the dtypes of the file; read once and kept."""
+        if self._params is None:
+            self._params = {name: self.read(name) for name in self.stored}
+            self.close()
+        return self._params
+
+    @property
+    def header(self) -> Mapping[str, str]:
+        """The strings in the header of the first file, such as which INR it holds."""
+        return next(iter(self.metadata.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all values."""
+        return sum(tensor.nbytes for tensor in self.stored.values())
+
+    @property
+    def is_safetensors(self) -> bool:
+        """Whether tensors can be read from the disk one by one, unlike those of torch files."""
+        return all(tensor.start is not None for tensor in self.stored.values())
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether tensors are read from the disk one by one: those of safetensors files, until all are in memory."""
+        return self._params is None and self.is_safetensors
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from."""
+        return (*self.metadata, *self._adapters)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it holds the factors of an adapter, and no network."""
+        return self.path.name in ADAPTER_FILES and is_adapter(self.path.parent)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it was named as a folder or by its index, so that its result may be a folder, too."""
+        return Path(self.home).is_dir() or self.path.name.endswith(".index.json")
+
+    def on_meta(self) -> Params:
+        """Every tensor without values, on the meta device: names, shapes and dtypes."""
+        if self._params is not None:
+            return {name: tensor.to("meta") for name, tensor in self._params.items()}
+        return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is read in: as stored, or as precisely as its changes and `form` ask for."""
+        if self._params is not None:
+            return self._params[name].dtype
+        stored = self.stored[name].dtype
+        return self.form.work_dtype(work_dtype(stored) if name in self._changes else stored)
+
+    def layout(self, file: str | None = None) -> list[Shard]:
+        """The files of another checkpoint with the same names, dtypes and order, or those of `form`.
+
+        They are as many as here, or one of that name, with wide dtypes first so that values stay aligned.
+        """
+        by_file: dict[Path, list[TensorSpec]] = {path: [] for path in self.metadata}
+        for one in self.stored.values():
+            by_file[one.file].append(TensorSpec(one.name, one.shape, one.dtype))
+        stem = self.path.name.removesuffix(".index.json").removesuffix(SUFFIX) if self.is_safetensors else "model"
+        if file is None and (len(by_file) > 1 or self.form.shard_size is not None):
+            names = {p: p.name if p.suffix == SUFFIX else p.stem.replace("pytorch_", "") + SUFFIX for p in by_file}
+            shards = [Shard(names[path], tuple(own), self.metadata[path]) for path, own in by_file.items()]
+            return self.form.layout(shards, stem)
+        if self.form.shard_size is not None:
+            raise ValueError(
+                f"the output is one file, {file!r}, so it has no shard size; name a folder, or leave it out"
+            )
+        every = sorted((spec for own in by_file.values() for spec in own), key=lambda spec: -spec.dtype.itemsize)
+        own = ADAPTER_FILES[0] if self.is_adapter else "model.safetensors"
+        return self.form.layout([Shard(file or own, tuple(every), self.header)], stem)
+
+    def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
+        """The same files with other values; further ones, such as the second name of a tied tensor, are not written."""
+        absent = [name for name in self.stored if name not in params]
+        if absent:
+            raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
+        result = copy(self)
+        result._params, result._changes, result._files = dict(params), {}, {}
+        return result
+
+    def written_as(self, form: Form) -> "Checkpoint":
+        """The same, whose result is written in another form; it is read as precisely as that asks for."""
+        result = copy(self)
+        result.form, result._files = form, {}
+        if result._params is not None:
+            result._params = {name: t.to(form.work_dtype(t.dtype)) for name, t in result._params.items()}
+        return result
+
+    def as_stored(self) -> Params:
+        """All tensors under the names that they have in the files."""
+        return {name: self[name] for name in self.stored}
+
+    def view_alike(self, other: "Checkpoint") -> "Checkpoint":
+        """Another checkpoint with the same files, under the names that this one has."""
+        return other
+
+    def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
+        """Write to one `.safetensors` file, with the names and the header of the files that were read, in its form."""
+        (shard,) = self.layout(Path(path).name)
+        values = self.as_stored()
+        params = {name: round_to(values[name], dtype, name) for name, _, dtype in shard.tensors}
+        origin = {} if provenance is None else {PROVENANCE: provenance}
+        return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
+
+    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is given."""
+        if self._params is not None:
+            tensor = self._params[name]
+            part = tensor if rows is None else tensor[rows[0] : rows[1]]
+            return part.to(dtype or tensor.dtype, copy=True)
+        if name in self._changes:
+            work = work_dtype(dtype or self.dtype_of(name))
+            changed = self._read_changed(name, self._changes[name], rows, work)
+            require_held(name, changed, (self._read_stored(name, rows, work),))
+            return round_to(changed, dtype or self.dtype_of(name), name)
+        return self._read_stored(name, rows, dtype or self.dtype_of(name))
+
+    def _read_changed(
+        self, name: str, changes: Sequence[Change], rows: tuple[int, int] | None, work: torch.dtype
+    ) -> Tensor:
+        if not changes:
+            return (
+                self._read_stored(name, rows, work) if self._params is None else self.read(name, rows=rows, dtype=work)
+            )
+        return changes[-1].apply(lambda part: self._read_changed(name, changes[:-1], part, work), rows)
+
+    def _read_stored(self, name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
+        stored = self.stored[name]
+        shape, start, nbytes = stored.shape, stored.start, stored.nbytes
+        assert start is not None
+        if rows is not None:
+            first, end = rows
+            row = nbytes // shape[0] if shape[0] else 0
+            shape, start, nbytes = (end - first, *shape[1:]), start + first * row, (end - first) * row
+        result = torch.empty(shape, dtype=dtype)
+        flat, size = result.view(-1), stored.dtype.itemsize
+        done = 0
+        while done < nbytes:
+            length = min(PIECE, nbytes - done)
+            self._fill(stored, start + done, length)
+            piece = torch.frombuffer(self._buffer, dtype=stored.dtype, count=length // size)
+            flat[done // size : (done + length) // size] = piece
+            done += length
+        return result
+
+    def _changed_by(self, folder: Path) -> "Checkpoint":
+        """The network with the changes of an adapter, which are computed when tensors are read."""
+        with Checkpoint.open(folder) as adapter:
+            trained = read_changes(folder, adapter.params)
+        placed = place_changes(folder, trained, {name: one.shape for name, one in self.stored.items()})
+        tied = find_tied(self.path.parent, {name: self.stored[name].shape for name in placed or ()})
+        changes: Mapping[str, tuple[Change, ...]] = placed or {}
+        if placed is None or tied:
+            require_untied(self, folder, tied)
+            changes = changes_of_files(self, folder, trained) if placed is None else placed
+        result = copy(self)
+        result.label, result._files = f"{self.label}+{folder}", {}
+        result._adapters = (*self._adapters, folder / CONFIG, *adapter.metadata)
+        if self._params is None:
+            result._changes = {**self._changes, **{n: (*self._changes.get(n, ()), *own) for n, own in changes.items()}}
+            return result
+        result._params = dict(self._params)
+        for name, own in changes.items():
+            result._params[name] = self._read_changed(name, own, None, work_dtype(self._params[name].dtype))
+        return result
+
+    def _fill(self, stored: StoredTensor, start: int, length: int) -> None:
+        before = time.perf_counter()
+        file = self._files.get(stored.file)
+        if file is None:
+            file = self._files[stored.file] = stored.file.open("rb")
+        file.seek(start)
+        if file.readinto(memoryview(self._buffer)[:length]) < length:
+            raise ValueError(
+                f"{str(stored.file)!r} ended inside {stored.name!r}: it was cut while it was read; fetch it again"
+            )
+        self.read_so_far.nbytes += length
+        self.read_so_far.seconds += time.perf_counter() - before
+
+
+def load(path: str | Path, *, entry: str | None = None) -> Params:
+    """Read all parameters and buffers of a checkpoint, on the CPU, with the dtypes of the file.
+
+    Args:
+        path: As for `Checkpoint.open`.
+        entry: Which network of a training checkpoint is read, such as "state_dict_ema".
+    """
+    with Checkpoint.open(path, entry=entry) as checkpoint:
+        return checkpoint.params
+
+
+def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise unless checkpoints have tensors of the same names and shapes."""
+    first, *others = checkpoints
+    for other in others:
+        match(other.on_meta(), first.on_meta(), other.label, first.label)
+
+
+def require_same_kinds(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise if a tensor holds floating-point numbers in one checkpoint and integers in another."""
+    first, *others = checkpoints
+    for other in others:
+        for name in [name for name in first.stored if name in other.stored]:
+            tensor = first.stored[name]
+            if other.stored[name].dtype.is_floating_point != tensor.dtype.is_floating_point:
+                raise ValueError(
+                    f"{name!r} is {tensor.dtype} in {first.label} and {other.stored[name].dtype} in {other.label}; "
+                    "floating-point numbers and integers have no common meaning: convert one of them"
+                )
+
+
+def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Sequence[str]]) -> None:
+    """Refuse shards with tensors that their index leaves out, or that two of them have: which is meant is not known."""
+    left_out = [name for name in shards if name not in index]
+    if left_out:
+        where = shards[left_out[0]][0]
+        raise ValueError(
+            f"{str(file)!r} leaves out {shorten(left_out)}, which {where!r} has; index and shards are of different "
+            "checkpoints: fetch all of them again"
+        )
+    twice = next((name for name, own in shards.items() if len(own) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"{twice!r} is in {shorten(shards[twice])} of {str(file)!r}, and which is meant is not known; fetch index "
+            "and shards again"
+        )
+
+
+def _read(file: Path, entry: str | None) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
+    """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
+    require_plain(file)
+    if entry is not None and file.suffix not in TORCH_SUFFIXES:
+        raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
+    with file.open("rb") as stream:
+        begin = stream.read(len(POINTER))
+        if begin == POINTER:
+            raise ValueError(f"{str(file)!r} stands for a file in Git LFS; run `git lfs pull` to fetch the file itself")
+        if begin.startswith(GGUF):
+            raise ValueError(refusal(str(file), "a GGUF file", "gguf"))
+    if file.suffix == SUFFIX:
+        try:
+            header = read_header(file)
+        except ValueError as error:
+            raise ValueError(
+                f"{str(file)!r} is not a readable safetensors file ({error}); it is damaged, was not copied "
+                "completely, or is of a newer format: fetch it again, or convert it"
+            ) from error
+        return header.tensors, {k: text for k, text in header.metadata.items() if k != PROVENANCE}, None
+    if file.suffix not in TORCH_SUFFIXES:
+        raise ValueError(
+            f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json "
+            "(sharded), .pt, .pth, .bin, .ckpt or a folder that holds one of them; convert it, or rename it if that "
+            "is wrong"
+        )
+    params = load_torch_file(file, entry)
+    stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
+    return stored, {}, params
+
+
+def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:
+    """What the index of a sharded checkpoint says about it; empty for other checkpoints."""
+    if not checkpoint.path.name.endswith(".index.json"):
+        return {}
+    found = read_json(checkpoint.path).get("metadata")
+    return found if isinstance(found, dict) else {}

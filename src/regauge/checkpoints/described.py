@@ -1,0 +1,71 @@
+"""Safetensors files whose header says what they hold, such as a trained net, and in which version."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.core.params import Params
+
+READERS: Mapping[str, tuple[str, str]] = {
+    "regauge.alignment": ("an alignment", "regauge.load_alignment"),
+    "regauge.inr": ("a network that is a signal", "regauge.inr.load_inr"),
+    "regauge flow": ("a flow", "regauge.flow.load_flow"),
+    "regauge autoencoder": ("an autoencoder", "regauge.learn.load_autoencoder"),
+    "regauge net over networks": (
+        "a net over networks",
+        "regauge.weightspace.load_net, or load_matching or load_predictor of regauge.learn,",
+    ),
+    "regauge training": ("the state of a training", "the command that was interrupted"),
+}
+"""What the headers of files say that they are: in words, and what reads them."""
+DAMAGE = (
+    *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
+    *(ArithmeticError, AssertionError, StopIteration),
+)
+"""What is raised while something is made of a header whose values are others than those that were written."""
+
+
+def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
+    """What to raise then, with the first line of the reason: torch adds lines about its own code."""
+    text = str(error).strip().split("\n")[0]
+    reason = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    return ValueError(f"the {what} {str(path)!r} is damaged ({reason}); {remedy}")
+
+
+def describe_kind(header: Mapping[str, str]) -> str:
+    """What a file is by its header, and what reads it, as a clause."""
+    what, reader = READERS.get(header.get("kind", ""), ("the checkpoint of a network", ""))
+    return f"{what}, which {reader} reads" if reader else f"{what}, whose path regauge.align and regauge.merge take"
+
+
+def read_described(
+    path: str | Path, *, kind: str, version: str, name: str, writer: str, earlier: str | None = None
+) -> tuple[dict[str, str], Params]:
+    """The strings of a file's header and its tensors.
+
+    Args:
+        path: The file.
+        kind: What the header has to say that it is.
+        version: The version that the header has to have.
+        name: What such a file is called in errors.
+        writer: The command that writes such files.
+        earlier: A version that is read, too.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, of another kind, or of another version.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {name} {str(path)!r}; `{writer}` writes one")
+    with Checkpoint.open(path) as checkpoint:
+        header = dict(checkpoint.header)
+        tensors = {key: tensor.clone() for key, tensor in checkpoint.params.items()}
+    if header.get("kind") != kind:
+        raise ValueError(f"{str(path)!r} is no {name} but {describe_kind(header)}; `{writer}` writes one")
+    if header.get("version") not in {version, earlier} - {None}:
+        raise ValueError(
+            f"the {name} {str(path)!r} has version {header.get('version')}, but this regauge reads version {version}; "
+            f"upgrade regauge, or make it again with `{writer}`"
+        )
+    return header, tensors

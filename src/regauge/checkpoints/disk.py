@@ -1,0 +1,88 @@
+"""The disk under an output: room for it, and what killed runs left there."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from regauge.checkpoints.memory_limit import size_text
+
+try:
+    import fcntl
+except ImportError:  # Windows, where files that are open cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
+PARTIAL = ".partial"
+"""How the names of files end that are not complete."""
+TEMPORARY = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{12}}{re.escape(PARTIAL)}", re.DOTALL)
+"""The names under which files are written before they have their own."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FullDiskError(OSError):
+    """A disk without room for an output, or a used up quota.
+
+    Args:
+        path: Of the output.
+        nbytes: How much the output still needs, if that is known.
+        remedy: What to do.
+    """
+
+    def __init__(self, path: Path, nbytes: int | None, remedy: str = "make room or write elsewhere") -> None:
+        needed = "" if nbytes is None else f", which needs {size_text(nbytes)}"
+        free = size_text(shutil.disk_usage(path.parent).free)
+        super().__init__(f"the disk is too full to write {str(path)!r}{needed} ({free} are free); {remedy}")
+
+
+def require_space(path: Path, nbytes: int) -> None:
+    """Raise unless the disk has room for an output of so many bytes."""
+    if shutil.disk_usage(path.parent).free < nbytes:
+        raise FullDiskError(path, nbytes)
+
+
+@contextmanager
+def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
+    """A full disk, or a used up quota, within the block is an error that names the output and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise FullDiskError(path, nbytes) from error
+
+
+@contextmanager
+def held(temporary: Path) -> Iterator[None]:
+    """A new file that `remove_leftovers` leaves alone until the block, or this process, ends."""
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    try:
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed runs left of a file beside it, under a name of `TEMPORARY`.
+
+    What a living process writes stays, and so do files of other names, and links.
+    """
+    for leftover in path.parent.iterdir():
+        found = TEMPORARY.fullmatch(leftover.name)
+        if found is None or found["name"] != path.name or not leftover.is_file() or leftover.is_symlink():
+            continue
+        with suppress(OSError):
+            if fcntl is None:
+                leftover.unlink()
+                continue
+            descriptor = os.open(leftover, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(descriptor)

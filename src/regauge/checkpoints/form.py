@@ -1,0 +1,124 @@
+"""How a network is written: in which dtype, and in files of which size."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regauge.checkpoints.memory_limit import read_size
+from regauge.checkpoints.plain_files import parse_object
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.writing import SUFFIX, Shard
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+"""Dtypes that a network can be written in, by their names."""
+INDEX_SUFFIX = SUFFIX + ".index.json"
+SETTINGS = ("dtype", "torch_dtype")
+"""What the dtype is called in config.json."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a network is written; what is None stays as it is in the files that the network takes over.
+
+    Attributes:
+        dtype: Of all floating-point tensors; values are rounded to it once.
+        shard_size: Bytes of the values in one file at most; a larger tensor has a file of its own.
+
+    Raises:
+        ValueError: The dtype is none of `DTYPES`, or the size is not positive.
+    """
+
+    dtype: torch.dtype | None = None
+    shard_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES.values():
+            raise ValueError(f"a network cannot be written as {self.dtype}; choose one of {', '.join(DTYPES)}")
+        if self.shard_size is not None and self.shard_size <= 0:
+            raise ValueError(f"the shard size is {self.shard_size} bytes; it must be positive, for example 5GB")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What differs from the files, ready for JSON."""
+        given = {"dtype": None if self.dtype is None else _name(self.dtype), "shard-size": self.shard_size}
+        return {key: value for key, value in given.items() if value is not None}
+
+    @classmethod
+    def of(cls, dtype: str | torch.dtype | None = None, shard_size: int | str | None = None) -> "Form":
+        """A form from a dtype or its name, and from bytes or text such as "5GB"."""
+        if isinstance(dtype, str):
+            if dtype not in DTYPES:
+                raise ValueError(f"the dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+            dtype = DTYPES[dtype]
+        return cls(dtype, read_size(shard_size, "shard size") if isinstance(shard_size, str) else shard_size)
+
+    def dtype_of(self, stored: torch.dtype) -> torch.dtype:
+        """What a tensor is written in."""
+        return stored if self.dtype is None or not stored.is_floating_point else self.dtype
+
+    def work_dtype(self, stored: torch.dtype) -> torch.dtype:
+        """What a tensor is read in, so that it is rounded once, when it is written."""
+        return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
+
+    def layout(self, shards: Sequence[Shard], stem: str) -> list[Shard]:
+        """The files of a network in this form, from those that it would have; `stem` begins the names of new files."""
+        cast = [
+            replace(one, tensors=tuple(spec._replace(dtype=self.dtype_of(spec.dtype)) for spec in one.tensors))
+            for one in shards
+        ]
+        if self.shard_size is None:
+            return cast
+        parts = list(_fill([spec for one in cast for spec in one.tensors], self.shard_size))
+        names = [f"{stem}-{k + 1:05}-of-{len(parts):05}{SUFFIX}" for k in range(len(parts))]
+        if len(parts) == 1:
+            names = [stem + SUFFIX]
+        return [
+            replace(shards[0], file=name, tensors=tuple(sorted(part, key=lambda spec: -spec.dtype.itemsize)))
+            for name, part in zip(names, parts, strict=True)
+        ]
+
+    def index(self, shards: Sequence[Shard], known: str) -> str:
+        """The name of the index of these files, where the network that they take over had the one that is known."""
+        named = re.fullmatch(r"(.+)-\d{5}-of-\d{5}" + re.escape(SUFFIX), shards[0].file)
+        if known.endswith(INDEX_SUFFIX) and (self.shard_size is None or named is None):
+            return known
+        return ("model" if named is None else named[1]) + INDEX_SUFFIX
+
+    def describe(self, content: bytes, config: Path) -> bytes:
+        """The content of a config.json with this dtype wherever it names one."""
+        if self.dtype is None:
+            return content
+        named = _rename(parse_object(content, config), _name(self.dtype))
+        return (json.dumps(named, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+AS_STORED = Form()
+"""The form of the files that a network takes over."""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _fill(specs: Sequence[TensorSpec], size: int) -> Iterator[list[TensorSpec]]:
+    """Tensors in their order, in files that are full."""
+    part: list[TensorSpec] = []
+    for spec in specs:
+        if part and sum(one.nbytes for one in part) + spec.nbytes > size:
+            yield part
+            part = []
+        part.append(spec)
+    yield part
+
+
+def _rename(value: Any, name: str) -> Any:
+    if isinstance(value, list):
+        return [_rename(one, name) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: name if key in SETTINGS and isinstance(one, str) else _rename(one, name) for key, one in value.items()}

@@ -1,0 +1,316 @@
+"""Low-rank adapters as PEFT stores them: what they change of a network, and the symmetry of their factors.
+
+An adapter is a folder with `adapter_config.json` and `adapter_model.safetensors`. A matrix W of its network becomes
+`W + s B A`, with a factor s from the configuration. So the factors `(B M^-1, M A)` are the same adapter for every
+invertible M.
+
+References:
+    Hu et al. (2022), LoRA, section 4.1; Kalajdzievski (2023), rsLoRA, definition 3.2; Liu et al. (2024), DoRA,
+    equation 5.
+"""
+
+import json
+import math
+import re
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regauge.checkpoints.formats.changes import Added, LowRank, Replaced, Trained
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.plain_files import read_object
+from regauge.core.expressions import Expression
+from regauge.core.groups import Group, Placement
+from regauge.core.symmetry import Symmetry
+
+CONFIG = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+PREFIX = "base_model.model."
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.default)?(?P<end>\.weight|)")
+MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
+OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
+WRAPPED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
+"""What PEFT puts around layers of which it stores all values."""
+ORIGINAL = ".original_module."
+"""In the names of values that others take the place of."""
+HEADED = re.compile("LM|ConditionalGeneration|PreTraining")
+"""Architectures with a head over the tokens."""
+TIED = (
+    "the adapter {!r} changes {!r}, which is also {} of its base (tie_word_embeddings), and not {}: no network with "
+    "tied embeddings computes that; untie them first"
+)
+TIED_WHOLE = (
+    "the adapter {!r} stores {!r} as a whole, which in its base is one tensor with the embedding "
+    "(tie_word_embeddings); its base had a head apart: write the head into the base as a tensor of its own, with "
+    "tie_word_embeddings false, or leave it out of the adapter (modules_to_save) where it was not trained"
+)
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Ways to initialize factors that leave the network as it was."""
+MERGEABLE = {"use_rslora", "use_dora"}
+"""Variants that are a change of the weights."""
+HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "corda_config", "lora_ga_config")
+"""Settings of training and initialization."""
+ELSEWHERE = ("layer_replication", "target_parameters", "alora_invocation_tokens", "trainable_token_indices")
+"""Settings of variants that are none, or of other tensors than those of layers."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter."""
+    return (folder / CONFIG).is_file()
+
+
+def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
+    """The symmetry of an adapter's factors: an invertible matrix for each module, `(B M^-1, M A)`.
+
+    Everything else that the adapter stores (magnitudes, offsets, whole layers) is fixed.
+
+    Args:
+        params: The tensors of an adapter under the names of its file: factors `lora_A` `[rank, in]` and `lora_B`
+            `[out, rank]`, of convolutions with the axes of their kernels behind, of embeddings `lora_embedding_A`
+            `[rank, tokens]` and `lora_embedding_B` `[width, rank]`.
+
+    Raises:
+        ValueError: A factor is missing, or two of one module have different ranks; or there are none.
+    """
+    groups: list[Group] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for module, (a, b) in _pair_factors(params).items():
+        places = (Placement(a, 0), Placement(b, 1, is_inverse=True))
+        groups.append(Group(module, params[a].shape[0], places, is_permuted=False, matrix="linear"))
+        shapes |= {name: tuple(params[name].shape) for name in (a, b)}
+    return Symmetry(tuple(groups), shapes)
+
+
+def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
+    """What an adapter changes, one after the other, by the names that tensors have for it.
+
+    Args:
+        folder: The adapter's folder, for its configuration.
+        params: The adapter's tensors.
+
+    Raises:
+        ValueError: The adapter is of another kind, or its configuration or tensors cannot be read.
+    """
+    config, pairs = read_config(folder), _pair_factors(params, is_needed=False)
+    magnitudes = {found["module"]: name for name in params if (found := MAGNITUDE.fullmatch(name))}
+    known = set(magnitudes.values()).union(*pairs.values())
+    changes: dict[str, tuple[Trained, ...]] = {}
+
+    def add(name: str, change: Trained) -> None:
+        changes[name] = (*changes.get(name, ()), change)
+
+    offsets = {name: found["module"] for name in params if (found := OFFSET.fullmatch(name))}
+    for name in [name for name in params if name not in known and name not in offsets and ORIGINAL not in name]:
+        add(WRAPPED.sub("", name).removeprefix(PREFIX), Replaced(params[name]))
+    for module, (a, b) in pairs.items():
+        rank, name = params[a].shape[0], module.removeprefix(PREFIX)
+        magnitude = params[magnitudes[module]].flatten() if module in magnitudes else None
+        is_transposed = config.is_transposed or ".lora_embedding_A" in a
+        factors = params[b].reshape(-1, rank), params[a].flatten(1)
+        add(f"{name}.weight", LowRank(*factors, config.scale(name, rank), is_transposed, magnitude))
+    for name, module in offsets.items():
+        if module not in pairs:
+            raise ValueError(f"the adapter {str(folder)!r} holds {name!r} without its factors; it is not complete")
+        scale = config.scale(module.removeprefix(PREFIX), params[pairs[module][0]].shape[0])
+        add(f"{module.removeprefix(PREFIX)}.bias", Added(params[name], scale))
+    if not changes:
+        raise ValueError(f"the adapter {str(folder)!r} holds no tensors; save it again")
+    return changes
+
+
+def place_changes(
+    folder: Path, changes: Mapping[str, tuple[Trained, ...]], expected: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[Trained, ...]] | None:
+    """Changes by the names of a network with tensors of these shapes; None if it lacks some of them.
+
+    Raises:
+        ValueError: A tensor has another shape.
+    """
+    start = _find_prefix(changes, expected)
+    if any(start + name not in expected for name in changes):
+        return None
+    return {
+        start + name: tuple(_fit(one, start + name, tuple(expected[start + name]), folder) for one in own)
+        for name, own in changes.items()
+    }
+
+
+def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
+    """Tensors, by names and shapes, that have as many rows as a base has tokens, if its head is its embedding."""
+    sizes = _tied_sizes(base)
+    return [name for name, shape in changed.items() if len(shape) == 2 and shape[0] in sizes]
+
+
+def refuse_absent(
+    base: Path, folder: Path, changes: Mapping[str, tuple[Trained, ...]], known: Container[str]
+) -> ValueError:
+    """An error that a base lacks what an adapter changes."""
+    absent, sizes = [name for name in changes if name not in known], _tied_sizes(base)
+    for name in absent:
+        if any(isinstance(one, LowRank) and {len(one.up), one.down.shape[1]} & sizes for one in changes[name]):
+            return ValueError(TIED.format(str(folder), name, "the embedding", "the embedding"))
+        if any(isinstance(one, Replaced) and set(one.value.shape[:1]) & sizes for one in changes[name]):
+            return ValueError(TIED_WHOLE.format(str(folder), name))
+    return ValueError(
+        f"the adapter {str(folder)!r} changes {shorten(absent or [*changes])}, which its base lacks; give the base "
+        "that it was trained on"
+    )
+
+
+def _tied_sizes(base: Path) -> set[int]:
+    """The numbers of tokens of a base with one tensor for embedding and head; none if they are two, or not known."""
+    try:
+        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))
+        sizes = {part.get("vocab_size") for part in (config, config.get("text_config") or {})}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return set()
+    return {size for size in sizes if isinstance(size, int)} if is_tied else set()
+
+
+def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Trained:
+    """A change of a tensor of a shape, or an error that it is one of another shape."""
+    if isinstance(change, Replaced | Added):
+        is_fitting = change.value.shape == shape
+    else:
+        sides = (len(change.up), change.down.shape[1])
+        wanted = (shape[0], math.prod(shape[1:]))
+        # The configuration has one setting for all modules, of which some may be stored the other way around.
+        if wanted != (sides[::-1] if change.is_transposed else sides):
+            change = replace(change, is_transposed=not change.is_transposed)
+        is_fitting = wanted == (sides[::-1] if change.is_transposed else sides)
+        is_fitting &= change.magnitude is None or len(change.magnitude) == sides[0]
+    if not is_fitting:
+        raise ValueError(
+            f"the adapter {str(folder)!r} changes {name!r}, which has shape {shape} in the base, by another shape; "
+            "give the base that it was trained on"
+        )
+    return change
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What the configuration of an adapter says about its factors."""
+
+    alpha: float
+    alphas: Mapping[str, float]
+    is_rank_stabilized: bool
+    is_transposed: bool
+
+    def scale(self, module: str, rank: int) -> float:
+        """The factor of `B A` in a module."""
+        alpha = next((one for key, one in self.alphas.items() if _ending(key).fullmatch(module)), self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def read_config(folder: Path) -> AdapterConfig:
+    """The configuration of an adapter.
+
+    Raises:
+        ValueError: It is damaged, or of a kind that is no change of the weights.
+    """
+    path = folder / CONFIG
+    try:
+        config = read_object(path)
+        kind, alphas = config["peft_type"], config.get("alpha_pattern") or {}
+        found = AdapterConfig(
+            float(config.get("lora_alpha", 8)),
+            {str(key): float(one) for key, one in alphas.items()},
+            bool(config.get("use_rslora")),
+            bool(config.get("fan_in_fan_out")),
+        )
+        for pattern in found.alphas:
+            _ending(pattern)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{str(path)!r} is no configuration of an adapter: {type(error).__name__} {error}") from error
+    if kind != "LORA":
+        raise ValueError(
+            f"the adapter {str(folder)!r} is of type {kind}; only LORA can be read: merge it with peft first"
+        )
+    initial = config.get("init_lora_weights")
+    if initial not in INITIAL:
+        raise ValueError(
+            f"the adapter {str(folder)!r} was begun by {initial!r}, which changed its base: save it with peft's "
+            "path_initial_model_for_weight_conversion, or merge it with peft"
+        )
+    flags = [key for key, value in config.items() if key.startswith("use_") and value and key not in MERGEABLE]
+    configs = [key for key, value in config.items() if key.endswith("_config") and value and key not in HARMLESS]
+    others = [*flags, *configs, *(key for key in ELSEWHERE if config.get(key))]
+    if others:
+        raise ValueError(
+            f"the adapter {str(folder)!r} has {shorten(others)}, which is no change B A of the weights; merge it with "
+            "peft"
+        )
+    return found
+
+
+class Factors(NamedTuple):
+    """The factors of one module of an adapter.
+
+    Attributes:
+        module: Its path, as the configuration speaks of it.
+        down: The name of A, `[rank, in, ...]`.
+        up: The name of B, `[out, rank, ...]`.
+        offsets: The name of what the factors add to the bias, if there is one.
+        rank: Their rank.
+        scale: The factor of `B A`.
+    """
+
+    module: str
+    down: str
+    up: str
+    offsets: tuple[str, ...]
+    rank: int
+    scale: float
+
+
+def read_factors(folder: Path, params: Mapping[str, Tensor]) -> dict[str, Factors]:
+    """The factors of an adapter by their modules.
+
+    Raises:
+        ValueError: The configuration or the factors cannot be read, or there are none.
+    """
+    config, found = read_config(folder), {}
+    offsets = {one["module"]: name for name in params if (one := OFFSET.fullmatch(name))}
+    for module, (down, up) in _pair_factors(params).items():
+        rank, own = params[down].shape[0], module.removeprefix(PREFIX)
+        added = (offsets[module],) if module in offsets else ()
+        found[module] = Factors(own, down, up, added, rank, config.scale(own, rank))
+    return found
+
+
+def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> dict[str, tuple[str, str]]:
+    """The names of the two factors of each module."""
+    factors: dict[str, dict[str, str]] = {}
+    for name in params:
+        found = FACTOR.fullmatch(name)
+        if found is not None and bool(found["end"]) != bool(found["embedding"]):
+            factors.setdefault(found["module"], {})[found["factor"]] = name
+    if is_needed and not factors:
+        raise ValueError("these parameters hold no factors of an adapter (lora_A and lora_B); give those of an adapter")
+    pairs = {}
+    for module, own in factors.items():
+        if len(own) < 2:
+            raise ValueError(f"the adapter holds one of the two factors of {module!r} only; it is not complete")
+        a, b = params[own["A"]], params[own["B"]]
+        if a.ndim < 2 or b.ndim < 2 or a.shape[0] != b.shape[1] or math.prod(b.shape[2:]) != 1:
+            raise ValueError(f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}: no B A")
+        pairs[module] = (own["A"], own["B"])
+    return pairs
+
+
+def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
+    """What the base puts before all names of the adapter: the name of a model within one with a head."""
+    first = next(iter(changes), "")
+    starts = sorted((name.removesuffix(first) for name in expected if name.endswith(first)), key=len)
+    return next((s for s in starts if all(s + name in expected for name in changes)), "")
+
+
+@lru_cache(maxsize=2048)
+def _ending(pattern: str) -> Expression:
+    """What a key of `alpha_pattern`, a regular expression, names: modules by the ends of their paths."""
+    return Expression(rf"(.*\.)?({pattern})")

@@ -1,0 +1,119 @@
+"""Headers of safetensors files: where each tensor lies, and the strings that they hold."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.core.typed_json import parse_json
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Names of dtypes in headers."""
+PACKED = ("F4", "F6_E2M3", "F6_E3M2")
+"""Names of dtypes of which several values share bytes."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PROVENANCE = "regauge"
+"""The string that says where a file comes from; it is not copied to files that are made of it."""
+LARGEST = 100_000_000
+"""Bytes of a header at most; the limit of safetensors itself."""
+BUFFER = 16384
+"""Bytes that are read at once: most headers are shorter."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file: `start` is its first byte there, or None in torch files, which are read as a whole."""
+
+    name: str
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int | None
+    nbytes: int
+
+
+class Header(NamedTuple):
+    """The header of a file: its tensors in the order in which they lie there, and where the first one begins."""
+
+    tensors: dict[str, StoredTensor]
+    metadata: dict[str, str]
+    start: int
+    size: int
+
+
+def read_header(file: Path) -> Header:
+    """Read the header of a safetensors file, without mapping it; what is wrong with it is a ValueError, as a clause."""
+    with open(file, "rb", buffering=BUFFER) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        length = int.from_bytes(stream.read(8), "little")
+        start = 8 + length
+        if not 2 <= length <= min(LARGEST, size - 8):
+            raise ValueError("its header is cut off")
+        text = stream.read(length)
+    try:
+        header = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"its header is malformed: {error}") from error
+    try:
+        metadata = header.pop("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata are not all strings")
+        tensors, end = {}, 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            if entry["dtype"] in PACKED:
+                raise ValueError(f"{name!r} is {entry['dtype']}, codes of a quantized network: dequantize it first")
+            if entry["dtype"] not in DTYPES:
+                raise ValueError(f"{name!r} has dtype {entry['dtype']}, and only {', '.join(DTYPES)} can be read")
+            dtype, shape, begin = DTYPES[entry["dtype"]], tuple(entry["shape"]), end
+            if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
+                raise ValueError(f"{name!r} has shape {list(shape)}, which is none")
+            if math.prod(max(1, length) for length in shape) * dtype.itemsize >= 1 << 63:
+                raise ValueError(f"{name!r} has shape {list(shape)}, which is too large for a tensor")
+            end += dtype.itemsize * math.prod(shape)
+            if entry["data_offsets"] != [begin, end]:
+                raise ValueError(f"the place of {name!r} does not fit its shape")
+            tensors[name] = StoredTensor(name, file, dtype, shape, start + begin, end - begin)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its header is malformed: {type(error).__name__} {error}") from error
+    if start + end != size:
+        raise ValueError(f"it has {size} bytes instead of {start + end}")
+    return Header(tensors, metadata, start, size)
+
+
+def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+    """The header of a safetensors file of tensors that follow one another, its length included."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    start = 0
+    for spec in tensors:
+        if spec.dtype not in NAMES:
+            raise ValueError(f"{spec.name!r} is {spec.dtype}, which safetensors files cannot hold; convert it")
+        offsets = [start, start + spec.nbytes]
+        header[spec.name] = {"dtype": NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
+        start = offsets[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

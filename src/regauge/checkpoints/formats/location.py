@@ -1,0 +1,106 @@
+"""Where checkpoints lie: in a file, in shards with an index, in a folder, or as the sum of a base and an adapter."""
+
+from pathlib import Path
+
+from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES, find_cached, say_absent
+from regauge.checkpoints.formats.adapters import CONFIG, is_adapter
+from regauge.checkpoints.formats.adapters import FILES as ADAPTER_FILES
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.plain_files import read_json
+
+MANIFEST = "store.json"
+"""The file that makes a folder a store of a population, which is no checkpoint."""
+
+FOLDER_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""What a folder is searched for, in this order, and then for an adapter."""
+
+
+def locate(path: str | Path) -> Path:
+    """The file that holds a checkpoint, or the index of its shards; in a folder, the one that is read.
+
+    A model of the hub is looked up in the cache; see `find_cached`.
+    """
+    path = find_cached(str(path)) or Path(path)
+    if path.is_dir():
+        path = _in_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(say_absent(str(path)))
+    return path
+
+
+def shards_of(index: Path) -> dict[str, str]:
+    """The file that holds each parameter, by the index of a sharded checkpoint.
+
+    Raises:
+        FileNotFoundError: A shard is not there.
+        ValueError: It is no index, or it names files outside its own folder.
+    """
+    try:
+        files: dict[str, str] = read_json(index)["weight_map"]
+        shards = list(dict.fromkeys(files.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{str(index)!r} is not the index of a sharded checkpoint: it lacks a 'weight_map' from parameter names "
+            "to files"
+        ) from error
+    if not shards:
+        raise ValueError(f"{str(index)!r} names no tensors; it was cut off, or is of an empty network")
+    strange = [shard for shard in shards if not _is_name(shard)]
+    if strange:
+        raise ValueError(f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read")
+    absent = [shard for shard in shards if (index.parent / shard).is_dir() or not (index.parent / shard).exists()]
+    if absent:
+        raise FileNotFoundError(
+            f"{str(index)!r} names shards that are not there: {shorten(absent)} "
+            f"({len(absent)} of {len(shards)}); put them beside it"
+        )
+    return files
+
+
+def _is_name(shard: object) -> bool:
+    """Whether it can be the name of a file of weights beside an index."""
+    if not isinstance(shard, str) or "\0" in shard:
+        return False
+    return Path(shard).name == shard and shard.endswith((".safetensors", *TORCH_SUFFIXES))
+
+
+def split_sum(path: str) -> tuple[str, str] | None:
+    """A base and the folder of an adapter where a path that is not there is `BASE+ADAPTER`."""
+    base, plus, folder = path.rpartition("+")
+    if not plus or Path(path).exists() or not Path(folder).is_dir():
+        return None
+    if not is_adapter(Path(folder)):
+        raise ValueError(
+            f"{folder!r} is no adapter: it lacks {CONFIG}; write BASE+ADAPTER with a folder of PEFT's format"
+        )
+    return base, folder
+
+
+def _in_folder(folder: Path) -> Path:
+    for name in (*FOLDER_FILES, *ADAPTER_FILES):
+        if (folder / name).exists():
+            return folder / name
+    found = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("*.safetensors"))
+    found = [file for file in found if not file.name.endswith(".alignment.safetensors")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(
+            f"the folder {str(folder)!r} holds several checkpoints ({shorten([f.name for f in found])}); name one"
+        )
+    for file in sorted(folder.glob("*.gguf")):
+        return file
+
+    if (folder / MANIFEST).exists():
+        raise FileNotFoundError(
+            f"the folder {str(folder)!r} is a store of networks, not a checkpoint; `regauge zoo info {folder}` says "
+            f"what it holds, and `regauge zoo export {folder} -o FOLDER` writes files"
+        )
+    raise FileNotFoundError(
+        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
+    )

@@ -1,0 +1,184 @@
+"""State dictionaries: read from torch files, and matched by name with those of a model or of another checkpoint.
+
+Torch files are pickles and can run code when they are loaded; they are read with `weights_only=True`, always.
+"""
+
+import logging
+import os
+import pickle
+import struct
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.formats.entries import choose_network
+from regauge.checkpoints.formats.quantized import refusal
+from regauge.core.movable import VALUES
+from regauge.core.params import Params
+
+SHARED = 1 << 26
+"""Bytes up to which the values of a tensor may lie on one another."""
+LOG = logging.getLogger(__name__)
+
+
+def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = None) -> Mapping[Any, Any]:
+    """The state dictionary in a torch file, on the CPU, also where it is an entry of a training checkpoint.
+
+    Of several networks the usual one is read and the others are named in the log, unless `entry` chooses. Raises
+    ValueError if it is damaged, or holds no dictionary or more than tensors and plain values, or no such entry.
+    """
+    damaged = (
+        f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "
+        "fetch it again"
+    )
+    _require_stored(source, label)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old pickles and quantized tensors; both are refused in a sentence
+            content = torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "Unsupported operand" in str(error):  # an unknown opcode: no pickle at all
+            raise ValueError(damaged) from error
+        raise ValueError(
+            f"{label!r} holds pickled Python objects besides tensors; loading them could run any code, so it is "
+            "refused: save `module.state_dict()` instead, best as .safetensors"
+        ) from error
+    except MemoryError as error:
+        raise ValueError(f"{label!r} claims more than the memory holds; {damaged}") from error
+    except (
+        RuntimeError, OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
+        OverflowError, ArithmeticError, NotImplementedError, struct.error, zipfile.BadZipFile,
+    ) as error:  # fmt: skip
+        raise ValueError(damaged) from error
+    if isinstance(content, Mapping):
+        content, note = choose_network(content, entry, label)
+        if note is not None:
+            LOG.warning(note)
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(
+            f"{label!r} holds a {type(content).__name__}, not a state dict (names to tensors); "
+            "save `module.state_dict()`"
+        )
+    return content
+
+
+def _require_stored(source: Path | BinaryIO, label: str) -> None:
+    """Refuse compressed records, which torch never writes: they may become far larger than the file."""
+    try:
+        with zipfile.ZipFile(source) as archive:
+            packed = [one.filename for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED]
+            size = sum(one.file_size for one in archive.infolist())
+            length = source.stat().st_size if isinstance(source, Path) else source.seek(0, os.SEEK_END)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # not a zip file, which torch says
+        return
+    finally:
+        if not isinstance(source, Path):
+            source.seek(0)
+    if packed or size > length:
+        what = f"the compressed record {packed[0]!r}" if packed else f"records of {size} bytes in {length}"
+        raise ValueError(f"{label!r} holds {what}, which torch never writes; save `module.state_dict()` again")
+
+
+def load_torch_file(path: Path, entry: str | None = None) -> Params:
+    """The tensors of a checkpoint in a torch file, on the CPU; other entries are refused."""
+    content = read_torch_file(path, str(path), entry)
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    packed = next((name for name in others if name.endswith("._packed_params")), None)
+    if packed is not None:
+        raise ValueError(refusal(str(path), f"torch: it holds {packed!r}", "torch"))
+    if others:
+        raise ValueError(
+            f"{str(path)!r} holds entries that are no tensors ({shorten(others)}); save only "
+            "`module.state_dict()`, or put it under 'state_dict'"
+        )
+    if len(set(map(str, content))) < len(content):
+        raise ValueError(
+            f"{str(path)!r} holds two tensors of one name, such as 1 and '1'; give every tensor a name of its own"
+        )
+    for name, tensor in content.items():
+        if tensor.is_quantized:
+            raise ValueError(refusal(str(path), f"torch: {name!r} is {tensor.dtype}", "torch"))
+        if tensor.layout == torch.strided and tensor.nbytes > max(SHARED, tensor.untyped_storage().nbytes()):
+            raise ValueError(
+                f"{str(name)!r} in {str(path)!r} repeats {tensor.untyped_storage().nbytes()} bytes to {tensor.nbytes}; "
+                "save it with `.clone()`, as what it holds"
+            )
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+            kind = "on the meta device" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout}"
+            raise ValueError(f"{str(name)!r} in {str(path)!r} is {kind}; save it as a dense tensor with its values")
+    return {str(name): tensor.detach() for name, tensor in content.items()}
+
+
+def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
+    """The parameters of a checkpoint under exactly the names of a model's `state_dict()`.
+
+    Tied parameters are often stored once; they are filled in under their other names.
+
+    Args:
+        params: What the checkpoint holds.
+        expected: The `state_dict()` of the model, possibly on the meta device (where only one of tied names
+            needs to be in the checkpoint as well).
+        label: What the error calls the checkpoint.
+        model: What it calls the model.
+
+    Returns:
+        The parameters in the model's order. Dtypes stay those of the checkpoint.
+
+    Raises:
+        ValueError: Names are missing or unexpected, a shape differs, or there are codes where values belong.
+    """
+    owners: dict[Any, str] = {}
+    for name, tensor in expected.items():
+        if name in params:
+            owners.setdefault(memory_of(tensor), name)
+    result, missing = {}, []
+    for name, tensor in expected.items():
+        owner = name if name in params else owners.get(memory_of(tensor))
+        if owner is None:
+            missing.append(name)
+        else:
+            result[name] = params[owner]
+    unexpected = [name for name in params if name not in expected]
+    if missing or unexpected:
+        parts = [f"{label} lacks {shorten(missing)}, which {model} has"] if missing else []
+        parts += [f"{label} has {shorten(unexpected)}, which {model} lacks"] if unexpected else []
+        raise ValueError(f"{'; '.join(parts)}; give the checkpoint and {model} of the same architecture")
+    for name, tensor in expected.items():
+        if result[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name!r} has shape {tuple(result[name].shape)} in {label}, but {tuple(tensor.shape)} in {model}; "
+                f"give the checkpoint and {model} of the same architecture"
+            )
+        if tensor.is_floating_point() and result[name].dtype not in VALUES:
+            raise ValueError(
+                f"{name!r} is {result[name].dtype} in {label}, but {tensor.dtype} in {model}; if it is quantized, "
+                "dequantize the network first and save it in bfloat16"
+            )
+    return result
+
+
+def has_names(params: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether a checkpoint has exactly the tensors of a model's `state_dict()`; see `match`."""
+    try:
+        match(params, expected, "")
+    except ValueError:
+        return False
+    return True
+
+
+def shorten(names: Sequence[str], limit: int = 4) -> str:
+    """Some names for a sentence."""
+    listed = ", ".join(repr(name) for name in names[:limit])
+    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
+
+
+def memory_of(tensor: Tensor) -> Any:
+    """Equal for tensors that share their memory (on the meta device, for the same tensor object only)."""
+    if tensor.is_meta:
+        return ("meta", tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape))
+    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape))

@@ -1,0 +1,115 @@
+"""Adapters of networks whose files have other names than their modules, which adapters speak of."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regauge.checkpoints.formats.adapters import TIED, place_changes, refuse_absent
+from regauge.checkpoints.formats.changes import Change, Rearranged, Trained
+from regauge.checkpoints.formats.headers import StoredTensor
+from regauge.checkpoints.names.conversion import Blank, Conversion
+from regauge.checkpoints.names.transformers_models import CONFIG, choose_factory, find_conversion
+from regauge.core.params import work_dtype
+
+Changes = Mapping[str, tuple[Trained, ...]]
+
+
+class Base(Protocol):
+    """A network in files."""
+
+    path: Path
+    stored: Mapping[str, StoredTensor]
+
+    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one tensor, or of a range of its first axis."""
+
+
+def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tuple[Change, ...]]:
+    """What an adapter changes of the tensors in the files of a base, by their names there.
+
+    Args:
+        base: The network as it is in its files.
+        folder: The adapter's folder, for errors.
+        changes: What it changes of the tensors of the module.
+
+    Raises:
+        ValueError: The base lacks some of them, or they have other shapes.
+    """
+    module = _module(base)
+    if module is None:
+        raise refuse_absent(base.path.parent, folder, changes, base.stored)
+    conversion = find_conversion(_blanks(base), module)
+    shapes = {name: base.stored[stored].shape for name, stored in conversion.renamed.items()}
+    shapes |= {name: blank.shape for name, blank in conversion.blanks.items()}
+    placed = place_changes(folder, changes, shapes)
+    if placed is None:
+        raise refuse_absent(base.path.parent, folder, changes, shapes)
+    result: dict[str, tuple[Change, ...]] = {}
+    for name, own in placed.items():
+        if name in conversion.renamed:
+            result[conversion.renamed[name]] = own
+            continue
+        for source in dict.fromkeys(box.source for box in conversion.made[name]):
+            result[source] = (Rearranged(partial(_take_apart, base, conversion, source, placed)),)
+    return result
+
+
+def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
+    """Raise if an adapter changes the embedding of a base alone, whose head is the same tensor.
+
+    Args:
+        base: The network as it is in its files.
+        folder: The adapter's folder.
+        changed: The tensors in the files that it changes and that may be the embedding.
+
+    Raises:
+        ValueError: It does: the sum is no network of this architecture.
+    """
+    module, shared = _module(base) if changed else None, set[str]()
+    if module is not None:
+        owners: dict[int, list[str]] = {}
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            owners.setdefault(id(tensor), []).append(name)
+        renamed = find_conversion(_blanks(base), module).renamed
+        shared = {renamed.get(name, name) for names in owners.values() if len(names) > 1 for name in names}
+    found = [name for name in changed if module is None or name in shared]
+    if found:
+        raise ValueError(TIED.format(str(folder), found[0], "the head", "the head"))
+
+
+def _module(base: Base) -> nn.Module | None:
+    """The model of a base, without values, if its folder has one that can be built."""
+    if not (base.path.parent / CONFIG).is_file():
+        return None
+    try:
+        build = choose_factory(base.path.parent, _blanks(base))
+        with torch.device("meta"):
+            module: nn.Module = build()
+    except (ImportError, ValueError):
+        return None
+    return module
+
+
+def _blanks(base: Base) -> dict[str, Blank]:
+    return {name: Blank(one.shape, one.dtype) for name, one in base.stored.items()}
+
+
+def _take_apart(base: Base, conversion: Conversion, source: str, changes: Changes) -> Tensor:
+    """A tensor of the files from those of the module, changed."""
+
+    def value(name: str) -> Tensor:
+        dtype = work_dtype(conversion.blanks[name].dtype)
+        tensor = conversion.make(name, lambda there, rows: base.read(there, rows=rows), dtype=dtype)
+        for change in changes.get(name, ()):
+            tensor = change.apply(partial(_part, tensor), None)
+        return tensor
+
+    return conversion.take_apart(source, value)
+
+
+def _part(tensor: Tensor, rows: tuple[int, int] | None) -> Tensor:
+    return tensor if rows is None else tensor[rows[0] : rows[1]]

@@ -1,0 +1,108 @@
+"""A checkpoint under the names of its module, where its files have others."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import PIECE, Checkpoint
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.formats.headers import StoredTensor
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.names.conversion import Conversion, join, name_as_stored
+from regauge.checkpoints.writing import Pieces, Shard
+from regauge.core.params import Params
+
+
+class Converted(Checkpoint):
+    """A checkpoint that speaks of the tensors of a module; values stay where they are, and are read when asked for.
+
+    What is written has the names, shapes, dtypes and order of the files again, in as many files.
+
+    Attributes:
+        source: The checkpoint as it is in the files.
+        conversion: What the module's tensors consist of there.
+    """
+
+    def __init__(self, source: Checkpoint, conversion: Conversion, params: Params | None = None) -> None:
+        stored = {name: source.stored[there]._replace(name=name) for name, there in conversion.renamed.items()}
+        for name, boxes in conversion.made.items():
+            blank, first = conversion.blanks[name], source.stored[boxes[0].source]
+            nbytes = blank.numel * blank.dtype.itemsize
+            stored[name] = StoredTensor(name, first.file, blank.dtype, blank.shape, first.start, nbytes)
+        super().__init__(source.label, source.path, stored, source.metadata, params)
+        self.source, self.conversion, self.read_so_far, self.form = source, conversion, source.read_so_far, source.form
+        self.home, self.notes = source.home, source.notes
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from."""
+        return self.source.files
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is read in."""
+        if self._params is None and name in self.conversion.renamed:
+            return self.source.dtype_of(self.conversion.renamed[name])
+        return super().dtype_of(name)
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        super().close()
+        self.source.close()
+
+    def layout(self, file: str | None = None) -> list[Shard]:
+        """The files of another checkpoint with the same names, dtypes and order as those of the source."""
+        return [replace(shard, translate=self._translate) for shard in self.source.layout(file)]
+
+    def with_params(self, params: Mapping[str, Tensor]) -> "Converted":
+        """The same files with other values, given by the names of the module."""
+        absent = [name for name in self.stored if name not in params]
+        if absent:
+            raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
+        result = Converted(self.source, self.conversion, dict(params)).written_as(self.form)
+        result.notes = self.notes
+        return result
+
+    def written_as(self, form: Form) -> "Converted":
+        """The same, whose result is written in another form; it is read as precisely as that asks for."""
+        result = cast(Converted, super().written_as(form))
+        result.source = self.source.written_as(form)
+        result.read_so_far = result.source.read_so_far
+        return result
+
+    def view_alike(self, other: Checkpoint) -> Checkpoint:
+        """Another checkpoint with the same files, under the names of the module."""
+        return Converted(other, self.conversion)
+
+    def as_stored(self) -> Params:
+        """All tensors under the names that they have in the files."""
+        pieces = self._translate(lambda name: iter([self[name]]))
+        return {name: join(pieces(name)) for name in self.source.stored}
+
+    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is given."""
+        if self._params is not None:
+            return super().read(name, rows=rows, dtype=dtype)
+        if name in self.conversion.renamed:
+            return self.source.read(self.conversion.renamed[name], rows=rows, dtype=dtype)
+        dtype = dtype or self.form.work_dtype(self.stored[name].dtype)
+        return self.conversion.make(name, lambda n, r: self.source.read(n, rows=r), rows=rows, dtype=dtype)
+
+    def _translate(self, pieces: Pieces) -> Pieces:
+        return name_as_stored(self.conversion, pieces, self._read_extra)
+
+    def _read_extra(self, name: str) -> Iterator[Tensor]:
+        for rows in ranges_of(self.source.stored[name]):
+            yield self.source.read(name, rows=rows)
+
+
+def ranges_of(stored: StoredTensor) -> list[tuple[int, int] | None]:
+    """Ranges of the first axis in which a tensor may be read; None for all of it."""
+    if not stored.nbytes:
+        return [None]
+    size = stored.shape[0] if stored.shape else 1
+    rows = max(1, PIECE * size // stored.nbytes)
+    return [None] if rows >= size else [(first, min(first + rows, size)) for first in range(0, size, rows)]

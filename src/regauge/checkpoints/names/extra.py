@@ -1,0 +1,119 @@
+"""Tensors in files that no class of their model has, so that nothing says how they move: those of the first network."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.names.conversion import Conversion
+from regauge.checkpoints.names.converted import Converted, ranges_of
+
+ALONE = "its model has no {names}, which {are} taken over as {they} {are} and may not fit what is moved"
+SAME = "the model has no {names}, which {are} the same in all networks and taken over as {they} {are}"
+FIRST = "the model has no {names}, which {are} taken over from {first} as {they} {are}"
+LEFT = "left out: {names} of {label}, which neither the model nor {first} has"
+
+
+class Sharing(Checkpoint):
+    """A checkpoint in its files, with some tensors of another one and without some of its own.
+
+    Attributes:
+        source: The checkpoint.
+        other: That of which it has some.
+        shared: The names of these.
+    """
+
+    def __init__(self, source: Checkpoint, other: Checkpoint, shared: Sequence[str], left: Sequence[str]) -> None:
+        stored = {name: one for name, one in source.stored.items() if name not in left}
+        last = next(reversed(stored.values()))
+        for name in shared:
+            like = stored.get(name, last)
+            stored[name] = other.stored[name]._replace(file=like.file, start=like.start)
+        super().__init__(source.label, source.path, stored, source.metadata)
+        self.source, self.other, self.shared = source, other, frozenset(shared)
+        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from."""
+        return self.source.files
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is read in."""
+        return (self.other if name in self.shared else self.source).dtype_of(name)
+
+    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one tensor, or of a range of its first axis."""
+        return (self.other if name in self.shared else self.source).read(name, rows=rows, dtype=dtype)
+
+    def written_as(self, form: Form) -> "Sharing":
+        """The same, whose result is written in another form."""
+        result = Sharing(self.source.written_as(form), self.other, (), ())
+        result.stored, result.shared = self.stored, self.shared
+        return result
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        self.source.close()
+
+
+def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Checkpoints under the names of one model, each with the tensors of the first that no class of that model has.
+
+    What is written like one of them has those tensors, too. The notes of each say which these are, and which of its own
+    are left out.
+    """
+    first, *others = checkpoints
+    wanted = _unknown(first)
+    if not any(map(_unknown, checkpoints)):
+        return tuple(checkpoints)
+    if not others:
+        return (_settle(first, _source(first), wanted, [_say(ALONE, wanted)]),)
+    same = [name for name in wanted if all(_is_same(name, _source(first), _source(one)) for one in others)]
+    notes = [_say(SAME, same)] if same else []
+    differing = [name for name in wanted if name not in same]
+    notes += [_say(FIRST, differing, first=first.label)] if differing else []
+    sources = [_source(first)]
+    for one in others:
+        left = [name for name in _unknown(one) if name not in wanted]
+        sources.append(Sharing(_source(one), sources[0], differing, left) if differing or left else _source(one))
+        notes += [_say(LEFT, left, label=one.label, first=first.label)] if left else []
+    return tuple(_settle(one, own, wanted, notes) for one, own in zip(checkpoints, sources, strict=True))
+
+
+def _settle(checkpoint: Checkpoint, source: Checkpoint, wanted: Sequence[str], notes: Sequence[str]) -> Checkpoint:
+    """The same with these tensors of its model's own and of no model, of which nothing more is to be said."""
+    if isinstance(checkpoint, Converted):
+        known = checkpoint.conversion
+    else:
+        known = Conversion({name: name for name in checkpoint.stored})
+    extra = (*known.ignored, *wanted)
+    result = Converted(source, replace(known, extra=extra, ignored=extra)).written_as(checkpoint.form)
+    result.notes = (*checkpoint.notes, *notes)
+    return result
+
+
+def _source(checkpoint: Checkpoint) -> Checkpoint:
+    return checkpoint.source if isinstance(checkpoint, Converted) else checkpoint
+
+
+def _unknown(checkpoint: Checkpoint) -> tuple[str, ...]:
+    return checkpoint.conversion.unknown if isinstance(checkpoint, Converted) else ()
+
+
+def _is_same(name: str, first: Checkpoint, other: Checkpoint) -> bool:
+    """Whether two networks in files have one tensor in common, compared piece by piece."""
+    x, y = first.stored[name], other.stored.get(name)
+    if y is None or (x.shape, x.dtype) != (y.shape, y.dtype):
+        return False
+    return all(torch.equal(first.read(name, rows=r), other.read(name, rows=r)) for r in ranges_of(x))
+
+
+def _say(text: str, names: Sequence[str], **words: str) -> str:
+    is_one = len(names) == 1
+    return text.format(names=shorten(names), are="is" if is_one else "are", they="it" if is_one else "they", **words)

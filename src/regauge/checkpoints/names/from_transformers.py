@@ -1,0 +1,105 @@
+"""Checkpoints under the names of the models that transformers builds of their folders."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.names.conversion import Blank
+from regauge.checkpoints.names.converted import Converted
+from regauge.checkpoints.names.prefixes import unwrap
+from regauge.checkpoints.names.transformers_models import (
+    CONFIG,
+    choose_factory,
+    find_conversion,
+    is_of_transformers,
+)
+from regauge.core.symmetry import Symmetry
+
+
+def find_factory(folder: Path) -> Callable[[], Any]:
+    """What builds the model of a folder with config.json, and of the checkpoint in it, if there is one.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: The configuration is none that transformers knows, or no model can be built from it.
+    """
+    try:
+        stored = _blanks(Checkpoint.open(folder))
+    except (FileNotFoundError, ValueError):
+        stored = None
+    return choose_factory(folder, stored)
+
+
+def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
+    """A checkpoint under the names of a symmetry, if the model of its folder has them and its files have not.
+
+    Where the files have tensors that the symmetry was not found on, the model says which of them it has not.
+    """
+    names = {place.parameter for group in symmetry.groups for place in group.placements}
+    needed = names - {name for names in symmetry.tied for name in names}
+    checkpoint = unwrap(checkpoint, needed)
+    is_named = needed <= checkpoint.stored.keys()
+    if is_named and checkpoint.stored.keys() <= symmetry.shapes.keys():
+        return checkpoint
+    try:
+        module = module_of(checkpoint)
+        named = checkpoint if module is None else name_for(checkpoint, module)
+    except ValueError:
+        if not is_named:
+            raise
+        return checkpoint
+    return checkpoint if is_named and not needed <= named.stored.keys() else named
+
+
+def module_of(checkpoint: Checkpoint) -> nn.Module | None:
+    """The model of a checkpoint's folder, without values; None if the folder does not say it, or without transformers.
+
+    Raises:
+        ValueError: The configuration is none that transformers knows, or no model can be built from it.
+    """
+    folder = checkpoint.path.parent
+    if not (folder / CONFIG).is_file():
+        return None
+    try:
+        build = find_factory(folder)
+    except ImportError:
+        return None
+    with torch.device("meta"):
+        module: nn.Module = build()
+    return module
+
+
+def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
+    """A checkpoint under the names of the module that it belongs to.
+
+    It is the checkpoint itself if the module is not of transformers, or its files have the names of the module.
+
+    Raises:
+        ValueError: The module's tensors are more than re-arranged tensors of the files.
+    """
+    if isinstance(checkpoint, Converted) or not is_of_transformers(module):
+        return checkpoint
+    try:
+        conversion = find_conversion(_blanks(checkpoint), module)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.label!r} cannot be read as transformers reads it: {error}") from error
+    if conversion.is_identity or (not conversion.renamed and not conversion.made):
+        return checkpoint
+    return Converted(checkpoint, conversion)
+
+
+def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    """The tensors of a module, without those that a checkpoint may lack."""
+    state = module.state_dict()
+    patterns = getattr(module, "_keys_to_ignore_on_load_missing", None) if is_of_transformers(module) else None
+    spared = [n for n in state if n not in checkpoint.stored and any(re.search(p, n) for p in patterns or ())]
+    return {name: tensor for name, tensor in state.items() if name not in spared}
+
+
+def _blanks(checkpoint: Checkpoint) -> dict[str, Blank]:
+    return {name: Blank(one.shape, one.dtype) for name, one in checkpoint.stored.items()}

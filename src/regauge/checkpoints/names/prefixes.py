@@ -1,0 +1,48 @@
+"""Prefixes that training puts before the names of tensors, where the model has none: recognized, and left out."""
+
+import logging
+import re
+from collections.abc import Collection, Iterable
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.names.conversion import Conversion
+from regauge.checkpoints.names.converted import Converted
+
+WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What torch.compile, FSDP and activation checkpointing put around modules, anywhere in names."""
+LEADING = ("module.", "model.", "net.", "network.", "ema_model.", "student.", "_forward_module.")
+"""What DataParallel, Lightning and wrappers of users put before all names."""
+LOG = logging.getLogger(__name__)
+
+
+def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
+    """A checkpoint under the names that a model or another checkpoint has, where prefixes are all that differs.
+
+    What is written has the names of the files. A line in the log says which prefix was left out.
+    """
+    stored, asked = set(checkpoint.stored), set(wanted)
+    if checkpoint.is_adapter or not asked or asked <= stored or stored <= asked:
+        return checkpoint
+    own, theirs = _bare(checkpoint.stored), _bare(wanted)
+    known = {bare: name for name, bare in theirs.items()}
+    bare = set(own.values())
+    if len(bare) < len(own) or len(known) < len(theirs) or not (bare <= known.keys() or known.keys() <= bare):
+        return checkpoint
+    if own.keys() == bare and theirs.keys() == known.keys():  # no prefix is what they differ by
+        return checkpoint
+    renamed = {known.get(bare, bare): name for name, bare in own.items()}
+    first, name = next((new, old) for new, old in renamed.items() if new != old)
+    result = Converted(checkpoint, Conversion(renamed)).written_as(checkpoint.form)
+    note = f"{checkpoint.label}: names such as {name!r} are read as {first!r}, as the model has them"
+    LOG.info(f"{note}; what is written has the names of the file")
+    return result
+
+
+def _bare(names: Iterable[str]) -> dict[str, str]:
+    """Names without what wraps modules, and without what all of them begin with and `LEADING` knows."""
+    found = {name: WRAPPED.sub("", name) for name in names}
+    while True:
+        shared = next((p for p in LEADING if all(bare.startswith(p) for bare in found.values())), None)
+        if shared is None:
+            return found
+        found = {name: bare.removeprefix(shared) for name, bare in found.items()}

@@ -1,0 +1,137 @@
+"""The folder in which an output is made, such as `OUT.partial`, and the ledger that shows that regauge made it.
+
+What regauge deletes, it has made. Such a folder holds nothing but files of known names, and the ledger `run.json` among
+them; before the ledger is written there is at most an empty lock. Symbolic links lead elsewhere and are never followed.
+"""
+
+import json
+import os
+import re
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from regauge.checkpoints.disk import TEMPORARY
+from regauge.checkpoints.plain_files import read_json
+from regauge.checkpoints.writing import save_text
+
+FORMAT = "regauge.run"
+LEDGER, LOCK, CONTENT, REPLACED = "run.json", "lock", "output", "replaced"
+PROGRESS = "progress.safetensors"
+KNOWN = re.compile(rf"{LEDGER}|{LOCK}|{CONTENT}|{REPLACED}|(\d+\.)?{PROGRESS}")
+"""Names of what is in the folder of an output while it is made."""
+
+PARTS = re.compile(rf"{LEDGER}|[0-9a-f]{{16}}")
+"""Names of what is in the folder of a matrix over a population while it is computed."""
+
+
+def claim(folder: Path, known: re.Pattern[str]) -> None:
+    """Make a folder with a ledger, or go on in one that regauge has made.
+
+    Raises:
+        FileExistsError: The folder is not of regauge.
+    """
+    require_own(folder, known)
+    folder.mkdir(exist_ok=True)
+    write_ledger(folder, {"inputs": None, "shards": {}})
+
+
+def require_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
+    """Raise unless a folder is not there, is empty, or holds only what regauge makes in it.
+
+    Raises:
+        FileExistsError: It is a symbolic link or no folder, or it holds something else.
+    """
+    try:
+        entries = list(os.scandir(folder)) if stat.S_ISDIR(folder.lstat().st_mode) else None
+    except FileNotFoundError:
+        return
+    if entries is None:
+        raise _refuse(folder, "is a symbolic link, or no folder")
+    for entry in entries:
+        if entry.is_symlink():
+            raise _refuse(folder, f"holds the symbolic link {entry.name!r}")
+        if not (known.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)):
+            raise _refuse(folder, f"holds {entry.name!r}, which is not of regauge")
+    names = {entry.name for entry in entries}
+    require_lock(folder / LOCK)
+    if LEDGER not in names:
+        filled = [n for n in sorted(names) if n != LOCK and not TEMPORARY.fullmatch(n) and not _is_empty(folder / n)]
+        if filled:
+            raise _refuse(folder, f"holds {filled[0]!r}, and no ledger {LEDGER!r} that says who made it")
+    read_ledger(folder)
+
+
+def read_ledger(folder: Path) -> dict[str, Any] | None:
+    """What the ledger of a folder says; None without one.
+
+    Raises:
+        FileExistsError: It is no ledger of regauge.
+    """
+    try:
+        document = read_json(folder / LEDGER)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise _refuse(folder, f"holds a damaged ledger {LEDGER!r} ({error})") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT or not _fits(document):
+        raise _refuse(folder, f"holds a file {LEDGER!r} that is no ledger of regauge")
+    return dict(document)
+
+
+def _fits(document: dict[str, Any]) -> bool:
+    inputs, shards = document.get("inputs"), document.get("shards")
+    is_listed = isinstance(shards, dict) and all(isinstance(one, list) for one in shards.values())
+    return is_listed and isinstance(inputs, dict | None)
+
+
+def write_ledger(folder: Path, document: dict[str, Any]) -> None:
+    """Write the ledger of a folder, whole or not at all."""
+    save_text(json.dumps({"format": FORMAT, **document}, indent=1), folder / LEDGER)
+
+
+def empty_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
+    """Remove all that regauge made in a folder, its ledger last, but for the lock."""
+    for entry in list(os.scandir(folder)):
+        if entry.name in (LEDGER, LOCK) or not (known.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+    (folder / LEDGER).unlink(missing_ok=True)
+
+
+def remove_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
+    """Remove a folder with all that regauge made in it; it stays where something else came into it."""
+    with suppress(OSError):
+        empty_own(folder, known)
+        (folder / LOCK).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def require_lock(path: Path) -> None:
+    """Raise unless a lock can be taken in a file: it is not there, or is an empty file and no link.
+
+    Raises:
+        FileExistsError: It is something else.
+    """
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not _is_empty(path)):
+        raise FileExistsError(f"{str(path)!r} is in the place of regauge's lock and is none; move it away")
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether it is an empty file or folder, or is gone meanwhile."""
+    try:
+        return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def _refuse(folder: Path, what: str) -> FileExistsError:
+    return FileExistsError(
+        f"{str(folder)!r} {what}; regauge makes the output there and deletes only what it has made: move it away, or "
+        "choose another name for the output"
+    )

@@ -1,0 +1,217 @@
+"""Where a checkpoint comes from: the command that wrote it, its settings, and the SHA-256 of every input.
+
+In a folder that is the file `regauge.json`, in a single `.safetensors` file the string `regauge` of the header. Equal
+runs write equal texts: times, the name of the output and how much memory was allowed are left out. Of absolute paths it
+holds what follows the folder that all of them lie in.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES, find_cached
+from regauge.checkpoints.formats.headers import PROVENANCE, read_header
+from regauge.checkpoints.formats.location import locate, shards_of, split_sum
+from regauge.checkpoints.plain_files import leads_out, short_paths
+from regauge.checkpoints.writing import SUFFIX
+from regauge.core.escaping import escape, escape_code
+from regauge.core.progress import Advance, Progress, no_advance, no_progress
+from regauge.core.typed_json import parse_json
+from regauge.names import VERSION
+
+IN_FOLDER = "regauge.json"
+"""The provenance of a checkpoint that is a folder."""
+DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
+"""Endings of the files of a folder that say what its weights are, or how its tokens are read."""
+WEIGHTS = (SUFFIX, *TORCH_SUFFIXES)
+"""Endings of files of weights."""
+BLOCK = 1 << 20
+"""Bytes that are hashed at once."""
+
+LOG = logging.getLogger(__name__)
+_KNOWN: dict[tuple[int, ...], str] = {}
+"""Hashes by what changes when a file is written."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a command reads: the name of its option, and the path as it was given.
+
+    Attributes:
+        role: Such as `base`.
+        path: A file, a folder, or `file.py:factory`.
+        place: Where it lies, if that is not `path`.
+    """
+
+    role: str
+    path: str
+    place: Path | None = None
+
+    @property
+    def source(self) -> Path:
+        """The file or folder to read."""
+        path = find_cached(self.path) or Path(self.path) if self.place is None else self.place
+        module = self.path.rpartition(":")[0]
+        return Path(module) if module and not path.exists() else path
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that it consists of: a checkpoint's weights, and what describes them in a folder."""
+        path, parts = self.source, split_sum(self.path)
+        if parts is not None:
+            return [file for part in parts for file in Input(self.role, part).files]
+        if path.is_file() and not path.name.endswith(".index.json"):
+            return [path]
+        if not path.exists():
+            return []
+        beside = path.iterdir() if path.is_dir() else ()
+        found = {p for p in beside if p.is_file() and p.suffix in DESCRIBING}
+        found = {p for p in found if p.name != IN_FOLDER and not p.name.startswith(".")}
+        try:
+            main = locate(path)
+            found |= {main, *({main.parent / name for name in shards_of(main).values()} if _is_index(main) else ())}
+        except (FileNotFoundError, ValueError):  # a folder without weights, which stands for its configuration
+            pass
+        return sorted(found)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a checkpoint is made of.
+
+    Attributes:
+        command: Such as `align`.
+        settings: Its settings, ready for JSON, without those that do not change the output.
+        inputs: What was read.
+        seed: The seed of all random numbers, where there are any.
+        element: The file of the element that moved the checkpoint; `*` stands for the name of the output.
+    """
+
+    command: str
+    settings: Mapping[str, Any]
+    inputs: tuple[Input, ...]
+    seed: int | None = None
+    element: str | None = None
+
+    def to_json(self, progress: Progress = no_progress) -> str:
+        """The text for `regauge.json` or a header; every file is read once to hash it.
+
+        The provenance of an input stands under `ancestors` by its own SHA-256, with those that it names itself.
+        """
+        ancestors: dict[str, Any] = {}
+        files = {one: one.files for one in self.inputs}
+        unknown = {path for own in files.values() for path in own if _stamp(path) not in _KNOWN}
+        advance = progress("hashing", sum(path.stat().st_size for path in unknown)) if unknown else no_advance
+        inputs = []
+        for (one, own), path in zip(files.items(), short_paths([one.path for one in files]), strict=True):
+            entry: dict[str, Any] = {"as": one.role, "path": path}
+            is_one = len({path.parent for path in own}) == 1
+            names = {path: escape(path.name if is_one else f"{path.parent.name}/{path.name}") for path in own}
+            entry["sha256"] = {names[path]: hash_file(path, advance) for path in own}
+            known = read_provenance(one.source)
+            if known is not None:
+                ancestors |= known.pop("ancestors", {})
+                entry["provenance"] = hashlib.sha256(_encode(known).encode()).hexdigest()
+                ancestors[entry["provenance"]] = known
+            inputs.append(entry)
+        document: dict[str, Any] = {"regauge": VERSION, "command": self.command, "settings": dict(self.settings)}
+        document |= {} if self.seed is None else {"seed": self.seed}
+        document |= {"inputs": inputs}
+        document |= {} if self.element is None else {"element": self.element}
+        document |= {"ancestors": dict(sorted(ancestors.items()))} if ancestors else {}
+        return _encode(document)
+
+    def facts(self, progress: Progress = no_progress) -> tuple[tuple[str, str], ...]:
+        """The text in short, for a card."""
+        return summarize(json.loads(self.to_json(progress)))
+
+
+def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """A provenance in short: the version and the command, and each input with the hashes of its weights."""
+    facts = [(escape(f"regauge {document['regauge']}, {document['command']}"), "")]
+    for one in document["inputs"]:
+        digests: Mapping[str, str] = one["sha256"]
+        named = [(n, digest[:12]) for n, digest in digests.items() if n.endswith(WEIGHTS) or len(digests) == 1]
+        weights = [f"{escape_code(name)} {escape(digest)}" for name, digest in named[:4]]
+        facts.append((escape(f"{one['as']} {one['path']}"), ", ".join(weights) + (" ..." if len(named) > 4 else "")))
+    return tuple(facts)
+
+
+def name_networks(**networks: object) -> tuple[Input, ...]:
+    """Those networks that are in files, by what they are for; others are not named."""
+    named = []
+    for role, given in networks.items():
+        for network in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(network, str | Path | Checkpoint):
+                named.append(Input(role, network.label if isinstance(network, Checkpoint) else str(network)))
+    return tuple(named)
+
+
+def read_provenance(path: str | Path) -> dict[str, Any] | None:
+    """What a checkpoint says about where it comes from; None if it says nothing, or is malformed."""
+    path = Path(path)
+    try:
+        beside = path / IN_FOLDER if path.is_dir() else path.with_name(IN_FOLDER) if _is_index(path) else None
+        if beside is not None and beside.is_file() and not leads_out(beside, beside.parent):
+            text = beside.read_text(encoding="utf-8")
+        else:
+            main = locate(path)
+            text = read_header(main).metadata.get(PROVENANCE, "") if main.suffix == SUFFIX else ""
+        found = parse_json(text) if text else None
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or "command" not in found:
+        return None
+    if not all(map(_is_whole, (found, *_ancestors(found)))):
+        LOG.info(f"what {str(path)!r} says about where it comes from is malformed, and is ignored")
+        return None
+    return found
+
+
+def _ancestors(document: Mapping[str, Any]) -> Iterable[Any]:
+    found = document.get("ancestors", {})
+    return found.values() if isinstance(found, dict) else (found,)
+
+
+def _is_whole(document: Any) -> bool:
+    """Whether the provenance of one checkpoint has all of its parts."""
+    if not isinstance(document, dict):
+        return False
+    inputs = document.get("inputs")
+    texts = [document.get("regauge"), document.get("command")]
+    for one in inputs if isinstance(inputs, list) else [None]:
+        if not isinstance(one, dict) or not isinstance(hashes := one.get("sha256"), dict):
+            return False
+        texts += [one.get("as"), one.get("path"), one.get("provenance", ""), *hashes.values()]
+    return all(isinstance(text, str) for text in texts)
+
+
+def hash_file(path: Path, advance: Advance = no_advance) -> str:
+    """The SHA-256 of a file, as hexadecimal digits; a file that has not changed is read once."""
+    stamp = _stamp(path)
+    if stamp not in _KNOWN:
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+                advance(len(block))
+        _KNOWN[stamp] = digest.hexdigest()
+    return _KNOWN[stamp]
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _is_index(path: Path) -> bool:
+    return path.name.endswith(".index.json")
+
+
+def _encode(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False)

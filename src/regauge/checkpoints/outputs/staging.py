@@ -1,0 +1,315 @@
+"""An output that appears whole or not at all, and that an interrupted run can resume.
+
+Everything is written into a folder beside the output, `OUT.partial`. When all of it is on the disk it takes the place
+of the output. The finished shards, and what they were made from, are listed in `OUT.partial/run.json`. A folder of that
+name that regauge has not made is refused.
+"""
+
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint, index_metadata
+from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_disks_told, require_space
+from regauge.checkpoints.formats.headers import PROVENANCE
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.outputs.carrying import Carried, carry_files
+from regauge.checkpoints.outputs.ledger import (
+    CONTENT,
+    LEDGER,
+    LOCK,
+    PROGRESS,
+    REPLACED,
+    empty_own,
+    read_ledger,
+    remove_own,
+    require_own,
+    write_ledger,
+)
+from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance
+from regauge.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
+from regauge.checkpoints.writing import (
+    INDEX,
+    SUFFIX,
+    Pieces,
+    Shard,
+    flush,
+    require_writable,
+    save_bytes,
+    save_text,
+    write_index,
+    write_shard,
+)
+from regauge.core.progress import Progress, no_progress
+
+REFUSALS = (ValueError, KeyError, TypeError)
+"""Errors about inputs: what such a run left is of no use to a later one."""
+IN_USE = "another process is writing {!r}; wait for it, or end it"
+LOG = logging.getLogger(__name__)
+
+
+class Staging:
+    """The folder beside an output, a `.safetensors` file or a folder, in which it is made.
+
+    A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. What a run
+    without inputs leaves is of no use to a later one, which removes it. `content` is where the files of the output are
+    written, and `progress` where the caller may keep what it needs to go on. The provenance goes into the header of a
+    file, or is a file of the folder. `beside` holds files of the folder that take the place of those that are copied,
+    or None for those that are left out.
+
+    Raises:
+        FileExistsError: The output is there and may not be replaced, or holds files that are not of a checkpoint; or
+            an interrupted run left something and neither `resume` nor `overwrite` says what to do with it; or the
+            folder `OUT.partial` is not of regauge.
+        FileNotFoundError: The folder of the output is not there.
+        OSError: The disk has no room for what is to be written.
+        ValueError: What is to be resumed was made from other inputs, or another process is at work on it.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        inputs: Any,
+        *,
+        resume: bool,
+        overwrite: bool,
+        provenance: Provenance | None = None,
+        nbytes: int = 0,
+    ) -> None:
+        require_parent(out)
+        self.out = out.resolve() if out.is_symlink() and out.is_dir() else out
+        self.folder, self.provenance = partial_of(self.out), provenance
+        self.content, self.progress = self.folder / CONTENT, self.folder / PROGRESS
+        self._replaced = self.folder / REPLACED
+        self.beside: dict[str, bytes | None] = {}
+        self._inputs = json.loads(json.dumps(inputs))
+        self._shards: dict[str, list[int]] = {}
+        self._nbytes = nbytes
+        self._lock = _lock(self.out)
+        is_left = True
+        try:
+            _finish(self.out)
+            is_left = self.content.exists() and self._is_of_use()
+            _require_name(self.out, overwrite=overwrite)
+            if is_left and not (resume or overwrite):
+                raise FileExistsError(
+                    f"an interrupted run left {str(self.folder)!r}; say --resume to go on with it, or --overwrite to "
+                    "begin anew"
+                )
+            self._begin(resume=resume and is_left)
+            require_space(self.out, self._needed())
+        except BaseException:
+            self.close(is_kept=is_left)
+            raise
+
+    def __enter__(self) -> "Staging":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *where: object) -> None:
+        is_kept = self._inputs is not None and not isinstance(error, REFUSALS)
+        self.close(is_kept=is_kept)
+        if isinstance(error, FullDiskError):
+            needed = self._needed() or None
+            if not is_kept:
+                raise FullDiskError(self.out, needed) from error
+            kept = f"what is done is kept in {str(self.folder)!r}: make room and say --resume"
+            raise FullDiskError(self.out, needed, kept) from error
+
+    def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
+        """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
+        if self.provenance is not None and self.out.suffix == SUFFIX:
+            text = self.provenance.to_json(progress)
+            shards = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
+        elif self.provenance is not None:
+            save_text(self.provenance.to_json(progress), self.content / IN_FOLDER)
+        sizes = {shard.file: sum(spec.size for spec in shard.tensors) for shard in shards}
+        kept, advance = [], progress("writing", sum(sizes.values()))
+
+        def count(name: str) -> Iterator[Tensor]:
+            for piece in pieces(name):
+                yield piece
+                advance(piece.numel())
+
+        for shard in shards:
+            path, known = self.content / shard.file, self._shards.get(shard.file)
+            if known is not None and path.exists() and [path.stat().st_size, _crc_of(path)] == known:
+                kept.append(shard.file)
+                advance(sizes[shard.file])
+            else:
+                self._shards[shard.file] = list(write_shard(shard, self.content, count))
+                self._save()
+        return kept
+
+    def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
+        """Put the output in its place, a folder with the name of the index and the further files of another one."""
+        if self.out.suffix == SUFFIX:
+            for path in self.content.iterdir():
+                flush(path)
+            self._save(is_complete=True)
+            replace_files(self.content, self.out)
+            shutil.rmtree(self.content)
+        else:
+            with full_disks_told(self.out):
+                self._complete(shards, source)
+            replaced, kept = replace_folder(self.content, self.out, self._replaced)
+            if replaced:
+                also = f", kept {shorten(kept)}" if kept else ""
+                LOG.info(f"in {str(self.out)!r}: replaced {shorten(replaced)}{also}")
+        flush(self.out.parent)
+        self.close(is_kept=False)
+        found = Checkpoint.open(self.out)
+        return found if source is None else source.view_alike(found)
+
+    def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
+        """Write the index of a folder, and copy what goes along with its weights."""
+        found = Carried() if source is None else carry_files(source, self.content, self.out)
+        for names, what in (
+            (found.copied, "copied from"),
+            (found.left, "left in"),
+            (found.outward, "left, as links to other places, in"),
+        ):
+            if names and source is not None:
+                LOG.info(f"{what} {str(source.path.parent)!r}: {shorten(names, 12)}")
+        for name, content in self.beside.items():
+            if content is None:
+                (self.content / name).unlink(missing_ok=True)
+            else:
+                save_bytes(content, self.content / name)
+        config = self.content / "config.json"
+        if source is not None and config.is_file():
+            save_bytes(source.form.describe(config.read_bytes(), source.path.with_name(config.name)), config)
+        if len(shards) > 1:
+            name = INDEX if source is None else source.form.index(shards, source.path.name)
+            write_index(shards, self.content, name, {} if source is None else index_metadata(source))
+        for folder, _, files in os.walk(self.content):
+            for file in files:
+                flush(Path(folder, file))
+            flush(Path(folder))
+
+    def close(self, *, is_kept: bool = True) -> None:
+        """Release the lock; keep partial output for `--resume`, or remove it."""
+        if not (is_kept or os.path.lexists(self._replaced) or _is_complete(self.folder)):
+            remove_own(self.folder)
+        self._lock.release()
+
+    def _is_of_use(self) -> bool:
+        """Whether an interrupted run can be resumed."""
+        document = read_ledger(self.folder)
+        return document is not None and document["inputs"] is not None
+
+    def _begin(self, *, resume: bool) -> None:
+        """Keep of what an interrupted run left what is to be resumed."""
+        document = read_ledger(self.folder) if resume else None
+        if document is not None:
+            if document["inputs"] != self._inputs:
+                changed = sorted(k for k in self._inputs if document["inputs"].get(k) != self._inputs[k])
+                raise ValueError(
+                    f"the interrupted run in {str(self.folder)!r} had other inputs or settings ({', '.join(changed)}); "
+                    "give the same, or begin anew with --overwrite and without --resume"
+                )
+            self._shards = document["shards"]
+        else:
+            empty_own(self.folder)
+            self._save()
+        self.content.mkdir(exist_ok=True)
+        for path in self.content.iterdir():
+            if TEMPORARY.fullmatch(path.name) or path.is_symlink():
+                path.unlink()
+
+    def _needed(self) -> int:
+        """How many bytes are still to be written."""
+        found = self.content.iterdir() if self.content.exists() else ()
+        return max(0, self._nbytes - sum(path.stat().st_size for path in found))
+
+    def _save(self, *, is_complete: bool = False) -> None:
+        write_ledger(self.folder, {"inputs": self._inputs, "shards": self._shards, "is_complete": is_complete})
+
+
+def partial_of(out: Path) -> Path:
+    """Where an output is made: the folder `OUT.partial` beside it; a ValueError says that there is no name for it."""
+    if out.name in ("", ".."):
+        raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
+    return out.with_name(out.name + PARTIAL)
+
+
+def require_place(out: Path, *, overwrite: bool) -> None:
+    """Raise unless an output, a file or a folder, can be written there, before any work is done for it."""
+    out = out.resolve() if out.is_symlink() and out.is_dir() else out
+    if partial_of(out).is_dir():
+        lock = _lock(out)
+        _finish(out)
+        if {path.name for path in partial_of(out).iterdir()} == {LOCK}:
+            remove_own(partial_of(out))
+        lock.release()
+    _require_name(out, overwrite=overwrite)
+
+
+def require_parent(out: Path) -> None:
+    """Raise unless the folder of an output is there."""
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"the folder {str(out.parent)!r} of the output does not exist; create it first")
+
+
+def _finish(out: Path) -> None:
+    """Go on where a run ended while it put its output in its place; the lock is held."""
+    folder = partial_of(out)
+    finish_replacing(out, folder / REPLACED)
+    if _is_complete(folder):
+        replace_files(folder / CONTENT, out)
+        LOG.info(f"{str(out)!r} is what an interrupted run had made, which is in its place now")
+        shutil.rmtree(folder / CONTENT)
+        (folder / LEDGER).unlink()
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a run ended while it put a file in its place."""
+    document = read_ledger(folder)
+    return document is not None and (folder / CONTENT).exists() and bool(document.get("is_complete"))
+
+
+def _require_name(out: Path, *, overwrite: bool) -> None:
+    """Raise unless an output may have its name."""
+    if out.suffix == SUFFIX:
+        return require_writable(out, overwrite=overwrite)
+    require_parent(out)
+    if os.path.lexists(out) and not (overwrite and out.is_dir()):
+        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or say --overwrite")
+    if out.exists() and any(out.iterdir()) and not own_files(out):
+        raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
+    return None
+
+
+def _lock(out: Path) -> FileLock:
+    """A lock on an output, in the folder where it is made."""
+    folder = partial_of(out)
+    while True:
+        require_own(folder)
+        folder.mkdir(exist_ok=True)
+        lock = FileLock(folder / LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise ValueError(IN_USE.format(str(out))) from error
+        except FileNotFoundError:
+            continue
+        if (folder / LOCK).exists():
+            return lock
+        lock.release()  # of a process that ended meanwhile and removed its folder
+
+
+def _crc_of(path: Path) -> int:
+    """The CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc

@@ -1,0 +1,151 @@
+"""Adapters of different ranks and scales under common ones, so that their factors can be compared and averaged.
+
+An adapter changes a matrix by `s B A`. Zeros behind the columns of B and the rows of A leave that as it is, and so does
+a factor that moves from s into B. So adapters of different ranks and scales are adapters of the largest rank, and have
+the symmetry of those.
+
+References:
+    Hu et al. (2022), LoRA, section 4.1; the documentation of PEFT's LoraConfig for `rank_pattern` and `alpha_pattern`.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.adapters import CONFIG, Factors, read_factors
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.plain_files import read_object
+from regauge.core.params import work_dtype
+from regauge.core.rounding import round_to
+
+
+class Padded(Checkpoint):
+    """An adapter with other ranks and scales, which changes its network as before.
+
+    Attributes:
+        source: The adapter in its files.
+        factors: Rank and scale of every module.
+        config: Its configuration, where that is another one than in its folder.
+    """
+
+    def __init__(self, source: Checkpoint, factors: Mapping[str, Factors], config: bytes | None) -> None:
+        own = read_factors(source.path.parent, source.on_meta())
+        self._axes: dict[str, tuple[int, int]] = {}
+        self._scales: dict[str, float] = {}
+        stored = dict(source.stored)
+        for module, wanted in factors.items():
+            there = own[module]
+            for name, axis in ((there.down, 0), (there.up, 1)):
+                one = stored[name]
+                shape = (*one.shape[:axis], wanted.rank, *one.shape[axis + 1 :])
+                stored[name] = one._replace(shape=shape, nbytes=one.nbytes // one.shape[axis] * wanted.rank)
+                self._axes[name] = axis, wanted.rank
+            if there.scale != wanted.scale:
+                self._scales |= dict.fromkeys((there.up, *there.offsets), there.scale / wanted.scale)
+        super().__init__(source.label, source.path, stored, source.metadata)
+        self.source, self.factors, self.config = source, factors, config
+        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from, its configuration too."""
+        return (*self.source.files, self.path.parent / CONFIG)
+
+    @property
+    def is_safetensors(self) -> bool:
+        """Whether tensors can be read from the disk one by one."""
+        return self.source.is_safetensors
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether tensors are read from the disk one by one."""
+        return self._params is None and self.source.is_lazy
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a tensor is read in: precisely, where it is rescaled."""
+        if self._params is not None:
+            return super().dtype_of(name)
+        dtype = self.source.dtype_of(name)
+        return work_dtype(dtype) if name in self._scales else dtype
+
+    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one tensor, or of a range of its first axis, padded with zeros."""
+        if self._params is not None:
+            return super().read(name, rows=rows, dtype=dtype)
+        dtype, scale = dtype or self.dtype_of(name), self._scales.get(name, 1.0)
+        value = self.source.read(name, dtype=work_dtype(dtype) if scale != 1 else dtype)
+        axis, size = self._axes.get(name, (0, value.shape[0] if value.ndim else 0))
+        if value.ndim and size > value.shape[axis]:
+            shape = (*value.shape[:axis], size - value.shape[axis], *value.shape[axis + 1 :])
+            value = torch.cat([value, value.new_zeros(shape)], axis)
+        value = round_to(value * scale if scale != 1 else value, dtype, name)
+        return value if rows is None else value[rows[0] : rows[1]].clone()
+
+    def close(self) -> None:
+        """Close the files."""
+        super().close()
+        if hasattr(self, "source"):
+            self.source.close()
+
+
+def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpoint, ...]:
+    """Adapters with the largest rank of each module, and the scales of the one with this number.
+
+    Adapters that agree are returned as they are.
+
+    Raises:
+        ValueError: They are of different modules, or a scale is zero.
+    """
+    every = [_factors(one) for one in adapters]
+    first, scaled = every[0], every[number]
+    for one, factors in zip(adapters[1:], every[1:], strict=True):
+        only = sorted(first.keys() ^ factors.keys())
+        if only:
+            raise ValueError(
+                f"the adapters {adapters[0].label!r} and {one.label!r} are of different modules: only one of them has "
+                f"{shorten(only)}; merge each into its base (BASE+ADAPTER) and combine the networks"
+            )
+    wanted = {}
+    for module, own in scaled.items():
+        rank, scales = max(one[module].rank for one in every), {one[module].scale for one in every}
+        if own.scale == 0 and len(scales) > 1:
+            raise ValueError(
+                f"{module!r} has scale 0 in {adapters[number].label!r}, which other adapters cannot be brought to; "
+                "merge each into its base (BASE+ADAPTER) and combine the networks"
+            )
+        wanted[module] = own._replace(rank=rank)
+    return tuple(
+        one
+        if all((factors[m].rank, factors[m].scale) == (wanted[m].rank, wanted[m].scale) for m in wanted)
+        else Padded(one, wanted, _describe(one.path.parent, wanted) if one is adapters[number] else None)
+        for one, factors in zip(adapters, every, strict=True)
+    )
+
+
+def _factors(adapter: Checkpoint) -> Mapping[str, Factors]:
+    if isinstance(adapter, Padded):
+        return adapter.factors
+    return read_factors(adapter.path.parent, adapter.on_meta())
+
+
+def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
+    """The configuration of an adapter with other ranks and the same scales."""
+    config = read_object(folder / CONFIG)
+    ranks = {module: one.rank for module, one in factors.items()}
+    alphas = {
+        m: _tidy(one.scale * (one.rank**0.5 if config.get("use_rslora") else one.rank)) for m, one in factors.items()
+    }
+    for key, pattern, values in (("r", "rank_pattern", ranks), ("lora_alpha", "alpha_pattern", alphas)):
+        config[key] = Counter(values.values()).most_common(1)[0][0]
+        config[pattern] = {factors[m].module: value for m, value in values.items() if value != config[key]}
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _tidy(value: float) -> float:
+    """A number without a fraction as an integer, which a configuration of an adapter mostly has."""
+    return round(value) if abs(value - round(value)) < 1e-12 * abs(value) else value

@@ -1,0 +1,209 @@
+"""What beside the weights must agree before folders are combined: the tokens that rows of embeddings stand for.
+
+Which row of an embedding belongs to which token is said by the tokenizer's files. Folders whose tokens lie at other
+rows are not combined entry by entry. Other files that differ are named, with the folder that they are taken from.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.outputs.provenance import DESCRIBING, IN_FOLDER
+from regauge.checkpoints.plain_files import read_json
+
+TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
+"""How the names of files begin that say what the tokens are."""
+CONFIG = "config.json"
+WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files of a tokenizer that alone do not move tokens to other rows, unless they add some."""
+TEMPLATE = "chat_template.jinja"
+NUMBERED = ("_token_id", "_token_ids", "_token_index", "suppress_tokens", "_words_ids", "forced_decoder_ids", "_to_id")
+"""How settings end that name tokens by their numbers: one, a list, lists of them, or numbers by names."""
+HISTORY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
+"""Settings of a model that do not change what its weights compute, or are seen in the weights."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the tokens of two folders differ.
+
+    Attributes:
+        first: The tokens that only the first folder has.
+        second: Those that only the second one has.
+        moved: Tokens of both at other rows, with both rows.
+    """
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    moved: tuple[tuple[str, int, int], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.first or self.second or self.moved)
+
+    @property
+    def is_order(self) -> bool:
+        """Whether both have the same tokens, at other rows."""
+        return not (self.first or self.second)
+
+    @classmethod
+    def of(cls, first: Mapping[str, int], second: Mapping[str, int]) -> "Difference":
+        """Compare two vocabularies, from tokens to rows."""
+        both = [token for token in first if token in second]
+        return cls(
+            tuple(token for token in first if token not in second),
+            tuple(token for token in second if token not in first),
+            tuple((token, first[token], second[token]) for token in both if first[token] != second[token]),
+        )
+
+    def explain(self, first: str, second: str) -> str:
+        """The difference in a clause."""
+        parts = []
+        for label, tokens in ((first, self.first), (second, self.second)):
+            if tokens:
+                parts.append(f"{len(tokens)} tokens are only in {label} ({shorten(tokens, 3)})")
+        if self.moved:
+            examples = ", ".join(f"{token!r} is {a} and {b}" for token, a, b in self.moved[:3])
+            more = f" and {len(self.moved) - 3} more" if len(self.moved) > 3 else ""
+            parts.append(f"{len(self.moved)} tokens have other numbers ({examples}{more})")
+        return ", and ".join(parts)
+
+
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """Every token of a folder's tokenizer with its row, in the order of the rows.
+
+    Raises:
+        ValueError: The tokenizer cannot be read.
+    """
+    vocabulary: dict[str, int] = load_tokenizer(folder).get_vocab()
+    return dict(sorted(vocabulary.items(), key=lambda item: (item[1], item[0])))
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder, as transformers reads it; code in the folder is never run.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a tokenizer's own reader raises
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"the tokenizer in {str(folder)!r} cannot be read ({type(error).__name__}: {reason}); it is needed because "
+            "the folders have other tokenizer files: correct it, or make the files equal"
+        ) from error
+
+
+def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
+    """How the tokens of folders differ from those of the first one, by their labels; those that do not are left out.
+
+    Args:
+        checkpoints: In folders or not; those that are not say nothing about tokens.
+
+    Raises:
+        ValueError: A tokenizer cannot be read.
+    """
+    folders = _folders(checkpoints)
+    if len(folders) < 2:
+        return {}
+    (_, folder), *others = folders.items()
+    found = {}
+    for label, other in others:
+        names = different_files(folder, other)
+        if any(is_tokenizer(name) for name in names) and has_tokenizer(folder) and has_tokenizer(other):
+            difference = Difference.of(read_vocabulary(folder), read_vocabulary(other))
+            if difference:
+                found[label] = difference
+    return found
+
+
+def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collection[str] = ()) -> list[str]:
+    """Sentences about the files and settings beside the weights that differ from those of the first folder.
+
+    Args:
+        checkpoints: In folders or not.
+        source: The number of the one whose files the output takes over.
+        united: The labels of those whose tokens are brought together, so that files of tokens are not named.
+    """
+    (first, folder), *others = list(_folders(checkpoints).items()) or [("", Path())]
+    notes = []
+    for label, other in others:
+        names = different_files(folder, other)
+        if label in united:
+            names = [name for name in names if not (is_tokenizer(name) or name == TEMPLATE)]
+        names += _different_settings(folder, other, label in united)
+        if names:
+            taken = checkpoints[source].label
+            notes.append(f"note: {first} and {label} differ in {', '.join(names)}; taken from {taken}")
+    return notes
+
+
+def _folders(checkpoints: Sequence[Checkpoint]) -> dict[str, Path]:
+    return {one.label: one.path.parent for one in checkpoints if one.is_folder}
+
+
+def different_files(first: Path, second: Path) -> list[str]:
+    """The names of files beside the weights whose content differs, or that only one folder has."""
+    mine, theirs = _describing(first), _describing(second)
+    return [name for name in sorted({*mine, *theirs}) if not _is_same(mine.get(name), theirs.get(name))]
+
+
+def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]:
+    """The settings of two models that differ, as one text, without those that follow the tokens if these are united."""
+    if not ((first / CONFIG).is_file() and (second / CONFIG).is_file()):
+        return []
+    try:
+        one, two = (dict(read_json(folder / CONFIG)) for folder in (first, second))
+    except (ValueError, TypeError):  # told by who builds the model
+        return []
+    keys = [key for key in sorted({*one, *two}) if key not in HISTORY and one.get(key) != two.get(key)]
+    keys = [key for key in keys if not (is_united and (key == "vocab_size" or holds_tokens(key)))]
+    return [f"{CONFIG} ({', '.join(keys)})"] if keys else []
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder says what its tokens are."""
+    return any(is_tokenizer(name) and name not in WITHOUT_TOKENS for name in _describing(folder))
+
+
+def is_tokenizer(name: str) -> bool:
+    """Whether a file belongs to a tokenizer."""
+    return name.startswith(TOKENIZER)
+
+
+def holds_tokens(key: str) -> bool:
+    """Whether a setting of a model names tokens by their numbers."""
+    return key.endswith(NUMBERED)
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder that say what its tokens are."""
+    return tuple(path for name, path in sorted(_describing(folder).items()) if is_tokenizer(name))
+
+
+def _describing(folder: Path) -> dict[str, Path]:
+    found = (path for path in folder.iterdir() if path.is_file() and path.suffix in DESCRIBING)
+    return {
+        path.name: path
+        for path in found
+        if path.name not in (IN_FOLDER, CONFIG) and not path.name.endswith(".index.json") and path.name[0] != "."
+    }
+
+
+def _is_same(first: Path | None, second: Path | None) -> bool:
+    """Whether two files have the same content, of JSON files the same values in whatever format."""
+    if first is None or second is None:
+        return False
+    one, two = first.read_bytes(), second.read_bytes()
+    if one == two or first.suffix != ".json":
+        return one == two
+    try:
+        return bool(json.loads(one) == json.loads(two))
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,209 @@
+"""Write files whole or not at all; checkpoints as safetensors, piece by piece."""
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
+from regauge.checkpoints.formats.headers import encode_header
+from regauge.checkpoints.plain_files import require_suffix
+from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
+from regauge.core.rounding import round_to
+
+SUFFIX = ".safetensors"
+INDEX = "model.safetensors.index.json"
+
+Pieces = Callable[[str], Iterator[Tensor]]
+"""From the name of a tensor to its values, in pieces along axis 0; they are rounded to the output's dtype once."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint: its name, its tensors in their order, and the strings in its header.
+
+    `translate` makes pieces of its tensors of those of the module's, where their names differ.
+    """
+
+    file: str
+    tensors: tuple[TensorSpec, ...]
+    metadata: Mapping[str, str]
+    translate: Callable[[Pieces], Pieces] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Length of all values."""
+        return sum(spec.nbytes for spec in self.tensors)
+
+
+def path_beside(checkpoint: Path, ending: str) -> Path:
+    """Where a report of a checkpoint is: `out.safetensors` has `out` with the ending beside it.
+
+    In a folder it is one of the files, `regauge` with the ending.
+    """
+    if checkpoint.suffix == SUFFIX:
+        return checkpoint.with_name(checkpoint.stem + ending)
+    return checkpoint / f"regauge{ending}"
+
+
+@contextmanager
+def whole_file(path: str | Path, *, is_new: bool = False, nbytes: int | None = None) -> Iterator[Path]:
+    """The name under which a file is written: it gets its own when the block ends well and all of it is on the disk.
+
+    No other writer has that name, on this machine or another one. With `is_new`, a file that is there at the end stays,
+    and FileExistsError is raised; else it is replaced. A full disk is an OSError that says so, with how much the file
+    needs, if that is given.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")
+    try:
+        with full_disks_told(path, nbytes), held(temporary):
+            yield temporary
+            flush(temporary)
+            if is_new:
+                _link(temporary, path)
+            else:
+                os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a file its name unless another one has it."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise FileExistsError(f"{str(path)!r} was written by somebody else meanwhile, and stays as it is") from None
+    except OSError:  # a file system without hard links, on which two writers in the same instant are not told apart
+        if path.exists():
+            raise FileExistsError(f"{str(path)!r} was written by somebody else meanwhile, and stays") from None
+        os.replace(temporary, path)
+
+
+def save(
+    params: Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write parameters to a safetensors file: `load(save(params, path))` has the same bits, shapes and dtypes.
+
+    The file appears under its name only when it is complete and on the disk. Tensors that share memory (tied
+    parameters, views) are written in full under every name.
+
+    Args:
+        params: Parameters and buffers by name.
+        path: Ends in `.safetensors`, in a folder that exists.
+        overwrite: Whether a file of that name may be replaced.
+        metadata: Strings to store in the file's header.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        FileNotFoundError: Its folder does not exist.
+        OSError: The disk is full.
+        ValueError: The name does not end in `.safetensors`, or a tensor holds no values (meta device).
+    """
+    path = Path(path)
+    require_writable(path, overwrite=overwrite)
+    require_space(path, sum(tensor.nbytes for tensor in params.values()))
+    for name, tensor in params.items():
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} is on the meta device and has no values to write; materialize the model first")
+    specs = sorted(layout_of(params), key=lambda spec: -spec.dtype.itemsize)  # values stay aligned
+    shard = Shard(path.name, tuple(specs), metadata or {})
+    with whole_file(path, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
+        file.writelines(_encode(shard, lambda name: iter([params[name].detach()])))
+    return path
+
+
+def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
+    """Write one file whole or not at all; returns its size and the CRC-32 of its bytes."""
+    crc, translated = 0, pieces if shard.translate is None else shard.translate(pieces)
+    with whole_file(folder / shard.file, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
+        for part in _encode(shard, translated):
+            file.write(part)
+            crc = zlib.crc32(part, crc)
+        return file.tell(), crc
+
+
+def _encode(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
+    """The bytes of a file: its header and its values, piece by piece."""
+    yield encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
+    for spec in shard.tensors:
+        count = 0
+        for piece in pieces(spec.name):
+            if piece.dtype != spec.dtype and not (piece.is_floating_point() and spec.dtype.is_floating_point):
+                raise ValueError(f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written")
+            piece = round_to(piece, spec.dtype, spec.name)
+            count += piece.nbytes
+            yield bytes_of(piece)
+        if count != spec.nbytes:
+            raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {count} were written")
+
+
+def write_index(
+    shards: Sequence[Shard], folder: Path, name: str = INDEX, metadata: Mapping[str, object] | None = None
+) -> None:
+    """Write the index of a sharded checkpoint, as transformers reads it, with further entries in its metadata."""
+    weight_map = {spec.name: shard.file for shard in shards for spec in shard.tensors}
+    total = sum(shard.nbytes for shard in shards)
+    document = {"metadata": {**(metadata or {}), "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in C order, shared with it where it lies so."""
+    return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def save_text(text: str, path: str | Path, *, is_new: bool = False) -> Path:
+    """Write a text file whole or not at all; see `whole_file`."""
+    with whole_file(path, is_new=is_new) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def save_bytes(content: bytes, path: str | Path) -> Path:
+    """Write a file whole or not at all; see `whole_file`."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
+def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:
+    """Raise unless a file of that name can be written, before any work is done for it.
+
+    What a killed run left of such a file is removed.
+    """
+    path = Path(path)
+    require_suffix(path, suffixes)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
+    if path.is_dir():
+        raise FileExistsError(f"the output {str(path)!r} is a folder, but a file is written; choose another name")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
+    remove_leftovers(path)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows does not open folders.
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

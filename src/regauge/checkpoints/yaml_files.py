@@ -1,0 +1,59 @@
+"""YAML files that somebody else wrote: of bounded size, also behind the aliases by which they repeat parts."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from regauge.checkpoints.plain_files import require_plain
+
+LARGEST = 1 << 20
+"""Bytes of a file at most."""
+MOST = 20_000
+"""Values in a file at most, those behind aliases as often as they are named."""
+REFUSED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""What PyYAML raises about a node that is none of YAML's plain values."""
+
+
+def compose_yaml(path: Path) -> yaml.Node | None:
+    """The nodes of a YAML file, none of which has become a value yet; None of an empty file.
+
+    Raises:
+        ValueError: It is no YAML, too large, or repeats itself too often.
+    """
+    require_plain(path)
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"{str(path)!r} has more than {LARGEST:,} bytes; shorten it")
+    try:
+        node: yaml.Node | None = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r} is no YAML file: {' '.join(str(error).split())}") from error
+    try:
+        if node is not None and _count(node, {}) > MOST:
+            raise ValueError(f"{str(path)!r} has more than {MOST:,} entries with those that it repeats; shorten it")
+    except RecursionError as error:
+        raise ValueError(f"{str(path)!r} refers to itself without end; write it out") from error
+    return node
+
+
+def read_yaml(path: Path) -> Any:
+    """The plain values in a YAML file; None of an empty one.
+
+    Raises:
+        ValueError: As `compose_yaml`, or a value cannot be read.
+    """
+    node = compose_yaml(path)
+    try:
+        return None if node is None else yaml.constructor.SafeConstructor().construct_document(node)
+    except REFUSED as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{str(path)!r} has a value that cannot be read: {reason}") from error
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """The values in a file, those behind aliases as often as they are named."""
+    if id(node) not in known:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        inner = [one for pair in pairs for one in pair] if pairs else node.value
+        known[id(node)] = 1 + (sum(_count(one, known) for one in inner) if isinstance(inner, list) else 0)
+    return known[id(node)]
