@@ -13,7 +13,15 @@ from regauge.connect.paths import (
     WassersteinGeodesic,
 )
 from regauge.connect.plane import Plane, plane
-from regauge.connect.repair import LayerVariance, VarianceCollapse, repair, reset_batchnorm, variance_collapse
+from regauge.connect.repair import (
+    LayerVariance,
+    VarianceCollapse,
+    has_statistics,
+    prepare_statistics,
+    repair,
+    reset_batchnorm,
+    variance_collapse,
+)
 from regauge.connect.straighten import FlatLine, Straighten, straighten, train_path
 from regauge.core.interpolation import combine, interpolate
 
@@ -34,9 +42,11 @@ __all__ = [
     "VarianceCollapse",
     "WassersteinGeodesic",
     "combine",
+    "has_statistics",
     "interpolate",
     "line",
     "plane",
+    "prepare_statistics",
     "repair",
     "reset_batchnorm",
     "straighten",
