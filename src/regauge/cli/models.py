@@ -9,7 +9,7 @@ from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
 from regauge.cli.output import show_status, tell_notes
 from regauge.cli.prune_options import Prune
-from regauge.hub import Model, Networks, Values, name_model, open_model, open_networks
+from regauge.hub import Model, Networks, Values, name_model, open_model, open_networks, read_symmetry
 
 
 def find_model(
@@ -50,8 +50,9 @@ def read_networks(
     values = "never" if is_streamed else values
     if model is None and (options.model is not None or options.symmetry is None):
         model = find_model(options.model, checkpoints[0], options.inputs, values=values)
+    symmetry = None if options.symmetry is None else read_symmetry(options.symmetry)
     with show_status("building and tracing the model, and reading the checkpoints"):
-        found = open_networks(checkpoints, model, symmetry=options.symmetry, streamed=is_streamed)
+        found = open_networks(checkpoints, model, symmetry=symmetry, streamed=is_streamed)
         if model is not None and values == "always":
             _ = model.module  # built now: its folder may be a temporary one
     tell_notes(found.notes)

@@ -351,6 +351,7 @@ def _layers(module: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
+@check_arguments
 def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task:
     """Make a task recompute the statistics of batch normalization of every network that it prepares.
 

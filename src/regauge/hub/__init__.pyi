@@ -6,6 +6,7 @@ from .model import Model as Model
 from .model import open_model as open_model
 from .networks import Networks as Networks
 from .networks import open_networks as open_networks
+from .networks import read_symmetry as read_symmetry
 from .tasks import Loss as Loss
 from .tasks import convert as convert
 from .tasks import dtype_of as dtype_of

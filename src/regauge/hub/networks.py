@@ -14,6 +14,7 @@ from regauge.checkpoints.formats.state_dicts import has_names, match
 from regauge.checkpoints.names.extra import share_extra
 from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for
 from regauge.checkpoints.names.prefixes import unwrap
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.hub.build_model import name_model
@@ -41,11 +42,12 @@ class Networks:
     notes: tuple[str, ...] = ()
 
 
+@check_arguments
 def open_networks(
     paths: Sequence[str | Path | Checkpoint],
     model: Model | str | Path | None = None,
     *,
-    symmetry: Symmetry | str | Path | None = None,
+    symmetry: Symmetry | None = None,
     streamed: bool = False,
 ) -> Networks:
     """Open checkpoints of one architecture under the names of their model, and find their symmetry.
@@ -54,7 +56,7 @@ def open_networks(
         paths: The checkpoints: files, folders, models of the hub in the cache on this machine, or BASE+ADAPTER.
         model: Their model, or its name; that of the first checkpoint unless given, where it is a folder with
             config.json or its header describes its network.
-        symmetry: Their symmetry, or the JSON file of it, instead of that of the model.
+        symmetry: Their symmetry, instead of that of the model.
         streamed: Whether the tensors stay on the disk until they are read one by one.
 
     Raises:
@@ -66,11 +68,11 @@ def open_networks(
         model = name_model(checkpoints[0])
     if model is not None and not isinstance(model, Model):
         model = open_model(model, values="never" if streamed else "if small")
-    found = symmetry if symmetry is None or isinstance(symmetry, Symmetry) else read_symmetry(symmetry)
+    found = symmetry
     notes: tuple[str, ...] = ()
     if found is None and model is None:
         if not checkpoints[0].is_adapter:
-            raise ValueError("the symmetry is unknown: name the model with `model=`, or give `symmetry=FILE.json`")
+            raise ValueError("the symmetry is unknown: name the model with `model=`, or give `symmetry=...`")
         found = adapter_symmetry(checkpoints[0].on_meta())
     if model is None:
         assert found is not None
