@@ -366,6 +366,7 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
     return replace(task, prepare=partial(reset_batchnorm, module=task.module, batches=chosen))
 
 
+@check_arguments
 def has_statistics(module: nn.Module) -> bool:
     """Whether a module has running statistics of batch normalization."""
     return any(name.endswith("running_mean") for name in module.state_dict())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from regauge.core.arguments import check_arguments
 from regauge.core.task import Batch, Task, cross_entropy
 from regauge.hub.batches import open_batches
 from regauge.hub.build_model import described_networks
@@ -52,6 +53,7 @@ def open_task(
     return replace(task, name=str(data))
 
 
+@check_arguments
 def make_task(
     module: nn.Module,
     batches: Sequence[Batch],
