@@ -109,7 +109,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def report(self) -> str:
-        """How it went, what to try for more, and what could not be taken over."""
+        """Sentences on the outcome, on what to try for more, and on what could not be taken over."""
         return "\n".join([self._outcome, *self.notes])
 
     @property

@@ -351,7 +351,7 @@ def _weigh(
 def estimate_chance(
     b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
 ) -> float | None:
-    """The share of the first network's matrices that alignment alone explains, from strangers made of the second one."""
+    """The share of the first network's matrices that alignment alone explains, from strangers of the second one."""
     values = sum(tensor.numel() for tensor in b.values())
     seeds = range(STRANGERS if values <= SMALL else 1)
     return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
