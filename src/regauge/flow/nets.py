@@ -99,7 +99,7 @@ __all__ = ["LAYERS", "NETS", "TOLD", "Clock", "Metanetwork", "Net", "Perceptron"
 
 
 class Clock(nn.Module):
-    """What nets are told: functions of the time, and a vector for each class."""
+    """The conditioning vector of nets: functions of the time, and a vector for each class."""
 
     def __init__(self, classes: int, generator: torch.Generator) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ class Logits:
         """Logits of pairs whatever their signs are: a pair is as likely as its signs together."""
         if self.signs is None:
             return self.pairs
-        z = self.signs.abs()
+        z = self.signs.abs()  # |z| + softplus(-2 |z|) = log(e^z + e^-z), without overflow
         return self.pairs + (z + functional.softplus(-2 * z)).sum(1)
 
 
