@@ -18,7 +18,7 @@ FIXED = 30.0
 
 @dataclass(frozen=True)
 class Logits:
-    """What vectors say about the pairs of units of one group, in every pair of networks.
+    """Logits for the pairs of units of one group, in every pair of networks, from vectors of units.
 
     Attributes:
         pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, by what no sign changes.

@@ -276,7 +276,7 @@ def _count_in(about: Mapping[str, Any]) -> int:
 
 
 def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What is told about a store, with another number of networks than before."""
+    """The description of a store, updated to another number of networks."""
     earlier = [*before.get(EARLIER, ()), *([_count_in(before)] if count > _count_in(before) else [])]
     return {**about, "training": {**about["training"], "count": count}, **({EARLIER: earlier} if earlier else {})}
 

@@ -1,4 +1,4 @@
-"""What a population is: everything that decides what its networks become."""
+"""The configuration of a population: everything that decides what its networks become."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class Fraction:
         require_setting("the share of the examples", self.share, 0, 1, is_open=True)
 
     def describe(self, seed: int, group: int) -> dict[str, float]:
-        """What rows say of it."""
+        """The columns of the network's row that describe it."""
         return {"share": draw(self.share, seed, "share", group)}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -58,7 +58,7 @@ class ClassHalves:
         require_setting("the share of a class in its half", self.share, 0, 1)
 
     def describe(self, seed: int, group: int) -> dict[str, int]:
-        """What rows say of it."""
+        """The columns of the network's row that describe it."""
         return {"half": group % 2}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -128,7 +128,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Config(Descent):
-    """A population: network i follows from this and from i, whichever others are trained beside it.
+    """A population: network i follows from this and from i, whichever others are trained with it.
 
     Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
 

@@ -125,7 +125,7 @@ def cut(config: Config, ids: Sequence[int], size: int, *, is_one_group: bool) ->
 
 
 def _draw(config: Config, examples: Examples, network: int) -> Member:
-    """What the network with this id draws."""
+    """Draw the start, the signal and the settings of the network with this id."""
     settings = {
         name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
     }
@@ -164,7 +164,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """How many networks fit the cache, or another device: whole groups, or equal parts of one."""
+        """The number of networks that fit the cache, or another device: whole groups, or equal parts of one."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
