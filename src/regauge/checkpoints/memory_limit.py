@@ -1,4 +1,4 @@
-"""How much memory work may hold, and how much the process holds already."""
+"""The limit on the memory that work may hold, and the memory that the process holds already."""
 
 import ctypes
 import gc
