@@ -17,7 +17,7 @@ READERS: Mapping[str, tuple[str, str]] = {
     ),
     "regauge training": ("the state of a training", "the command that was interrupted"),
 }
-"""What the headers of files say that they are: in words, and what reads them."""
+"""The kinds of files by their headers: a name in words, and what reads them."""
 DAMAGE = (
     *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
     *(ArithmeticError, AssertionError, StopIteration),

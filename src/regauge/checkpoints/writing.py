@@ -191,7 +191,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
     if path.is_dir():
         raise FileExistsError(f"the output {str(path)!r} is a folder, but a file is written; choose another name")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
+        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or give --overwrite")
     remove_leftovers(path)
 
 

@@ -282,7 +282,7 @@ def _require_name(out: Path, *, overwrite: bool) -> None:
         return require_writable(out, overwrite=overwrite)
     require_parent(out)
     if os.path.lexists(out) and not (overwrite and out.is_dir()):
-        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or say --overwrite")
+        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or give --overwrite")
     if out.exists() and any(out.iterdir()) and not own_files(out):
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
     return None

@@ -36,7 +36,7 @@ SHARD = 512
 """Networks of a shard at most."""
 LOCK = ".extension.lock"
 EARLIER = "earlier_counts"
-"""What a store tells of a population that was extended: the numbers of networks that it was for before."""
+"""The key, in the description of an extended population, of the numbers of networks that it had before."""
 SHARD_WORK = 1e13
 """Multiplications of a shard at most: some minutes on one core."""
 

@@ -121,7 +121,7 @@ class Discard:
 
     def __post_init__(self) -> None:
         if self.step < 0 or (self.worst is None) == (self.above is None):
-            raise ValueError(f"{self} does not say what to give up: give a step and one of worst and above")
+            raise ValueError(f"{self} does not define what to give up: give a step and one of worst and above")
         if self.worst is not None and not 0 < self.worst < 1:
             raise ValueError(f"the worst share is {self.worst}, but must lie in (0, 1)")
 

@@ -223,7 +223,7 @@ def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
         whole = range(group * config.group, min(config.count, (group + 1) * config.group))
         if not chosen.issuperset(whole):
             raise ValueError(
-                f"the worst of group {group} can only be told from the whole group, ids {whole.start} to "
+                f"the worst of group {group} can only be found in the whole group, ids {whole.start} to "
                 f"{whole.stop - 1}; train all of them, or discard by a loss (`above`)"
             )
 
