@@ -10,7 +10,7 @@ LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 @dataclass(frozen=True)
 class LayerStack:
-    """Where the layers of a stack are: what stands before their numbers, and how many there are."""
+    """A stack of layers: the prefix of their names before the number, and how many layers there are."""
 
     prefix: str
     count: int
@@ -21,7 +21,7 @@ class LayerStack:
 
         Args:
             names: The names of tensors.
-            label: What errors call the network.
+            label: The name of the network in errors.
             stack: Components of names with dots between them, such as "encoder".
 
         Raises:

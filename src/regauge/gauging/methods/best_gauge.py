@@ -26,7 +26,7 @@ MOST_LEARNED = 20_000_000
 NOTHING_BETTER = (
     "the network stays as it is, since nothing that was tried loses less; is_kept_always (--always) moves it anyway"
 )
-"""What is told where no method is better than none."""
+"""The note where no method is better than none."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
 """Units of the objective."""
 
@@ -121,7 +121,7 @@ class BestGauge(GaugeMethod):
         return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
 
     def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
-        """What decides, and what must not grow either."""
+        """Functions of a network: the first decides between methods, and none of them may grow."""
         if is_loss:
             return [self._loss(problem, problem.task)]
         schemes = dict.fromkeys((self.scheme, *REPORTED))
