@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.described import describe_kind
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.writing import SUFFIX as SAFETENSORS
 from regauge.checkpoints.writing import save
 from regauge.core.element import Element, Value
 from regauge.core.given import describe
@@ -44,9 +46,9 @@ def alignment_path(checkpoint: str | Path) -> Path:
     return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
 
 
-def alignment_label(checkpoint: str | Path | None) -> str:
+def alignment_label(out: Output | str | Path | None) -> str:
     """The name of that file for a provenance, which is the same for all names of outputs."""
-    is_file = checkpoint is None or str(checkpoint).endswith(".safetensors")
+    is_file = out is None or Output.of(out).path.suffix == SAFETENSORS
     return f"*{SUFFIX}" if is_file else IN_FOLDER
 
 

@@ -64,6 +64,8 @@ class Checkpoint(Mapping[str, Tensor]):
         form: How a network that takes over these files is written.
         home: The path of the network that is in these files: the label without adapters.
         notes: Sentences about a result that takes over these files.
+        replaced: Contents of files that such a result, in a folder, has in the place of those here; None for those that
+            it leaves out.
         read_so_far: What was read from the disk.
     """
 
@@ -80,6 +82,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
         self.read_so_far, self.form = Reading(), AS_STORED
         self.home, self.notes = label, ()
+        self.replaced: Mapping[str, bytes | None] = {}
         self._params = params
         self._changes: Mapping[str, tuple[Change, ...]] = {}
         self._adapters: tuple[Path, ...] = ()
@@ -239,6 +242,11 @@ class Checkpoint(Mapping[str, Tensor]):
         own = ADAPTER_FILES[0] if self.is_adapter else "model.safetensors"
         return self.form.layout([Shard(file or own, tuple(every), self.header)], stem)
 
+    def _take_over(self, source: "Checkpoint") -> None:
+        """Become another view of the files of a checkpoint: what is said and written about them stays."""
+        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+        self.notes, self.replaced = source.notes, source.replaced
+
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
         """The same files with other values; further ones, such as the second name of a tied tensor, are not written."""
         absent = [name for name in self.stored if name not in params]
@@ -246,6 +254,12 @@ class Checkpoint(Mapping[str, Tensor]):
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
         result = copy(self)
         result._params, result._changes, result._files = dict(params), {}, {}
+        return result
+
+    def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
+        """The same, whose result in a folder has these files in the place of those here; see `replaced`."""
+        result = copy(self)
+        result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
     def written_as(self, form: Form) -> "Checkpoint":
