@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.described import describe_kind
+from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.output import Output
-from regauge.checkpoints.writing import SUFFIX as SAFETENSORS
 from regauge.checkpoints.writing import save
 from regauge.core.element import Element, Value
 from regauge.core.given import describe
@@ -41,15 +41,14 @@ def alignment_path(checkpoint: str | Path) -> Path:
     In a folder it is one of the files.
     """
     path = Path(checkpoint)
-    if not path.name.endswith(".safetensors"):
-        return path / IN_FOLDER
-    return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
+    if path.name.endswith(SUFFIX):
+        return path
+    return path.with_name(path.stem + SUFFIX) if is_single_file(path) else path / IN_FOLDER
 
 
 def alignment_label(out: Output | str | Path | None) -> str:
     """The name of that file for a provenance, which is the same for all names of outputs."""
-    is_file = out is None or Output.of(out).path.suffix == SAFETENSORS
-    return f"*{SUFFIX}" if is_file else IN_FOLDER
+    return f"*{SUFFIX}" if out is None or Output.of(out).is_file else IN_FOLDER
 
 
 class Aligned(Protocol):

@@ -18,6 +18,7 @@ from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
 from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
 from regauge.checkpoints.formats.adapters import CONFIG
+from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.checkpoints.names.extra import share_extra
 from regauge.checkpoints.names.from_transformers import name_by
@@ -25,12 +26,10 @@ from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
 from regauge.checkpoints.padded import match_adapters
-from regauge.checkpoints.writing import SUFFIX, Pieces, Shard, require_writable
+from regauge.checkpoints.writing import Pieces, Shard, require_writable
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 
-NO_OUTPUTS = (".bin", ".pt", ".pth", ".ckpt", ".json", ".gguf", ".onnx", ".npz", ".h5")
-"""How the name of an output does not end: it would be that of a folder."""
 ALIGNING = 5
 """Copies in float32 of one network that aligning two in memory holds."""
 MERGING = 8
@@ -73,7 +72,7 @@ class FileJob:
     @property
     def shards(self) -> tuple[Shard, ...]:
         """The files of weights that are written."""
-        file = None if self.out is None or self.out.suffix != SUFFIX else self.out.name
+        file = self.output.path.name if self.output is not None and self.output.is_file else None
         return tuple(self.source.layout(file))
 
     @property
@@ -132,12 +131,13 @@ class FileJob:
         """The same, without a look at the room on the disk."""
         if self.output is None or self.out is None:
             return
-        if self.out.suffix in NO_OUTPUTS:
-            raise ValueError(f"the output {str(self.out)!r} must end in {SUFFIX}, or be the name of a folder")
+        if not self.output.is_file and self.out.name.endswith((*weight_suffixes(), ".json")):
+            written = " or ".join(weight_suffixes(is_written=True))
+            raise ValueError(f"the output {str(self.out)!r} must end in {written}, or be the name of a folder")
         if self.out.name.endswith(ALIGNMENT):
             raise ValueError(f"the output {str(self.out)!r} is the name of an alignment; leave {ALIGNMENT} out")
         require_place(self.out, overwrite=self.output.overwrite)
-        if self.beside is not None and not self.output.resume and self.out.suffix == SUFFIX:
+        if self.beside is not None and not self.output.resume and self.output.is_file:
             beside = self.beside(self.out)
             require_writable(beside, overwrite=self.output.overwrite, suffixes=(beside.suffix,))
 
@@ -226,7 +226,7 @@ def open_job(
             )
         checkpoints = match_adapters(checkpoints, number)
     source = checkpoints[number]
-    if CONFIG in source.replaced and output is not None and output.path.suffix == SUFFIX:
+    if CONFIG in source.replaced and output is not None and output.is_file:
         raise ValueError(
             f"{source.label!r} gets other ranks, which its {CONFIG} has to say: give a folder as the output"
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from regauge.checkpoints.form import Form
+from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.outputs.provenance import Provenance
 
 
@@ -54,6 +55,11 @@ class Output:
     def of(cls, out: "Output | str | Path") -> "Output":
         """An output from a path, or as it is."""
         return out if isinstance(out, Output) else cls(out)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is one file of weights, and no folder."""
+        return is_single_file(self.path)
 
     @property
     def form(self) -> Form:

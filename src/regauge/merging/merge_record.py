@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.plain_files import short_paths
 from regauge.core.element import Element
 from regauge.core.escaping import escape_code, escape_markdown
@@ -147,5 +148,4 @@ def card_path(checkpoint: Path) -> Path:
 
     In a folder it is one of the files.
     """
-    is_file = checkpoint.suffix == ".safetensors"
-    return checkpoint.with_suffix(".md") if is_file else checkpoint / IN_FOLDER
+    return checkpoint.with_suffix(".md") if is_single_file(checkpoint) else checkpoint / IN_FOLDER
