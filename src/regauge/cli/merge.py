@@ -7,7 +7,9 @@ import torch
 
 import regauge as rg
 from regauge.alignment import Method
+from regauge.checkpoints.memory_limit import size_text
 from regauge.cli.options import Matching, Merge, UsageError
+from regauge.cli.output import output_of, tell
 from regauge.cli.provenance import provenance_of
 from regauge.cli.streaming import (
     configure,
@@ -17,7 +19,6 @@ from regauge.cli.streaming import (
     show_plan,
     show_work,
     tell_merged,
-    tell_planned,
 )
 from regauge.cli.tasks import matching_tasks
 from regauge.hub import open_model, read_symmetry
@@ -35,31 +36,31 @@ def run(options: Merge) -> None:
     if not options.checkpoints:
         raise UsageError("there is nothing to merge: name the checkpoints, or a recipe with --recipe")
     rule, bases = rule_of(options), [] if options.base is None else [options.base]
-    weights = [rg.merging.read_number(text) for text in options.weights] or None
+    weights = options.weights or None
     if options.tokenizer is not None:
         return _merge_folders(options, rule, weights)
     job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=rg.merging.card_path)
     task, test = matching_tasks(options, found)
-    named: dict[str, Any] = {
-        "method": _method(options, is_streamed=job.is_streamed),
-        "rule": rule,
-        "weights": weights,
-        "base": found.checkpoints[0] if bases else None,
-        "task": task,
-        "memory": job.limit,
-    }
-    networks = found.checkpoints[len(bases) :]
+    method = _method(options, is_streamed=job.is_streamed)
+    ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task}
     if job.is_streamed:
-        show_plan(rg.merging.plan_merge(networks, found.symmetry, out=job.out, **named))
+        show_plan(rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
     elif options.dry_run:
         show_memory(job)
     if options.dry_run:
         return
     generator = torch.Generator().manual_seed(options.seed)
-    where: dict[str, Any] = {name: getattr(job, name) for name in ("out", "resume", "overwrite", "provenance")}
     with show_work("aligning and merging", is_streamed=job.is_streamed) as progress:
         result = rg.merge(
-            networks, found.symmetry, test=test, generator=generator, progress=progress, **named, **where
+            found.checkpoints[len(bases) :],
+            found.symmetry,
+            base=found.checkpoints[0] if bases else None,
+            test=test,
+            generator=generator,
+            out=job.output,
+            memory=job.limit,
+            progress=progress,
+            **ways,
         )
     tell_merged(result.record, options.output)
 
@@ -75,21 +76,34 @@ def _merge_recipe(options: Merge) -> None:
     provenance = provenance_of(options)
     settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
     merge = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
-    setting = _setting(options) | {"provenance": replace(provenance, settings=settings)}
+    out = output_of(options, replace(provenance, settings=settings))
     with show_work("merging", is_streamed=True) as progress:
-        tell_assembled(merge(options.recipe, options.output, progress=progress, **setting), options)
+        made = merge(options.recipe, out, progress=progress, **_setting(options))
+    _tell_assembled(options, made)
 
 
-def _merge_folders(options: Merge, rule: Rule, weights: list[Any] | None) -> None:
+def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
     """Merge folders with different tokens."""
     if rule.needs_task:
         raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
     ways: dict[str, Any] = {"tokenizer": options.tokenizer, "rule": rule, "weights": weights, "base": options.base}
     merge = rg.merging.plan_folders if options.dry_run else rg.merging.merge_folders
-    setting = _setting(options) | {"provenance": provenance_of(options)}
+    out = output_of(options, provenance_of(options))
     with show_work("merging", is_streamed=True) as progress:
-        made = merge(options.checkpoints, options.output, **ways, progress=progress, **setting)
-    tell_assembled(made, options)
+        made = merge(options.checkpoints, out, **ways, progress=progress, **_setting(options))
+    _tell_assembled(options, made)
+
+
+def _tell_assembled(options: Merge, made: rg.merging.MergeResult | rg.merging.Assembled) -> None:
+    """Tell what was merged tensor by tensor, or would be."""
+    if isinstance(made, rg.merging.MergeResult):
+        tell_merged(made.record, options.output)
+        return
+    if made.alignment is not None:
+        show_plan(made.alignment)
+    size = size_text(sum(one.nbytes for one in made.shards))
+    files = [{"file": one.file, "bytes": one.nbytes} for one in made.shards]
+    tell(f"to be written: {len(files)} file{'s' * (len(files) > 1)} of {size}: {options.output}", files=files)
 
 
 def _setting(options: Merge) -> dict[str, Any]:
@@ -103,31 +117,23 @@ def _setting(options: Merge) -> dict[str, Any]:
         "method": method,
         "generator": torch.Generator().manual_seed(options.seed),
         "memory": options.memory or None,
-        "resume": options.resume,
-        "overwrite": options.overwrite,
-        "dtype": options.written.dtype,
-        "shard_size": options.written.shard_size or None,
     }
 
 
 def rule_of(options: Merge) -> Rule:
     """The rule that the options ask for."""
     row = RULES[options.rule]
-    given: dict[str, Any] = {
-        name: rg.merging.read_numbers(texts)
-        for name in ("density", "drop", "epsilon", "gamma")
-        if (texts := getattr(options, name))
-    }
-    given |= {name: rg.merging.read_number(text) for name in ("scale", "reach") if (text := getattr(options, name))}
+    named = ("density", "drop", "epsilon", "gamma", "scale", "reach")
+    given: dict[str, str | tuple[str, ...]] = {name: one for name in named if (one := getattr(options, name))}
     unused = [name for name in given if name not in row.settings]
-    if options.normalize != "auto":
-        given["is_normalized"] = options.normalize == "yes"
+    is_normalized = {} if options.normalize == "auto" else {"is_normalized": options.normalize == "yes"}
+    if is_normalized:
         unused += ["normalize"] * ("is_normalized" not in row.settings)
     if unused:
         setting = {"normalize": "is_normalized"}.get(unused[0], unused[0])
         able = ", ".join(name for name, other in RULES.items() if setting in other.settings)
         raise UsageError(f"--{unused[0]} is for --rule {able}; {options.rule} has no use for it")
-    rule, has_base = row.build(**given), options.base is not None
+    rule, has_base = row.read(given, **is_normalized), options.base is not None
     if rule.base == "needed" and not has_base:
         raise UsageError(f"--rule {options.rule} combines what the checkpoints differ by from a base: give --base")
     if rule.base == "none" and has_base:
@@ -140,3 +146,13 @@ def rule_of(options: Merge) -> Rule:
             "what it was trained from as --base with a rule for task vectors, such as task-arithmetic"
         )
     return rule
+
+
+def _method(options: Merge, *, is_streamed: bool) -> Method:
+    """By data where there are any, else weights of many networks at once, or of each against the first one."""
+    chosen = method_of(options)
+    if options.method != "auto" or options.data is not None:
+        return chosen
+    if options.base is None and not is_streamed:
+        return configure(rg.MergeMany(), options)
+    return configure(rg.WeightMatching(), options)

@@ -13,16 +13,18 @@ from typing import Literal, TypeAlias, TypedDict, Unpack, cast
 
 import torch
 
-from regauge.alignment import WeightMatching
-from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job, plan_job
+from regauge.alignment import Method
+from regauge.alignment.streamed.job import StreamedJob, plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.form import AS_STORED, Form
+from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
 from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.job import MERGING, FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, size_text
 from regauge.checkpoints.names.converted import Converted
 from regauge.checkpoints.names.from_transformers import expected_of, name_for
+from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.outputs.staging import Staging
 from regauge.checkpoints.writing import SUFFIX, Shard, save_text
@@ -58,7 +60,6 @@ class Request:
         vocabulary: The tokens of the result; those of all networks, which must be the same, unless given.
         align: Whether the networks are aligned; "auto" if it is needed.
         layers: By the stacks that are cut, the layers of the first network whose settings those of the result have.
-        form: How the result is written.
         template: The chat template of the result.
         files: Further files of an output folder.
     """
@@ -71,38 +72,33 @@ class Request:
     vocabulary: Vocabulary | None = None
     align: bool | Literal["auto"] = True
     layers: Mapping[str | None, tuple[int, ...]] | None = None
-    form: Form = AS_STORED
     template: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """The outcome of assembling networks.
+    """Networks that were assembled, or the plan of it.
 
     Attributes:
-        out: Where the result is, or would be.
         shards: The files of weights of the result.
         alignment: The plan of aligning the networks, where only plans were made and layers are not cut.
         result: The result; None where only plans were made.
     """
 
-    out: Path
     shards: tuple[Shard, ...]
     alignment: StreamedJob | None = None
     result: MergeResult | None = None
 
 
 class Setting(TypedDict, total=False):
-    """How networks are aligned and read, and where the result goes; see `merge_recipe`."""
+    """How networks are aligned and read, and where progress is shown; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
-    method: WeightMatching | None
+    method: Method | None
     generator: torch.Generator | None
     memory: int | str | MemoryLimit | None
-    resume: bool
-    overwrite: bool
     progress: Progress
     dry_run: bool
 
@@ -122,7 +118,7 @@ class _Ready:
     plan: StreamedJob | None = None
 
 
-def assemble(request: Request, out: Path, **setting: Unpack[Setting]) -> Assembled:
+def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assembled:
     """Align networks where it is needed, and write what is made of them tensor by tensor, with its card.
 
     Raises:
@@ -130,21 +126,13 @@ def assemble(request: Request, out: Path, **setting: Unpack[Setting]) -> Assembl
         ValueError: The networks cannot be combined in this way, or the memory does not suffice.
     """
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
-    job = open_job(
-        request.folders,
-        0,
-        card_path,
-        out=out,
-        memory=MemoryLimit.of(setting.get("memory")).from_now(),
-        resume=setting.get("resume", False),
-        overwrite=setting.get("overwrite", False),
-        provenance=request.provenance,
-        form=request.form,
-    )
+    memory = MemoryLimit.of(setting.get("memory")).from_now()
+    out = replace(out, provenance=request.provenance)
+    job = open_job(request.folders, 0, card_path, out=out, memory=memory, copies=MERGING * len(request.folders))
     assert job is not None
     if not dry_run:
         job.require_name()
-    job, config, tokens, beside = _unite(request, job, out)
+    job, config, tokens, beside = _unite(request, job, out.path)
     with ExitStack() as stack:
         other = None if config is None or tokens is None else stack.enter_context(config.as_folder())
         order: list[str] = []
@@ -169,9 +157,9 @@ def assemble(request: Request, out: Path, **setting: Unpack[Setting]) -> Assembl
                     config.keep_layers(kept, cut)
                 _require_model(config, parts, networks[0])
             beside[CONFIG] = config.content
-        shards = tuple(_shards(networks[0], parts, out, is_whole=request.layers is None))
+        shards = tuple(_shards(networks[0], parts, out.path, is_whole=request.layers is None))
         if staging is None:
-            return Assembled(out, shards, ready.plan if request.layers is None else None)
+            return Assembled(shards, ready.plan if request.layers is None else None)
         staging.beside = beside
         record = _record(request, ready, parts)
         record = replace(record, origin=request.provenance.facts(progress))
@@ -180,7 +168,7 @@ def assemble(request: Request, out: Path, **setting: Unpack[Setting]) -> Assembl
             staging.write(shards, assembly.pieces, progress)
         params = cast(Params, staging.publish(shards, networks[0]))
     elements = tuple(symmetry.identity() if one is None else one for one in ready.elements[int(request.has_base) :])
-    return Assembled(out, shards, result=MergeResult(params, elements, symmetry, record))
+    return Assembled(shards, result=MergeResult(params, elements, symmetry, record))
 
 
 def _unite(
@@ -241,22 +229,19 @@ def _align(
             "recipe": request.provenance.to_json(progress),
             "form": repr(first.form),
         }
-        resume, overwrite = job.resume, job.overwrite
         staging = None
         if not dry_run:
-            assert job.out is not None
             nbytes = 0 if request.layers else sum(shard.nbytes for shard in job.shards)
-            made = Staging(
-                job.out, inputs, resume=resume, overwrite=overwrite, provenance=job.provenance, nbytes=nbytes
-            )
-            staging = stack.enter_context(made)
+            staging = stack.enter_context(job.stage(inputs, nbytes))
         why = () if request.align is False or not others else ("not aligned: the models have different tensors",)
         return staging, _Ready(job.checkpoints, Symmetry(()), (None,) * len(labels), reports=why)
-    model = setting.get("model") or name_model(first)
+    model, symmetry = setting.get("model"), setting.get("symmetry")
+    if model is None and symmetry is None:
+        model = name_model(first)
     model = open_model(model, values="never") if isinstance(model, str) else model
     if model is not None and other is not None and model.name == first.home:
         model = model.in_folder(other)
-    found = open_networks(job.checkpoints, model, symmetry=setting.get("symmetry"), streamed=True)
+    found = open_networks(job.checkpoints, model, symmetry=symmetry, streamed=True)
     for note in found.notes:
         LOG.info(note)
     streamed = plan_job(replace(job, checkpoints=found.checkpoints), found.symmetry, setting.get("method"))
