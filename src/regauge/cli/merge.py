@@ -94,7 +94,7 @@ def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) 
     _tell_assembled(options, made)
 
 
-def _tell_assembled(options: Merge, made: rg.merging.MergeResult | rg.merging.Assembled) -> None:
+def _tell_assembled(options: Merge, made: "rg.merging.MergeResult | rg.merging.Assembled") -> None:
     """Tell what was merged tensor by tensor, or would be."""
     if isinstance(made, rg.merging.MergeResult):
         tell_merged(made.record, options.output)

@@ -1,3 +1,4 @@
+from .align_tokens import align_tokens as align_tokens
 from .arcee_fusion import ArceeFusion as ArceeFusion
 from .means import Average as Average
 from .means import GreedySoup as GreedySoup
