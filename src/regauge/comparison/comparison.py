@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """The share of each layer that is explained before and after alignment, as a mean over its tensors."""
+        """The share of each layer that is explained before and after alignment, as a weighted mean over its tensors."""
         result: dict[str, list[TensorShare]] = {}
         for share in self.shares:
             if share.after is not None:
