@@ -106,7 +106,7 @@ def factorize(
     Args:
         params: A network, or a population with one leading model axis.
         symmetry: The symmetry of the architecture.
-        parts: Those that `canonicalize` was given; nothing changes without "linear".
+        parts: The parts that `canonicalize` was given; nothing changes without "linear".
 
     Returns:
         The given tensors where every product has full rank; others in float64, on the CPU.
@@ -200,10 +200,10 @@ def normalize_logits(
 
     Args:
         params: A network, or a population with one leading model axis.
-        symmetry: Of the architecture.
+        symmetry: The symmetry of the architecture.
         weight: The last layer's weight.
         bias: Its bias, if it has one: left out, the predicted class may change.
-        norm: Of the weight: one, as in section 6.2 of the thesis, or the root of the number of classes, as in
+        norm: The norm of the weight: one, as in section 6.2 of the thesis, or the root of the number of classes, as in
             section 4.4.
 
     Raises:

@@ -22,9 +22,9 @@ class Comparison:
             "unrelated" or "undecided".
         reason: The evidence for it, in a sentence.
         distance: Euclidean distance of the parameters as stored, without buffers.
-        orbit_distance: The same after the second network was aligned to the first: an upper bound of the smallest
+        orbit_distance: The distance after the second network was aligned to the first: an upper bound of the smallest
             distance along its orbit, measured where the first network is.
-        norm: That of the first network's parameters, as far as they are compared.
+        norm: The norm of the first network's parameters, as far as they are compared.
         compared: The share of the first network's values that is compared: 1 unless the networks have other shapes.
         shares: What the second network explains of each tensor of the first.
         share_by_chance: What alignment alone explains at most: the largest share of a stranger, and their range above.

@@ -54,7 +54,7 @@ class Geodesic:
     """The shortest way between canonical networks: great circles on the spheres of units, straight elsewhere.
 
     Attributes:
-        manifold: Of the canonical networks, from `canonical_manifold`.
+        manifold: The manifold of the canonical networks, from `canonical_manifold`.
 
     References:
         Erdogan (2025), section 6.2.

@@ -30,7 +30,7 @@ class RepairResult:
     """A repaired network.
 
     Attributes:
-        params: Of the same names, dtypes and devices as the interpolated network.
+        params: Parameters of the same names, dtypes and devices as the interpolated network.
         layers: Names of the layers whose weights were rescaled, in the order of the graph.
         losses: With a task, the losses of the interpolated network and of the repaired one.
         is_kept: Whether `params` are those of the repaired network, not of the interpolated one.
@@ -58,8 +58,8 @@ class LayerVariance:
     """The variances of one layer, means over its units.
 
     Attributes:
-        variance: Of the interpolated network's units over the data.
-        expected: Of the endpoints: the squares of the interpolated standard deviations.
+        variance: The variance of the interpolated network's units over the data.
+        expected: The variance between the endpoints: the squares of interpolated standard deviations.
         ratio: The first over the second; one without collapse, NaN where both are zero.
     """
 

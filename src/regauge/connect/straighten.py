@@ -268,7 +268,7 @@ def train_path(
         path: Where training starts, such as `Bezier.between(a, b)`; unchanged.
         generator: Draws t, on the CPU.
         optimizer: Adam with a learning rate of 0.01 unless given.
-        schedule: Of the learning rate; half a cosine down to zero unless given.
+        schedule: The schedule of the learning rate; half a cosine down to zero unless given.
 
     Returns:
         A path of the same kind with new inner points, in the dtypes that the old ones have.

@@ -61,7 +61,7 @@ class TextData:
         name: What people call it, with the beginning of its SHA-256: two runs with the same name read the same text.
         symbols: The characters that occur, sorted; a character's number is its place.
         train: Numbers of the symbols of the first part of the text, int64 `[characters]`.
-        validation: Those of the rest.
+        validation: Numbers of the symbols of the rest.
     """
 
     name: str

@@ -37,7 +37,7 @@ def align_points(space: Space, reference: Tensor, points: Points) -> Points:
     one point for all networks of an orbit.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         reference: One point, `[values]`, or one for each, `[models, values]`.
         points: What is moved, `[models, values]`.
     """

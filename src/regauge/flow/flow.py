@@ -115,7 +115,7 @@ class Flow:
         Args:
             count: How many.
             generator: The source of all chance.
-            steps: Of the solver.
+            steps: The number of steps of the solver.
             solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of
                 `follow_thesis`, which does not follow the flow, for flows that predict ends.
             noise: See `diffuse`, or `follow_thesis`.
@@ -171,7 +171,7 @@ class Flow:
 
         Args:
             population: Networks with a leading model axis. What is computed has their precision.
-            steps: Of Runge and Kutta's method.
+            steps: The number of steps of Runge and Kutta's method.
             probes: Random vectors by which divergences are estimated, the same for all networks; None: exact, at the
                 cost of one backward pass for each value.
             label: One of `classes`, for a flow with labels.

@@ -32,7 +32,7 @@ def integrate(
     """Follow a velocity from one time to another in equal steps.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         field: The velocity, tangent at points.
         x: Where to begin.
         steps: Their number.
@@ -88,7 +88,7 @@ def diffuse(
     whose gradient the velocity does not give, have no noise of their own.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         field: The velocity.
         x: Starts.
         steps: Their number.
@@ -120,7 +120,7 @@ def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, g
     Args:
         predict_end: From points and times to ends.
         x0: Starts.
-        steps: Of Euler's method.
+        steps: The number of steps of Euler's method.
         noise: Deviation of what is added in each late step.
         generator: Source of the noise.
 

@@ -69,7 +69,7 @@ def audit(
     Args:
         table: Pairs with patterns; see `read_table`.
         params: One network, under the names that the table means.
-        symmetry: Of the model, under its own names; says what a broken pair leaves out.
+        symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
         module: The model, on a real device.
         inputs: Positional inputs.
         kwargs: Keyword inputs.

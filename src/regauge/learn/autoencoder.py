@@ -44,7 +44,7 @@ class Autoencoder:
     Attributes:
         encoder: Reads networks.
         decoder: Makes networks.
-        settings: Of the decoder.
+        settings: The settings of the decoder.
         rest: Tensors of a network that are not made: buffers, and what has no influence.
         about: What is known about the training, as JSON: "scores" on test networks, of the autoencoder and of what it
             is compared with; numbers of networks ("networks"); the settings.

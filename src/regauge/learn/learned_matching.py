@@ -60,7 +60,7 @@ class LearnedMatching(Method):
     many units there are: networks with other widths than those of the training are matched, too.
 
     Attributes:
-        net: Of any layers, with the head `UnitFeatures`; see `fit_matching`.
+        net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.
         share: The share of the vectors while sweeping, from 0 to 1.
         sweeps: Most sweeps; with none vectors decide alone.
         scales: As in `WeightMatching`.

@@ -71,8 +71,8 @@ class Losses:
 
     Attributes:
         siamese: What is trained.
-        symmetry: Of the networks, with every size known.
-        weights: Of the losses.
+        symmetry: The symmetry of the networks, with every size known.
+        weights: The weights of the losses.
         task: For the line; None for none.
         line: What is lowered on it.
         tolerance: Largest error of the sums of plans.
@@ -105,8 +105,8 @@ class Losses:
         Args:
             first: The networks.
             second: The partner of each; the next network among the first ones if None.
-            copies: Of the first ones, if copies are to be recognized.
-            batch: Of the task, for the line.
+            copies: Copies of the first ones, if copies are to be recognized.
+            batch: A batch of the task, for the line.
             chance: Source of the points on the lines.
         """
         placed, sharpness, count = self.placed(first), self.siamese.sharpness, _count(first)

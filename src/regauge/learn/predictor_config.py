@@ -22,7 +22,7 @@ class PredictorConfig(Training):
 
     Attributes:
         layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
-        width: Of the net.
+        width: The width of the net.
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at probes. Unless given 4, and
             0 with probes, which tell most for their price.
         values: How single values are encoded; standardized unless given.

@@ -52,7 +52,7 @@ def logits_of(
         a: Vectors of the first networks, `[pair, (bases ...,) size, width]`.
         b: Vectors of the second ones.
         sharpness: What cosines are multiplied by.
-        name: Of the group.
+        name: The name of the group.
         blocks: The sizes of what it is repeated within, and again of what can come there; see `SoftElement.blocks_of`.
     """
     group = placed.symmetry[name]
@@ -117,7 +117,7 @@ class SoftMoves:
 
     Args:
         placed: Where groups act on the vectors.
-        symmetry: Of the networks, with every size known.
+        symmetry: The symmetry of the networks, with every size known.
         names: Tensors that are moved.
         tolerance: Largest error of a row's sum in a plan.
         max_iterations: Most Sinkhorn iterations, whatever the error is then.

@@ -59,7 +59,7 @@ class Assembly:
         symmetry: Where their elements act.
         elements: Move the networks; None for those that stay.
         tokens: Where vocabularies differ, what rows are taken from others.
-        seed: Of the random numbers of rules.
+        seed: The seed of the random numbers of rules.
     """
 
     parts: Mapping[str, Part]

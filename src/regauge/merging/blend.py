@@ -39,7 +39,7 @@ class Blend:
         base: The network that task vectors are relative to, where there is one.
         weights: One for each network; what the rule takes for equal ones unless given.
         elements: Move the networks; the identity for the one whose coordinates the result has. None moves nothing.
-        seed: Of the random numbers of the rule.
+        seed: The seed of the random numbers of the rule.
     """
 
     rule: Rule

@@ -33,7 +33,7 @@ class MergeRecord:
         objective: Objective that the alignment reached; larger is better.
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
-        after: The same for the aligned networks.
+        after: Distances of the aligned networks.
         data: What the data are called that chose, and those that judged, on which metrics are measured.
         metrics: Metrics of each network on the task, prepared as the result is; empty without a task.
         base_metrics: Metrics of the base.

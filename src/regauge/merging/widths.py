@@ -46,7 +46,7 @@ def merge_widths(
         method: How the mapped networks are aligned afterwards, as in `merge`.
         weights: One for each network.
         rule: What is done with the aligned networks, a mean: `Average()` unless given.
-        task: Of the first network's architecture, as in `merge`.
+        task: A task of the first network's architecture, as in `merge`.
         test: The task that judges for the record, as in `merge`.
         generator: For methods that use chance.
         labels: What the record calls the networks.

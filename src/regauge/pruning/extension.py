@@ -57,7 +57,7 @@ def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[
 
     Args:
         params: One network, unchanged itself.
-        symmetry: That of the network with all units.
+        symmetry: The symmetry of the network with all units.
         sizes: How many of them the given network has, by names of groups, where it lacks some.
     """
     padded = dict(params)

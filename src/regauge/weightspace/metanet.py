@@ -215,7 +215,7 @@ class Metanet(nn.Module):
         classes, kernels) are inputs of maps, and must be as long as they were. The statistics of `standardize` stay.
 
         Args:
-            symmetry: Of the other networks.
+            symmetry: The symmetry of the other networks.
             module: Their architecture, for nets with probes.
 
         Raises:

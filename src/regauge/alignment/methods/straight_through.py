@@ -34,7 +34,7 @@ class StraightThrough(Method):
 
     Attributes:
         init: An element, or a method whose result is the start; None is the identity.
-        steps: Of gradient descent with momentum.
+        steps: The number of steps of gradient descent with momentum.
         lr: Its learning rate.
         momentum: Its momentum.
         sweeps: Most sweeps of coordinate ascent in each step.

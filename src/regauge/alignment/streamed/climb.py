@@ -34,7 +34,7 @@ class StreamedAscent:
         state: Where the climb is.
         keep: Keeps the state for a later run.
         passes: Counts what is read.
-        label: Of the climb, where there are several.
+        label: The label of the climb, where there are several.
     """
 
     source: Source

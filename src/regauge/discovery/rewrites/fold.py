@@ -27,7 +27,7 @@ class Folded:
     """A network that computes the same function with gains of one.
 
     Attributes:
-        params: Of the same names, shapes, dtypes and devices: the architecture stays as it is.
+        params: Parameters of the same names, shapes, dtypes and devices: the architecture stays as it is.
         ones: Gains that are exactly one now, for `discover(..., ones=folded.ones)`.
         zeros: Biases, or parts of them, that others have taken up.
         centered: Parameters whose mean along an axis was removed, because a norm behind it removes it anyway:

@@ -48,7 +48,7 @@ class BestGauge(GaugeMethod):
             weights, with a task by function, too.
         by: Whether the loss of the task decides, or the rounding error of the weights; the loss unless given, where
             there is a task.
-        steps: Of learned rotations, where no methods are given.
+        steps: The number of steps of learned rotations, where no methods are given.
         is_kept_always: Whether the best network that a method moved is kept, even where the one as it is loses less.
     """
 
@@ -150,7 +150,7 @@ def default_methods(
 
     Args:
         scheme: How weights are rounded.
-        steps: Of learned rotations.
+        steps: The number of steps of learned rotations.
         is_loss: Whether a loss decides.
         is_learned: Whether rotations are learned.
         is_by_function: Whether they may be learned by function, which holds many gradients in memory.

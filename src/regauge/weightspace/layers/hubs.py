@@ -52,7 +52,7 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
     """The hubs of a layout: every set of units, every combination of sets that some block has, and the whole network.
 
     Args:
-        layout: Of the networks.
+        layout: The layout of the networks.
         targets: What is written, in the words of `weightspace.layers`.
         is_local: Whether features hear only from those that have units in common with them. Then the pooled features of
             a block go to itself alone, and those of the network exchange with those of units.

@@ -10,7 +10,7 @@ class UnitSet:
     """The units of one group, in every copy of it.
 
     Attributes:
-        name: Of the group.
+        name: The name of the group.
         axes: Names of the groups that it is repeated within, then its own.
         sizes: Number of units along each of them.
         is_permuted: Whether its units come in any order; those of other sets are known by their positions.

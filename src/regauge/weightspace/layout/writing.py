@@ -71,7 +71,7 @@ class Writer:
 
     Args:
         pieces: By name.
-        symmetry: Of the networks.
+        symmetry: The symmetry of the networks.
         units: Names of the groups that are sets of units.
         contracted: Names of the groups of matrices that enter by products.
         fixed: Names of the other groups of matrices.
