@@ -64,7 +64,7 @@ def canonicalize(
     Args:
         params: A network, or a population with one leading model axis. Unchanged itself.
         symmetry: The symmetry of the architecture.
-        parts: Which freedom is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
+        parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
             The law then holds for the elements of these parts.
         reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
             sorting, are signs, half periods, rotations and order; the reference's own scales and invertible
@@ -172,7 +172,7 @@ def orbit_distance(
         params_a: One network.
         params_b: Another network of the same architecture.
         symmetry: The symmetry of the architecture.
-        method: How the second is aligned; `WeightMatching(scales="keep")` unless given.
+        method: The method that aligns the second; `WeightMatching(scales="keep")` unless given.
         task: For methods that use one.
         generator: For methods that use chance.
 

@@ -55,7 +55,7 @@ def find_averages(
         names: The names of all networks.
         squares: Squared distances modulo the group, of whole networks and not relative; NaN where they are not known.
         related: The networks that are related to another one, among which averages are looked for.
-        parents: What the provenance of some of them names.
+        parents: The parents that the provenance of some of them names.
     """
     found: dict[str, Average] = {}
     for child in (name for name in names if name in related or name in parents):

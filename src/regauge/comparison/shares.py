@@ -61,7 +61,7 @@ def measure_shares(
     Args:
         read: Gives the pieces of a tensor of both networks.
         symmetry: With every size known.
-        element: What moves the second network.
+        element: The element that moves the second network.
         shapes: The tensors.
     """
     result = []

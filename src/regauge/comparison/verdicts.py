@@ -57,7 +57,7 @@ class Evidence:
         modulo: The distance modulo the group.
         free: The number of compared values, less the dimension of the group.
         share: Mean share of the first network's matrices that the second one explains after alignment, if any can be.
-        chance: What strangers explain at most; see `by_chance`. None if it was not measured.
+        chance: The share that strangers explain at most; see `by_chance`. None if it was not measured.
         p_value: The p-value of independence, by the order of units as stored; None where no group can be tested. It is
             exact where nobody chose that order.
         z_score: The statistic behind it.

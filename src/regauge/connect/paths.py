@@ -111,9 +111,9 @@ class Repaired:
     """Another path whose networks between the ends are repaired, for the statistics `(1 - t, t)` of the ends.
 
     Attributes:
-        module: How to run parameters.
+        module: Runs parameters.
         batches: As for `repair`.
-        path: Which networks are repaired.
+        path: The path whose networks are repaired.
 
     References:
         Jordan et al. (2023), REPAIR.

@@ -117,7 +117,7 @@ def repair(
 
     Args:
         params: The interpolated network, unchanged.
-        module: How to run the parameters; its own are not used.
+        module: Runs the parameters; its own are not used.
         endpoints: The aligned networks between which it lies; without any, running statistics alone are recomputed.
         batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
             few thousand examples do; they are read many times.
@@ -215,7 +215,7 @@ def variance_collapse(
 
     Args:
         params: The interpolated network.
-        module: How to run the parameters; its own are not used.
+        module: Runs the parameters; its own are not used.
         endpoints: The networks between which it lies.
         batches: As for `repair`.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
@@ -258,7 +258,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
 
     Args:
         params: Parameters and buffers, unchanged.
-        module: How to run the parameters; its own are not used.
+        module: Runs the parameters; its own are not used.
         batches: As for `repair`.
 
     Returns:

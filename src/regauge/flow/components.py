@@ -29,7 +29,7 @@ class Components(Manifold):
     Attributes:
         networks: The Euclidean space of all values of networks.
         mean: The mean of each value, `[values]`.
-        unit: What each value is divided by, as above.
+        unit: The divisor of each value, as above.
         axes: Orthonormal directions in these units, `[components, values]`.
         sizes: Deviations along these, `[components]`.
         roots: For each tensor, by its number, roots of the covariances of what is left over, `[classes, classes]`.

@@ -40,7 +40,7 @@ class Config(Design, Training):
     """Settings of a flow and of its training.
 
     Attributes:
-        times: How times are drawn.
+        times: The distribution of times in training.
         balance: How much a tensor counts in the loss, or where there are any in the principal components: the number of
             its values to this power. 1: all values alike; 0: all tensors alike. Components count by their deviations.
         is_standardized: Whether errors count in units of what they would be without the net; else as they are.

@@ -40,12 +40,12 @@ class Flow:
 
     Attributes:
         velocity: The net and what it adds to.
-        space: Where the points of networks live: a `Space`, or the `Components` of one.
-        prior: Where samples begin.
+        space: The space of the points of networks: a `Space`, or the `Components` of one.
+        prior: The distribution in which samples begin.
         moments: Statistics of the networks that the flow was fitted to.
-        design: What it is made of.
-        classes: What samples can be drawn for, the values of the column of labels; none without one.
-        about: What is known about the training, as JSON.
+        design: The settings that it is built from.
+        classes: The classes that samples can be drawn for: the values of the column of labels; none without one.
+        about: Facts about the training, as JSON.
         trained: The course of the training; None of a flow that was loaded.
         reference: The point to which networks are aligned, `[values]` of `networks`; None where none were in the fit.
     """

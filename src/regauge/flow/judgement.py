@@ -74,7 +74,7 @@ class Judgement:
         reliability: For single networks and for the average of all, generated and held out: confidence, accuracy and
             share of the answers in bins of confidence. Empty without a task of classes.
         places: Training, held-out and generated networks in the plane of the training networks' largest variance.
-        share: What that plane shows of the variance.
+        share: The share of the variance that the plane shows.
     """
 
     scores: tuple[Score, ...]

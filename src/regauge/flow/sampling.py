@@ -34,7 +34,7 @@ def integrate(
     Args:
         space: The space of the points.
         field: The velocity, tangent at points.
-        x: Where to begin.
+        x: The start.
         steps: Their number.
         solver: "euler" follows geodesics, so that one step with the velocity of a geodesic ends where it does; "heun"
             (order 2, two evaluations a step); "runge_kutta" (order 4, four evaluations).
@@ -92,7 +92,7 @@ def diffuse(
         field: The velocity.
         x: Starts.
         steps: Their number.
-        noise: How much; 0 is Euler's method.
+        noise: The strength of the noise; 0 is Euler's method.
         start: The distribution of the starts.
         generator: Source of the noise.
 

@@ -80,7 +80,7 @@ class Space(Manifold):
 
     Attributes:
         symmetry: With every size known.
-        representation: How networks become points.
+        representation: The representation of networks as points.
         spheres: The coordinates that lie on spheres.
         normed: The values that are brought to spheres as networks leave a flat space.
         order: The flat place of every coordinate among all values of `names`, one tensor after the other.
@@ -112,7 +112,7 @@ class Space(Manifold):
             population: Some networks, with a leading model axis: they say which tensors there are, and which of these
                 are positive or no floating-point numbers.
             symmetry: The symmetry of the networks.
-            representation: How networks become points.
+            representation: The representation of networks as points.
 
         Raises:
             KeyError: There is no parameter of the head's name.

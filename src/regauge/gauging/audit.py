@@ -74,7 +74,7 @@ def audit(
         inputs: Positional inputs.
         kwargs: Keyword inputs.
         generator: Source of the factors.
-        outputs: Which outputs are compared.
+        outputs: The outputs that are compared.
         convert: From `params` to the parameters under the names of the model.
     """
     with InDouble():

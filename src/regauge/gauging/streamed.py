@@ -49,7 +49,7 @@ def choose_streamed(
         module: The architecture, which may be on the meta device; without it gains that hide rotations stay.
         inputs: Positional inputs for its trace.
         kwargs: Keyword inputs.
-        outputs: Which outputs must stay.
+        outputs: The outputs that must stay.
         generator: The source of chance.
 
     Raises:

@@ -60,7 +60,7 @@ class AutoencoderConfig(Training):
         layer: Settings of the encoder's layers; see `regauge.weightspace.LAYERS`.
         width: The width of the encoder.
         depth: Number of its layers.
-        values: How single values are encoded; standardized unless given.
+        values: The encoding of single values; standardized unless given.
         reads_moments: Whether the encoder also begins with the moments of every tensor; see `Metanet`.
         parts: What the encoder respects by construction; everything that it can unless given.
         widening: Whether a unit that is split in two counts as one, so that widening that keeps what a network computes

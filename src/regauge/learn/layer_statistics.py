@@ -66,7 +66,7 @@ def boosted_trees(
 
     Args:
         statistics: The statistics of the networks to learn from, `[models, statistics]`.
-        values: What is predicted of them, as in the column.
+        values: The values that are predicted of them, as in the column.
         target: Says what that is.
         seed: The seed of the trees.
 

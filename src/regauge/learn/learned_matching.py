@@ -64,7 +64,7 @@ class LearnedMatching(Method):
         share: The share of the vectors while sweeping, from 0 to 1.
         sweeps: Most sweeps; with none vectors decide alone.
         scales: As in `WeightMatching`.
-        about: What is known about the training, as JSON.
+        about: Facts about the training, as JSON.
         trained: The course of the training; None of one that was loaded.
 
     References:

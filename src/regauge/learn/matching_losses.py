@@ -70,11 +70,11 @@ class Losses:
     """The losses of one architecture, with the shapes of one layout.
 
     Attributes:
-        siamese: What is trained.
+        siamese: The net that is trained.
         symmetry: The symmetry of the networks, with every size known.
         weights: The weights of the losses.
         task: For the line; None for none.
-        line: What is lowered on it.
+        line: The loss that is lowered on it.
         tolerance: Largest error of the sums of plans.
         max_iterations: Most Sinkhorn iterations.
     """

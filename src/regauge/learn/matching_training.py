@@ -63,7 +63,7 @@ class MatchingConfig(Training):
         width: The width of the net.
         depth: Number of layers.
         vectors: Length of the vectors by which units are matched.
-        values: How single values are encoded; standardized unless given.
+        values: The encoding of single values; standardized unless given.
         parts: What the net respects by construction; everything that it can unless given.
         probes: Number of learned inputs that the net runs the networks on; zero for none.
         supervised: Weight of recognizing the units of a changed copy, by cross entropy. Copies need no permutation:

@@ -33,7 +33,7 @@ class Blend:
     the base or the first network.
 
     Attributes:
-        rule: How tensors are combined.
+        rule: The rule that combines tensors.
         symmetry: With every size known.
         networks: Parameters by name, or checkpoints.
         base: The network that task vectors are relative to, where there is one.

@@ -34,7 +34,7 @@ class Removal:
         why: Nothing reads it; or it is zero, or another constant, whatever the input; or it is another unit's double.
         of: The other unit.
         factors: For each place that reads a double what its weights are multiplied by when they are added up.
-        values: What each place that reads a constant reads.
+        values: The constant that each reader gets.
     """
 
     group: str

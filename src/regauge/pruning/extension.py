@@ -58,7 +58,7 @@ def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[
     Args:
         params: One network, unchanged itself.
         symmetry: The symmetry of the network with all units.
-        sizes: How many of them the given network has, by names of groups, where it lacks some.
+        sizes: The numbers of units of the given network, by names of groups, where it lacks some.
     """
     padded = dict(params)
     for name, masks in kept_entries(symmetry, sizes).items():

@@ -38,7 +38,7 @@ class StraightThrough(Method):
         lr: Its learning rate.
         momentum: Its momentum.
         sweeps: Most sweeps of coordinate ascent in each step.
-        checks: How many times the element is judged, evenly spaced; the last one is at the end.
+        checks: The number of times that the element is judged, evenly spaced; the last one is at the end.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.3, algorithm 3.

@@ -42,7 +42,7 @@ class BestGauge(GaugeMethod):
     result is never worse than it. The objective is what decides, with its sign turned.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         methods: In the order in which they are tried; the first of equally good ones is kept. Unless given, scales are
             equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the error of the
             weights, with a task by function, too.
@@ -149,7 +149,7 @@ def default_methods(
     are left whose rounding error would grow.
 
     Args:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         steps: The number of steps of learned rotations.
         is_loss: Whether a loss decides.
         is_learned: Whether rotations are learned.

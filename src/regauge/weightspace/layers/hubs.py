@@ -37,8 +37,8 @@ class Hub:
     Attributes:
         grid: Its axes; none where everything is pooled.
         is_set: Whether it is one set of units, on which set layers work.
-        reads: What arrives.
-        writes: What goes out.
+        reads: The links whose features arrive.
+        writes: The links to which features go out.
     """
 
     grid: Grid
