@@ -17,7 +17,6 @@ import torch
 from damage import LIMITED, Kind, check_kind, damage_bytes
 
 from regauge.checkpoints.formats.headers import read_header
-from regauge.learn.targets import Target
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo.formats import (
@@ -31,7 +30,7 @@ from regauge.zoo.formats import (
     read_small_cnn_zoo,
 )
 
-EXAMPLES = [pytest.param(10), pytest.param(1000, marks=pytest.mark.thorough)]
+EXAMPLES = [pytest.param(10), pytest.param(300, marks=pytest.mark.thorough)]
 """How many populations are tried."""
 MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
 GENERATOR = torch.Generator().manual_seed(0)
@@ -123,7 +122,6 @@ SETTINGS = {
     "model::type": "MLP", "model::i_dim": 3, "model::h_dim": [4, 4], "model::o_dim": 2, "model::nlin": "tanh",
     "model::dropout": 0.0, "seed": 1,
 }  # fmt: skip
-CONVOLUTIONS = {"model::type": "CNN", "model::channels_in": 1, "model::nlin": "relu", "model::dropout": 0.0}
 
 
 def _trials_document(folder: Path) -> Any:
@@ -134,7 +132,9 @@ def _trials_document(folder: Path) -> Any:
 def _trials(folder: Path, document: Any) -> Store:
     """Trials in a zip file, with whatever names."""
     content = io.BytesIO()
-    torch.save(_drawn({"module_list.0.weight": (4, 3), "module_list.0.bias": (4,), "module_list.2.weight": (4, 4), "module_list.2.bias": (4,), "module_list.4.weight": (2, 4), "module_list.4.bias": (2,)}), content)
+    layers = {"module_list.0": (4, 3), "module_list.2": (4, 4), "module_list.4": (2, 4)}
+    shapes = {f"{name}.weight": shape for name, shape in layers.items()}
+    torch.save(_drawn(shapes | {f"{name}.bias": shape[:1] for name, shape in layers.items()}), content)
     document = document if isinstance(document, dict) else {"trial": document}
     with zipfile.ZipFile(folder / "trials.zip", "w") as archive:
         for name, trial in document.items():
@@ -150,15 +150,16 @@ def _trials(folder: Path, document: Any) -> Store:
 
 def _named_document(folder: Path) -> Any:
     rows = [{"accuracy": 0.1 * k, "label": "ab"[k], "tags": ["x", k], "is_new": True} for k in range(2)]
-    return {"lr0.1/0/step0.safetensors": rows[0], "lr0.01/1/step10.safetensors": rows[1]}
+    names = ("lr0.1/0/step0.safetensors", "lr0.01/1/step10.safetensors")
+    return [{"name": name, "row": row} for name, row in zip(names, rows, strict=True)]
 
 
 def _named(folder: Path, document: Any) -> Store:
     """Networks in a zip file, whose names and headers say which they are."""
-    document = document if isinstance(document, dict) else {"lr0.1/0/step0.safetensors": document}
+    files = [one if isinstance(one, dict) else {"name": one} for one in document] if isinstance(document, list) else []
     with zipfile.ZipFile(folder / "named.zip", "w") as archive:
-        for name, row in document.items():
-            archive.writestr(name, _safetensors(row))
+        for k, file in enumerate(files):
+            archive.writestr(str(file.get("name", k)), _safetensors(file.get("row")))
     return _imported(read_folder(folder / "named.zip", "lr{lr}/{id}/step{step}.safetensors"), folder)
 
 
@@ -277,7 +278,9 @@ class Damaged:
 
 
 DAMAGED: dict[str, Damaged] = {
-    "dwsnets": Damaged(_write_dwsnets, lambda folder: _imported(read_dwsnets(folder), folder.parent), "model_final.pth"),
+    "dwsnets": Damaged(
+        _write_dwsnets, lambda folder: _imported(read_dwsnets(folder), folder.parent), "model_final.pth"
+    ),
     "deep-align": Damaged(
         _write_deep_align, lambda folder: _imported(read_deep_align(folder / "deep.zip"), folder.parent), "deep.zip"
     ),

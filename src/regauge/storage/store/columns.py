@@ -88,7 +88,7 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
         if dtypes.get(f"rows/{name}") not in DTYPES[kind] or dtypes.get(f"null/{name}", "bool") != "bool":
             raise ValueError(f"the column {name!r} has no values of kind {kind!r} for each row")
         return
-    value = entry["value"]
+    value: Any = entry["value"]
     if type(value) is not TYPES[kind] or (kind == "int" and not -(2**63) <= value < 2**63):
         raise ValueError(f"the column {name!r} has a value that is not of kind {kind!r}")
     if kind == "json" and not 0 <= value < len(distinct):
@@ -97,7 +97,7 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
 
 def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
     """Raise a ValueError, as a clause, unless values are codes into the distinct ones; without any, all are 0."""
-    if len(values) and not 0 <= values.min() <= values.max() < max(1, len(distinct)):
+    if ((values < 0) | (values >= max(1, len(distinct)))).any():
         raise ValueError(f"the column {name!r} has codes of values that are not there")
 
 
