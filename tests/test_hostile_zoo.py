@@ -4,7 +4,9 @@ import csv
 import gzip
 import io
 import json
+import re
 import shutil
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from damage import LIMITED, Kind, check_kind, damage_bytes
+from damage import LIMITED, Kind, bounded, check_kind, damage_bytes
 
 from regauge.checkpoints.formats.headers import read_header
 from regauge.storage.architecture import Architecture
@@ -106,6 +108,10 @@ def _matrix_document(folder: Path) -> Any:
 
 
 def _matrix(folder: Path, document: Any) -> Store:
+    return _imported(read_small_cnn_zoo(_write_matrices(folder, document)), folder)
+
+
+def _write_matrices(folder: Path, document: Any) -> Path:
     place = folder / "matrix"
     place.mkdir(exist_ok=True)
     document = document if isinstance(document, dict) else {"layout": document}
@@ -115,7 +121,7 @@ def _matrix(folder: Path, document: Any) -> Store:
     if isinstance(header, dict) and isinstance(header.get("shape"), list):
         header = {**header, "shape": tuple(header["shape"])}
     (place / "weights.npy").write_bytes(_array_bytes(header, bytes(16 * ENDS[-1])))
-    return _imported(read_small_cnn_zoo(place), folder)
+    return place
 
 
 SETTINGS = {
@@ -157,9 +163,10 @@ def _named_document(folder: Path) -> Any:
 def _named(folder: Path, document: Any) -> Store:
     """Networks in a zip file, whose names and headers say which they are."""
     files = [one if isinstance(one, dict) else {"name": one} for one in document] if isinstance(document, list) else []
-    with zipfile.ZipFile(folder / "named.zip", "w") as archive:
-        for k, file in enumerate(files):
-            archive.writestr(str(file.get("name", k)), _safetensors(file.get("row")))
+    with warnings.catch_warnings(), zipfile.ZipFile(folder / "named.zip", "w") as archive:
+        warnings.simplefilter("ignore")  # about two files of one name
+        for file in files:
+            archive.writestr(str(file.get("name")) or "-", _safetensors(file.get("row")))
     return _imported(read_folder(folder / "named.zip", "lr{lr}/{id}/step{step}.safetensors"), folder)
 
 
@@ -251,8 +258,7 @@ def _write_deep_align(folder: Path) -> Path:
 
 def _write_matrix(name: str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
-        _matrix(folder, _matrix_document(folder))
-        return folder / "matrix" / name
+        return _write_matrices(folder, _matrix_document(folder)) / name
 
     return write
 
@@ -313,3 +319,172 @@ def test_a_population_with_other_bytes_is_read_or_refused(kind: str, examples: i
     one.read(tmp_path / "source")
     refused = damage_bytes(lambda _: one.read(tmp_path / "source"), path, examples)
     assert all(one.named in told for told in refused), [told for told in refused if one.named not in told][:3]
+
+
+def test_the_text_of_an_architecture_calls_nothing(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store", MLP)
+    document = json.loads((store.folder / "store.json").read_text())
+    for layout in ([], {}):
+        document["architecture"] |= {
+            "factory": "pathlib:Path.touch",
+            "settings": {"self": {"import": "pathlib:Path"}},
+            "layout": layout,
+        }
+        (store.folder / "store.json").write_text(json.dumps(document))
+        with pytest.raises(ValueError, match=r"store\.json' does not describe a store \(its layout names no tensor\)"):
+            Store.open(store.folder)
+
+
+def _trial(settings: dict[str, Any]) -> Callable[[Path], object]:
+    return lambda folder: _trials(folder, {"a": {"params": {**SETTINGS, **settings}, "results": []}})
+
+
+def _layers(**changes: str) -> Callable[[Path], object]:
+    """The small CNN zoo with other values of the layout's first line."""
+
+    def read(folder: Path) -> object:
+        document = _matrix_document(folder)
+        document["layout"][0] |= changes
+        return _matrix(folder, document)
+
+    return read
+
+
+def _deep(content: object) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        with zipfile.ZipFile(folder / "deep.zip", "w") as archive:
+            archive.writestr("0.pth", _torch_bytes(content))
+        return _imported(read_deep_align(folder / "deep.zip"), folder)
+
+    return read
+
+
+def _bomb(method: int) -> Callable[[Path], object]:
+    """A zip file with far more zeros than bytes."""
+
+    def read(folder: Path) -> object:
+        with (
+            zipfile.ZipFile(folder / "bomb.zip", "w", method) as archive,
+            archive.open("0.pth", "w", force_zip64=True) as file,
+        ):
+            file.write(bytes(3 << 20 if method == zipfile.ZIP_DEFLATED else 3 << 10))
+        return _imported(read_folder(folder / "bomb.zip", "{id}.pth"), folder)
+
+    return read
+
+
+def _metrics(content: bytes) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        place = _write_matrices(folder, _matrix_document(folder))
+        (place / "metrics.csv.gz").write_bytes(gzip.compress(content, 1))
+        return _imported(read_small_cnn_zoo(place), folder)
+
+    return read
+
+
+def _hdf5(make: Callable[[Any, Path], object]) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(folder / "n.h5", "w") as file:
+            make(file, folder)
+        return _imported(read_hdf5(folder / "n.h5", architecture=MLP), folder)
+
+    return read
+
+
+def _outside(file: Any, folder: Path) -> None:
+    (folder / "secret").write_bytes(bytes(4 * MLP.size))
+    file.create_dataset("dataset", (1, MLP.size), "f4", external=str(folder / "secret"))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "wide inputs": (_trial({"model::i_dim": 10**12}), "trials.zip/a' cannot be imported: .* many more values"),
+    "wide layers": (_trial({"model::h_dim": [10**9]}), "trials.zip/a' cannot be imported: .* many more values"),
+    "no widths": (_trial({"model::h_dim": None}), "trials.zip/a' cannot be imported: .* cannot be called"),
+    "no inputs": (_trial({"model::i_dim": None, "model::type": "CNN"}), "trials.zip/a/params.json' describes no"),
+    "no trial": (lambda folder: _trials(folder, {"a": None}), "params.json' holds a NoneType"),
+    "no epoch": (
+        lambda folder: _trials(folder, {"a": {"params": SETTINGS, "results": [{"training_iteration": "x"}]}}),
+        "result.json' has a line without",
+    ),
+    "shape of digits": (_layers(shape="(" + "9" * 5000 + ",)"), "layout.csv' is no layout"),
+    "infinite shape": (_layers(shape="1e999"), "layout.csv' is no layout"),
+    "deep shape": (_layers(shape="(" * 3000), "layout.csv' is no layout"),
+    "negative shape": (_layers(shape="(-3, -3, 1, 2)"), "layout.csv' is no layout"),
+    "unknown variable": (_layers(varname="x"), "layout.csv' cannot be imported"),
+    "metrics in another text": (_metrics(b"step,modeldir\n0,\x81\n"), "metrics.csv.gz' is no table"),
+    "metrics of a long cell": (_metrics(b"step\n" + b"1" * (1 << 18)), "metrics.csv.gz' is no table"),
+    "tight metrics": (_metrics(bytes(3 << 20)), "metrics.csv.gz' would become more than"),
+    "repeated values": (_deep({"seq.0.weight": torch.zeros(1).expand(10**9, 4)}), "repeats 4 bytes"),
+    "sparse values": (_deep({"seq.0.weight": torch.zeros(3, 4).to_sparse()}), "0.pth' is torch.sparse_coo"),
+    "scalars": (_deep({"seq.0.weight": torch.ones(()), "seq.0.bias": torch.ones(())}), "0.pth' has the tensors"),
+    "tight zip file": (_bomb(zipfile.ZIP_DEFLATED), "bomb.zip' is damaged .*would become"),
+    "other zip file": (_bomb(zipfile.ZIP_BZIP2), "bomb.zip' is damaged .*another method than deflate"),
+    "long number": (
+        lambda folder: _named(folder, [{"name": "lr1/1/step1.safetensors", "row": {"a": 10**30}}]),
+        "named.zip' cannot be imported: column 'a' has the integer",
+    ),
+    "no values": (_hdf5(lambda file, _: file.create_dataset("dataset", (10**9, MLP.size), "f4", chunks=True)), "n.h5'"),
+    "two of a name": (
+        lambda folder: _named(folder, [{"name": "lr1/1/step1.safetensors", "row": {"a": k}} for k in range(2)]),
+        "named.zip' holds two files 'lr1/1/step1.safetensors'",
+    ),
+    "values elsewhere": (_hdf5(_outside), "in other files than .*n.h5'"),
+    "texts": (_hdf5(lambda file, _: file.create_dataset("dataset", (1, MLP.size), "S3")), "n.h5' says"),
+}
+"""Populations that were read wrongly, or refused without a sentence, and what is said of them."""
+
+
+@LIMITED
+@pytest.mark.parametrize("kind", FAULTS)
+def test_populations_that_claim_too_much_or_make_no_sense(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regauge.checkpoints.packed.SPARE", 1 << 20)
+    read, sentence = FAULTS[kind]
+    refused: list[str] = []
+    with bounded(refused):
+        read(tmp_path)
+    assert refused
+    assert re.search(sentence, refused[0])
+
+
+SHARDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "another kind": (lambda columns: columns["label"].update(kind="text"), "'label' is of no kind that there is"),
+    "no kind": (lambda columns: columns.update(label=3), "'label' is of no kind that there is"),
+    "a text of numbers": (lambda columns: columns["seed"].update(value="3"), "not of kind 'int'"),
+    "a large number": (lambda columns: columns["seed"].update(value=2**64), "not of kind 'int'"),
+    "a missing text": (
+        lambda columns: columns.update(label={"kind": "json", "value": 2, "distinct": []}),
+        "of number 2",
+    ),
+    "missing texts": (lambda columns: columns["label"].update(distinct=["a"]), "has codes of values that are not"),
+    "missing values": (lambda columns: columns.update(new={"kind": "float"}), "has no values of kind 'float'"),
+    "other values": (lambda columns: columns["accuracy"].update(kind="int"), "has no values of kind 'int'"),
+    "no ids": (lambda columns: columns.pop("id"), "'id'"),
+    "ids of texts": (
+        lambda columns: columns.update(id={"kind": "float", "value": 1.0}),
+        "does not say the id and step",
+    ),
+}
+"""Changes of a shard's columns, and what is said of them."""
+
+
+@pytest.mark.parametrize("kind", SHARDS)
+def test_columns_that_are_none(kind: str, tmp_path: Path) -> None:
+    change, sentence = SHARDS[kind]
+    document = _shard_document(tmp_path)
+    change(document["__metadata__"]["columns"])
+    with pytest.raises(ValueError, match=rf"s\.safetensors' cannot be read as a shard: .*{sentence}"):
+        _shard(tmp_path, document)
+
+
+def test_half_a_character_is_no_value_of_a_column(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store", MLP)
+    params = {spec.name: torch.zeros(1, *spec.shape) for spec in MLP.layout}
+    for value in ("\ud800", ["\ud800"], {"\ud800": 1}):
+        with pytest.raises(ValueError, match="column 'a' has a value that is not plain JSON"):
+            store.append(params, [{"id": 0, "step": 0, "a": value}])
+    with pytest.raises(ValueError, match="not plain JSON"):
+        store.append(params, [{"id": 0, "step": 0, "\ud800": 1}])
+    assert not len(store)

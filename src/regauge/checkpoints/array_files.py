@@ -1,5 +1,6 @@
 """Arrays in files: `.npz` as numpy writes it, and `.safetensors`."""
 
+import tokenize
 import warnings
 import zlib
 from pathlib import Path
@@ -18,7 +19,7 @@ from regauge.core.params import Params
 SUFFIXES = (".npz", ".safetensors")
 DAMAGE = (
     *(OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError, AttributeError),
-    *(OverflowError, SyntaxError, MemoryError, RuntimeError, BadZipFile, zlib.error),
+    *(OverflowError, SyntaxError, MemoryError, RuntimeError, BadZipFile, zlib.error, tokenize.TokenError),
 )
 """What numpy raises for files that are damaged."""
 

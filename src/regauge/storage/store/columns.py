@@ -57,7 +57,7 @@ class Column:
 def encode(rows: Sequence[Row]) -> dict[str, Column]:
     """Columns of some rows of plain JSON values, by name."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
+    return {_plain(name, name): _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
 
 
 def describe(column: Column) -> dict[str, Any]:

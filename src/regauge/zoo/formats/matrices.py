@@ -80,11 +80,14 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
     kinds = sorted({str(row.get("config.activation", "relu")) for row in rows})
     if activation is None and len(kinds) > 1:
         raise ValueError(
-            f"the zoo has networks with the activations {kinds}; choose one, they are not one architecture"
+            f"the zoo {str(path)!r} has networks with the activations {kinds}; choose one, they are not one "
+            "architecture"
         )
     activation = kinds[0] if activation is None else activation
     if activation not in kinds or activation not in ACTIVATIONS:
-        raise ValueError(f"there are no networks with the activation {activation!r} that can be run, but {kinds}")
+        raise ValueError(
+            f"{str(path)!r} has no networks with the activation {activation!r} that can be run, but {kinds}"
+        )
     chosen = [k for k, row in enumerate(rows) if row.get("config.activation", "relu") == activation]
     with naming(path / LAYOUT):
         architecture, names = _architecture(variables, activation)

@@ -8,6 +8,7 @@ import shutil
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Tree:
 
     Raises:
         FileNotFoundError: There is neither.
-        ValueError: The file is no zip file.
+        ValueError: The file is no zip file, or holds two files of one name.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,6 +67,9 @@ class Tree:
                     f"{str(self.path)!r} is neither a folder nor a zip file ({error}); unpack it, and give the folder"
                 ) from error
             names = [name for name in self._archive.namelist() if not name.endswith("/")]
+            if len(set(names)) < len(names):
+                ((twice, _),) = Counter(names).most_common(1)
+                raise ValueError(f"{str(self.path)!r} holds two files {twice!r}, of which one would be lost")
         else:
             raise FileNotFoundError(f"there is no folder or zip file {str(self.path)!r}; check the path")
         parts = {name: PurePosixPath(name).parts for name in names}
