@@ -89,7 +89,8 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
             raise ValueError(f"the column {name!r} has no values of kind {kind!r} for each row")
         return
     value: Any = entry["value"]
-    if type(value) is not TYPES[kind] or (kind == "int" and not -(2**63) <= value < 2**63):
+    is_kind: bool = type(value) is TYPES[kind]
+    if not is_kind or (kind == "int" and not -(2**63) <= value < 2**63):
         raise ValueError(f"the column {name!r} has a value that is not of kind {kind!r}")
     if kind == "json" and not 0 <= value < len(distinct):
         raise ValueError(f"the column {name!r} has no distinct value of number {value}")

@@ -69,7 +69,7 @@ class Shard:
             dtypes = {name: dtype_name(place.dtype) for name, place in places.items() if len(place.shape) == 1}
             for name, entry in columns.items():
                 require_described(name, entry, dtypes)
-            if any(columns[name]["kind"] != "int" or f"null/{name}" in places for name in IDENTITY):
+            if count and any(columns[name]["kind"] != "int" or f"null/{name}" in places for name in IDENTITY):
                 raise ValueError(f"it does not say the {' and '.join(IDENTITY)} of each network")
             return cls(path, count, columns, places, metadata["checksum"], start, size)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
