@@ -113,6 +113,7 @@ class Mixture:
         """The relaxed tensor on the way to a vertex, as coefficients of powers of the step size."""
         terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
         powers = [torch.zeros_like(terms[0]) for _ in terms]
+        # sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over the choices of j draws that moved, by powers of t.
         for j, term in enumerate(terms):
             for k in range(m - j + 1):
                 powers[j + k] += (-1) ** k * comb(m - j, k) * term
@@ -253,6 +254,7 @@ class RelaxedUniverse:
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
     """The smallest place in [0, 1] at which a polynomial, given by its coefficients, is largest, and its value."""
+    # On an interval the largest value of a polynomial is at an end or where its derivative vanishes: no line search.
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)
     inner = sorted(float(r.real) for r in roots if abs(r.imag) < 1e-9 and 0 < r.real < 1)

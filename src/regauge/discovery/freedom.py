@@ -1,4 +1,4 @@
-"""What may act on one atom (orders, scales, signs, shifts, matrices, turns of pairs), made consistent with the rest."""
+"""The freedom of one atom (orders, scales, signs, shifts, matrices, turns of pairs), made consistent with the rest."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping

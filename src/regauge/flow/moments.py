@@ -58,14 +58,14 @@ def find_factor(points: Points, space: Manifold, deviation: Float[Tensor, " valu
 
     Raises:
         ValueError: There are more than `MOST` values, whose covariances would fill the memory, or no more networks than
-            values, which say too little about them.
+            values, which do not determine them.
     """
     flat = points[:, space.flat_start :].double()
     size = flat.shape[1]
     if size > MOST or len(flat) <= size:
         raise ValueError(
-            f"{size} values have more covariances than can be kept (of {MOST} at most), or than {len(flat)} networks "
-            "for training tell; choose another prior"
+            f"{size} values have more covariances than can be kept (of {MOST} at most), or than {len(flat)} training "
+            "networks determine; choose another prior"
         )
     unit = deviation[space.flat_start :]
     standard = (flat - flat.mean(0)) / unit

@@ -1,4 +1,4 @@
-"""Which values of networks mean the same as those of networks with other numbers of units."""
+"""Correspondence of the values of networks with those of networks with other numbers of units."""
 
 from collections.abc import Sequence
 

@@ -67,7 +67,7 @@ class Autoencoder:
 
     @property
     def architecture(self) -> Architecture | None:
-        """Of the networks, if they came from a store."""
+        """The architecture of the networks, if they came from a store."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 

@@ -1,4 +1,4 @@
-"""What the networks compute at fixed inputs: targets that need no labels, and teach a net to read functions."""
+"""Outputs of networks at fixed inputs: targets that need no labels, and teach a net to read functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What is predicted about networks: numbers, fractions or classes."""
+"""Targets of predictors: numbers, fractions or classes."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the activations of two networks say about a symmetry, as tensors for coordinate ascent."""
+"""Activations of two networks as tensors on which a symmetry acts, for coordinate ascent."""
 
 import copy
 import math

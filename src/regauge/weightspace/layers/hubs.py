@@ -1,4 +1,4 @@
-"""Where the tensors of a network meet: over the units, and the combinations of units, that they have in common."""
+"""Hubs, at which tensors of a network exchange features: the units, and combinations of units, that they share."""
 
 from dataclasses import dataclass
 from functools import lru_cache
