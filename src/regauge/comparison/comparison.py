@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """For each layer the share that is explained before and after, its tensors weighted by what they have."""
+        """The share of each layer that is explained before and after alignment, as a weighted mean over its tensors."""
         result: dict[str, list[TensorShare]] = {}
         for share in self.shares:
             if share.after is not None:

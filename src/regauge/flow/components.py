@@ -126,7 +126,7 @@ class Components(Manifold):
 
 
 def find_classes(space: Space) -> list[Tensor]:
-    """For each tensor its coordinates, `[classes, members]`: permutations exchange the members of a class.
+    """The coordinates of each tensor, `[classes, members]`: permutations exchange the members of a class.
 
     Members in the same place of two classes belong to the same units. A tensor whose classes are of several sizes, or
     are more than `MOST`, has each coordinate as a class of its own, or all as members of one.

@@ -220,7 +220,7 @@ class Block(nn.Module):
 
 
 def find_tokens(space: Space) -> list[Int[Tensor, "units values"]]:
-    """For each permuted group the coordinates that each of its units has a part in; those of no unit come last."""
+    """The coordinates in which each unit of each permuted group has a part; those of no unit come last."""
     place = torch.argsort(space.order)
     starts = torch.tensor([0, *(torch.Size(space.symmetry.shapes[name]).numel() for name in space.names)]).cumsum(0)
     numbers = {

@@ -123,7 +123,7 @@ class Autoencoder:
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """For each network those of another population whose functions resemble its own: nearest latents first.
+        """The networks of another population whose functions resemble each network's own: nearest latents first.
 
         Returns:
             Their numbers and distances, `[networks, count]` both; fewer where the population is smaller.

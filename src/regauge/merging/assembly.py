@@ -102,7 +102,7 @@ class Assembly:
         return largest
 
     def _work(self, part: Part) -> torch.dtype:
-        """In what sums are taken: float32 where all is in half precision, else float64."""
+        """The dtype of sums: float32 where all is in half precision, else float64."""
         stored = [self.networks[k].stored[name].dtype for k, name in part.sources]
         return torch.float32 if max(one.itemsize for one in (*stored, part.spec.dtype)) < 4 else torch.float64
 

@@ -173,7 +173,7 @@ class Blend:
         return find_depths(self._like)
 
     def _work_dtype(self, name: str) -> torch.dtype:
-        """In what sums are taken: in float32 where all is in half precision, else in float64."""
+        """The dtype of sums: float32 where all is in half precision, else float64."""
         widest = max(_dtype_of(network, name).itemsize for network in self._all)
         return torch.float32 if widest < 4 else torch.float64
 

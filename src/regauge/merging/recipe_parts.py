@@ -1,4 +1,4 @@
-"""From a recipe to the parts of its result: for every tensor the tensors that it is made of, the rule, the numbers."""
+"""The parts of a recipe's result: for every tensor its sources, the rule and its numbers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

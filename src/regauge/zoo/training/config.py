@@ -107,7 +107,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Discard:
-    """At some step the networks that do badly are given up: they are handed out then, marked in their rows.
+    """A rule that gives up the networks that do badly at some step: they are handed out then, marked in their rows.
 
     Attributes:
         step: The number of steps after which that is.
