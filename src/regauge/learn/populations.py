@@ -65,7 +65,7 @@ def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | 
 
 
 def spread(indices: Indices, count: int) -> Indices:
-    """At most so many of them, evenly spread."""
+    """Select at most `count` indices, evenly spread."""
     return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)]
 
 
