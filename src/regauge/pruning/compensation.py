@@ -148,7 +148,7 @@ class _State:
     def costs(self, copy: int) -> Float[Tensor, " units"]:
         """The further error of removing each unit."""
         # 1 / (M^-1)_ii is the variance that the other units leave of unit i: the error of the best linear substitute,
-        # counted by the weights that read it (as in optimal brain surgery, Hassibi and Stork 1993).
+        # counted by the weights that read it (as for the optimal brain surgeon, Hassibi and Stork 1993).
         return self.weights[copy].diagonal() / self.inverse[copy].diagonal()[:-1].clamp_min(1e-300)
 
     def plain(self, copy: int, removed: Bool[Tensor, " units"]) -> Float[Tensor, " units"]:
