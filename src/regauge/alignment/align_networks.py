@@ -35,7 +35,7 @@ SINGLE = "give a list of single networks, not populations"
 
 
 class Setting(TypedDict, total=False):
-    """How networks are aligned; see `align`."""
+    """Keywords of `align` for networks in memory and in files."""
 
     method: Method | None
     task: Task | None
@@ -43,7 +43,7 @@ class Setting(TypedDict, total=False):
 
 
 class FileSetting(Setting, total=False):
-    """Keywords of `align` for networks in files."""
+    """Keywords of `align`, and those for networks in files alone."""
 
     out: Output | str | Path | None
     memory: int | str | MemoryLimit | None
