@@ -40,7 +40,7 @@ class Config(Design, Training):
     """Settings of a flow and of its training.
 
     Attributes:
-        times: How times are drawn.
+        times: The distribution of times in training.
         balance: How much a tensor counts in the loss, or where there are any in the principal components: the number of
             its values to this power. 1: all values alike; 0: all tensors alike. Components count by their deviations.
         is_standardized: Whether errors count in units of what they would be without the net; else as they are.
@@ -82,7 +82,7 @@ def fit(
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
             once, and their points are kept in memory.
-        symmetry: Of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         indices: Numbers of the networks to use, or a mask; those that are not finite are left out.
