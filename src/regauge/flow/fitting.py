@@ -217,7 +217,7 @@ class _Fitting:
 
     @property
     def weights(self) -> Tensor:
-        """How much each coordinate counts; together one."""
+        """The weight of each coordinate in the loss; the weights sum to one."""
         space = self.space
         share = space.sizes if isinstance(space, Components) else count_share(space, self.config.balance)
         return share / share.sum()

@@ -1,4 +1,4 @@
-"""How predictors are trained: one function from networks and targets to a predictor."""
+"""Training of predictors: one function from networks and targets to a predictor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
