@@ -79,7 +79,7 @@ def train(
         loss: From a batch and a source of chance to the mean loss.
         validate: Evaluates the net, which is in evaluation mode.
         config: Settings.
-        seed: Of all chance in `loss`.
+        seed: The seed of all chance in `loss`.
         state: A `.safetensors` file in which the training is kept while it runs. If it exists, it is continued.
         continues: Whether it is; else it is replaced once this training has a state.
         inputs: Everything that the training depends on, as JSON; a state of others is refused.

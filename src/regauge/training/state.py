@@ -36,7 +36,7 @@ class StateFile:
 
         Args:
             program: The tensors of the program.
-            losses: Of the steps that are done.
+            losses: The losses of the steps that are done.
             settings: Everything that the descent depends on, in words.
         """
         if time.monotonic() - self._saved < SECONDS:
