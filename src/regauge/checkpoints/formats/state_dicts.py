@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.formats.entries import choose_network
+from regauge.checkpoints.formats.headers import OpenedFile
 from regauge.checkpoints.formats.quantized import refusal
 from regauge.core.movable import VALUES
 from regauge.core.params import Params
@@ -121,6 +122,11 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
             kind = "on the meta device" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout}"
             raise ValueError(f"{str(name)!r} in {label!r} is {kind}; save it as a dense tensor with its values")
     return {str(name): tensor.detach() for name, tensor in content.items()}
+
+
+def open_torch_file(file: Path, entry: str | None) -> OpenedFile:
+    """Read a torch file as a whole, or one of the networks in it."""
+    return OpenedFile.of(file, load_torch_file(file, entry))
 
 
 def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
