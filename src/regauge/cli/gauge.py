@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import FileJob
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.writing import path_beside, save_text
 from regauge.cli.audit import write_mappings
@@ -78,8 +78,8 @@ def run(options: Gauge) -> None:
         if options.untie:
             if job.out is not None and job.out.suffix:
                 raise UsageError("--untie changes config.json, so that the output must be a folder")
-            name, source, files = stack.enter_context(untie(name, job.source))
-            job = replace(job, checkpoints=(source,), files={**job.files, **files})
+            name, source = stack.enter_context(untie(name, job.source))
+            job = replace(job, checkpoints=(source,))
         found, kwargs, is_held = _read(options, name, job)
         if is_held:
             require_finite(found.checkpoints[0].params, job.source.label, found.symmetry.structure)

@@ -19,7 +19,7 @@ CONFIG, TIED = "config.json", "tie_word_embeddings"
 
 
 @contextmanager
-def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint, dict[str, bytes]]]:
+def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
     """Untie the model of a folder, for as long as the context lasts.
 
     Args:
@@ -27,8 +27,8 @@ def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Check
         checkpoint: Its checkpoint.
 
     Yields:
-        A temporary folder with the configuration of the model without ties, the checkpoint with a second copy of what
-        was tied, and the files of the folder that change.
+        A temporary folder with the configuration of the model without ties, and the checkpoint with a second copy of
+        what was tied.
 
     Raises:
         ValueError: It is no folder with config.json, nothing in it is tied, or it stays so.
@@ -49,7 +49,7 @@ def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Check
         if left == tied:
             raise ValueError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
         copied = _with_copies(checkpoint, [names for names in tied if names not in left])
-        yield place, copied, {CONFIG: text.encode()}
+        yield place, copied.replacing({CONFIG: text.encode()})
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:
