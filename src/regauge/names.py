@@ -1,4 +1,4 @@
-"""Public names of a package, listed once: in the stub beside it, which type checkers read too; and the version."""
+"""Public names of a package, listed once: in the stub next to it, which type checkers read too; and the version."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -20,7 +20,7 @@ def attach(
 
     Args:
         package: The `__name__` of the package.
-        file: Its `__file__`; the stub is the `.pyi` file beside it.
+        file: Its `__file__`; the stub is the `.pyi` file next to it.
         moved: Names of earlier versions, which still work and are not listed, and where they are now:
             `package` or `package:name`.
     """
