@@ -10,7 +10,7 @@ from regauge.hub.layer_stack import LAYER
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""
 Numbers: TypeAlias = Number | tuple[Number, ...]
-"""The same for all networks, or one for each."""
+"""One number or setting for all networks, or one for each."""
 
 
 @dataclass(frozen=True, repr=False)
