@@ -6,8 +6,9 @@ import torch
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.config_options import settings_of
 from regauge.cli.learn_options import LearnMatching
-from regauge.cli.learn_settings import networks_of, run_of, training_of
+from regauge.cli.learn_settings import networks_of, run_of
 from regauge.cli.models import load_module
 from regauge.cli.options import Matching, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
@@ -59,19 +60,7 @@ def tasks_of(options: LearnMatching, collection: Collection) -> list[Task]:
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
     """The settings that were typed."""
     layer = ws.Propagation(channels=2) if options.layer == "propagation" else ws.LAYERS[options.layer]()
-    return learn.MatchingConfig(
-        layer=layer,
-        width=options.width,
-        depth=options.depth,
-        vectors=options.vectors,
-        probes=options.probes,
-        supervised=options.supervised,
-        line=options.line,
-        line_by=options.line_by,
-        distance=options.distance,
-        checked=options.checked,
-        **training_of(options.training),
-    )
+    return learn.MatchingConfig(layer=layer, **settings_of(options, learn.MatchingConfig))
 
 
 def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
