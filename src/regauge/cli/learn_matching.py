@@ -28,7 +28,7 @@ def matching(options: LearnMatching) -> None:
     with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
         with show_status("reading the stores"):
             collection, chosen = networks_of(options)
-            tasks = tasks_of(options, collection)
+            tasks = tasks_of(options, collection, needs_data=config.probes > 0)
         with show_progress() as progress:
             made = learn.fit_matching(
                 collection,
@@ -36,7 +36,7 @@ def matching(options: LearnMatching) -> None:
                 task=tasks or None,
                 **run_of(options, chosen, place),
                 pair_by=options.pair_by or None,
-                inputs=next(iter(tasks[0].batches))[0] if options.probes and tasks else None,
+                inputs=next(iter(tasks[0].batches))[0] if config.probes else None,
                 progress=progress,
             )
         made.save(place.path, overwrite=place.overwrite)
@@ -45,10 +45,10 @@ def matching(options: LearnMatching) -> None:
     tell_written(options.output)
 
 
-def tasks_of(options: LearnMatching, collection: Collection) -> list[Task]:
+def tasks_of(options: LearnMatching, collection: Collection, *, needs_data: bool) -> list[Task]:
     """The data on the modules of each layout; none without data."""
     if not options.data:
-        if options.probes:
+        if needs_data:
             raise UsageError("--probes begin as inputs of the data: give --data")
         return []
     batches = load_batches(options.data, options.examples)

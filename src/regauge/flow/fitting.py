@@ -55,7 +55,7 @@ def fit(
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
             once, and their points are kept in memory.
-        symmetry: Of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         indices: Numbers of the networks to use, or a mask; those that are not finite are left out.
@@ -217,7 +217,7 @@ class _Fitting:
 
     @property
     def weights(self) -> Tensor:
-        """How much each coordinate counts; together one."""
+        """The weight of each coordinate in the loss; the weights sum to one."""
         space = self.space
         share = space.sizes if isinstance(space, Components) else count_share(space, self.config.balance)
         return share / share.sum()

@@ -20,7 +20,7 @@ Head = Literal["keep", "direction", "unit"]
 
 @dataclass(frozen=True)
 class Representation:
-    """How networks become points.
+    """A representation of networks as points.
 
     Attributes:
         scales: sphere: the incoming weights of each unit whose scale is a symmetry get norm one, which changes no
@@ -68,10 +68,10 @@ class Design:
     """The parts of a flow.
 
     Attributes:
-        representation: How networks become points.
-        prior: Where the flow begins.
-        coupling: Which start belongs to which end in training.
-        net: What learns the velocity.
+        representation: The representation of networks as points.
+        prior: The distribution in which the flow begins.
+        coupling: The coupling of starts and ends in training.
+        net: The net that learns the velocity.
         predicts: Output of the net: the velocity, or the end of the path (x1-prediction), from which the velocity is
             `log_x(end) / (1 - t)`.
         has_gaussian: Whether the net's output is added to the velocity between normal distributions of all values,
@@ -114,7 +114,7 @@ class FlowConfig(Design, NetTrainingConfig):
     """Settings of a flow and of its training.
 
     Attributes:
-        times: How times are drawn.
+        times: The distribution of times in training.
         balance: Weight of a tensor in the loss: the number of its values to this power, from 0 (all tensors alike) to 1
             (all values alike). Principal components count by their deviations.
         is_standardized: Whether errors count in units of what they would be without the net; else as they are.

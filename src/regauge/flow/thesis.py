@@ -2,10 +2,9 @@
 
 from typing import Any, Literal
 
-from regauge.flow.flow_config import FlowConfig
+from regauge.flow.flow_config import FlowConfig, Representation
 from regauge.flow.nets import Metanetwork
 from regauge.flow.priors import PlainGaussian
-from regauge.flow.flow_config import Representation
 from regauge.flow.times import BetaTime
 from regauge.training.schedules import Constant
 from regauge.weightspace.layers import RelationalAttention
@@ -16,7 +15,7 @@ Kind = Literal["euclidean", "geometric"]
 def thesis_config(
     kind: Kind = "euclidean", *, head: str | None = None, head_bias: str | None = None, **changes: Any
 ) -> FlowConfig:
-    """How the thesis fitted its flows: predicted ends, early times, plain losses, and a prior of deviation 0.1.
+    """The settings of the thesis: predicted ends, early times, plain losses, and a prior of deviation 0.1.
 
     To sample as it did, say `flow.sample(..., solver="thesis")`.
 

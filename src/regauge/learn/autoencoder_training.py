@@ -1,4 +1,4 @@
-"""How canonicalizing autoencoders are trained: the settings, and one function from networks to an autoencoder."""
+"""Training of canonicalizing autoencoders: the settings, and one function from networks to an autoencoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def fit_autoencoder(
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
             Networks of a store that are not finite are left out.
-        symmetry: Of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         module: Runs the networks; that of the store unless given.

@@ -1,4 +1,4 @@
-"""How matchers are trained: the settings, and one function from a population to a method."""
+"""Training of matchers: the settings, and one function from a population to a method."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def fit_matching(
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
             architecture with any numbers of units.
-        symmetry: Of the networks, or of each store and population; those of the stores unless given.
+        symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
         config: Settings; `seconds` limits the training alone.
         task: Model, data and loss, for the loss on the line and for the validation; for networks of several widths one
             for each layout.
