@@ -63,6 +63,7 @@ BEFORE_PARSING = (
     "cli/__init__.py",
     "cli/main.py",
     "cli/options.py",
+    "cli/config_options.py",
     "cli/zoo_options.py",
     "cli/commands.py",
     "cli/compare_options.py",
@@ -72,6 +73,13 @@ BEFORE_PARSING = (
     "cli/gauge_options.py",
     "cli/prune_options.py",
     "cli/learn_options.py",
+    "learn/__init__.py",
+    "learn/learn_configs.py",
+    "flow/__init__.py",
+    "flow/flow_config.py",
+    "training/__init__.py",
+    "training/training_configs.py",
+    "training/schedules.py",
 )
 """What `regauge --help` imports."""
 
@@ -187,6 +195,11 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.alignment.table",
                 "regauge.merging.table",
                 "regauge.cli.main",
+                "regauge.cli.config_options",
+                "regauge.learn.learn_configs",
+                "regauge.flow.flow_config",
+                "regauge.training.training_configs",
+                "regauge.training.schedules",
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
                 "regauge.cli.commands",

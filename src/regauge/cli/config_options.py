@@ -28,13 +28,19 @@ def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T
     helps = {name: " ".join(text.split()) for kind in kinds for name, text in ENTRY.findall(kind.__doc__ or "")}
     defaults = {field.name: field.default for field in fields(config)}
 
+    def as_option(mention: re.Match[str]) -> str:
+        """Settings that a text mentions are options."""
+        return f"--{mention[1].replace('_', '-')}" if mention[1] in defaults else mention[0]
+
     def declare(options: type[T]) -> type[T]:
         own, taken = dict(get_annotations(options)), dict(getattr(options, "SETTINGS", {}))
         for option, _, setting in (name.partition("=") for name in names.split()):
             setting = setting or option
             is_on = defaults[setting] is True
             kind = Literal["yes", "no"] if is_on else hints[setting]
-            own[option] = Annotated[kind, arg(help=helps[setting], metavar=metavars.get(option))]
+            own[option] = Annotated[
+                kind, arg(help=re.sub(r"`(\w+)`", as_option, helps[setting]), metavar=metavars.get(option))
+            ]
             setattr(options, option, "yes" if is_on else defaults[setting])
             taken[option] = setting
         options.__annotations__, options.SETTINGS = own, taken  # type: ignore[attr-defined]

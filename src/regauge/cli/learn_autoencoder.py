@@ -217,7 +217,7 @@ def results_of(
         "version": VERSION,
         "store": ", ".join(str(folder) for folder in options.stores),
         "parts": list(net_of(made).parts),
-        "latent": made.latent_size,
+        "latent": config_of(options).latent,
         "loss": "divergence" if options.loss == "distillation" else "squared error",
         "parameters": {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()},
         **made.about,
