@@ -5,7 +5,6 @@ from .fitting import divide as divide
 from .fitting import fit as fit
 from .flow import Flow as Flow
 from .flow_config import FlowConfig as FlowConfig
-from .flow_config import Representation as Representation
 from .guiding import BatchLoss as BatchLoss
 from .judgement import Judgement as Judgement
 from .judgement import Score as Score
@@ -19,6 +18,7 @@ from .priors import FullGaussian as FullGaussian
 from .priors import MatchedGaussian as MatchedGaussian
 from .priors import PlainGaussian as PlainGaussian
 from .priors import UniformSphere as UniformSphere
+from .representation import Representation as Representation
 from .sampling import Guidance as Guidance
 from .space import Space as Space
 from .thesis import thesis_config as thesis_config

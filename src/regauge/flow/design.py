@@ -8,11 +8,12 @@ import torch
 
 from regauge.core.typed_json import require_fields
 from regauge.flow.couplings import Coupling
-from regauge.flow.flow_config import Design, Representation
+from regauge.flow.flow_config import Design
 from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments
 from regauge.flow.nets import NETS, Clock, Metanetwork
 from regauge.flow.priors import PRIORS, Prior
+from regauge.flow.representation import Representation
 from regauge.flow.velocity import Velocity
 from regauge.weightspace.files import made_of, named
 from regauge.weightspace.layers import LAYERS

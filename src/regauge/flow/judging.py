@@ -13,10 +13,10 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls
-from regauge.flow.flow_config import Representation
 from regauge.flow.judgement import Bins, Judgement, Score
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import NEAR, NEARER, count_near, nearest, spread
+from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
 BINS = 15

@@ -17,9 +17,9 @@ from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls
-from regauge.flow.flow_config import Representation
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import nearest, spread
+from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows import studies
