@@ -24,8 +24,9 @@ from regauge.flow.priors import FullGaussian, Prior
 from regauge.flow.space import Space
 from regauge.flow.times import Times, UniformTime
 from regauge.flow.velocity import Velocity
+from regauge.learn.course import Validation
 from regauge.learn.populations import describe_run, digest, find_usable, kept_unless, read_blocks, split_networks
-from regauge.learn.training import Training, Validation, train
+from regauge.learn.training import Training, train
 from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store

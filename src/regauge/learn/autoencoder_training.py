@@ -17,6 +17,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.learn.autoencoder import Autoencoder
 from regauge.learn.changes import Change, change_values, move_inputs
+from regauge.learn.course import Trained, Validation
 from regauge.learn.function_losses import FunctionLoss, SquaredError
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.objective import Objective
@@ -34,7 +35,7 @@ from regauge.learn.populations import (
     spread,
     to_net,
 )
-from regauge.learn.training import Trained, Training, Validation, train
+from regauge.learn.training import Training, train
 from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store

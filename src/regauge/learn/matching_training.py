@@ -21,6 +21,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch as Examples
 from regauge.core.task import Task, arguments
 from regauge.learn.changes import Change, Dropout, Noise, Pruning, change_values
+from regauge.learn.course import Trained, Validation
 from regauge.learn.learned_matching import LearnedMatching
 from regauge.learn.matching_losses import Copies, LineKind, Losses, Siamese, Weights, batches_of
 from regauge.learn.partners import Partners
@@ -37,7 +38,7 @@ from regauge.learn.populations import (
     to_net,
 )
 from regauge.learn.soft_matching import relative_distances
-from regauge.learn.training import Trained, Training, Validation, train
+from regauge.learn.training import Training, train
 from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.training.settings import derive_seed

@@ -17,6 +17,7 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.task import arguments
 from regauge.learn.changes import change_values, move_inputs
+from regauge.learn.course import Trained, Validation
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
 from regauge.learn.populations import Indices, Parts, modules_of, read_blocks, spread, to_net
@@ -24,7 +25,6 @@ from regauge.learn.predictor import CONSTANT, NET, Predictor
 from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
-from regauge.learn.training import Trained, Validation
 from regauge.storage.collection import Collection
 from regauge.storage.loader import Batch, Loader
 from regauge.training.settings import derive_seed

@@ -10,16 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.arguments import check_arguments
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
+from regauge.learn.course import Trained
 from regauge.learn.populations import arrays_of, digest, kept_unless, split_networks, values_of
 from regauge.learn.predictor import Predictor
 from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.predictor_fitting import Fitting
 from regauge.learn.targets import Target
-from regauge.learn.training import Trained, train
-from regauge.learn.training_state import read_inputs
+from regauge.learn.training import train
 from regauge.storage.collection import Collection, Kept, Networks
 
 
@@ -98,8 +99,8 @@ TINY = 1e-3
 def _train_stages(fitting: Fitting, state: Path | None, known: Mapping[str, Any], progress: Progress) -> Trained:
     """Train one part of the net after the other; of an interrupted training, the parts that are left."""
     config, before = fitting.config, []
-    if state is not None and state.exists() and len(fitting.stages) > 1:
-        before = read_inputs(state).get("before", [])
+    if state is not None and len(fitting.stages) > 1:
+        before = StateFile(state).read_inputs().get("before", [])
     stages = list(enumerate(fitting.stages))[len(before) :]
     for number, stage in stages:
         is_last, spent = number == len(fitting.stages) - 1, sum(part["history"][-1]["seconds"] for part in before)
