@@ -227,19 +227,6 @@ def test_merging_imports_no_applications(command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_public_names_stay_what_they_are() -> None:
-    """Importing subpackages replaces no public name."""
-    code = (
-        "import regauge.alignment, regauge.discovery, regauge.merging, regauge as rg\n"
-        "for package in (rg, rg.alignment, rg.bayes, rg.inr, rg.merging, rg.checkpoints, rg.storage, rg.zoo):\n"
-        "    for name in package.__all__:\n        getattr(package, name)\n"
-        "    assert dir(package) == sorted(package.__all__)\n"
-        "assert callable(rg.align) and callable(rg.discover)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_tests_import_from_no_other_tests() -> None:
     """What several test files share lies in files of its own, such as `symmetries.py` and `models.py`."""
     files = sorted(Path(__file__).parent.glob("*.py"))

@@ -1,7 +1,10 @@
 """The contract: public names, where they are, and the order of their arguments."""
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,10 @@ FIELDS = {
     rg.Task: "module batches",
     rg.connect.Curve: "barrier auc table",
 }
+SOURCE = Path(rg.__file__).parent
+PRIVATE = {"core", "relaxed", "report", "cli", "papers"}
+"""Packages whose names are for the library itself."""
+FRONT_DOORS = sorted(path.parent for path in SOURCE.glob("*/__init__.pyi"))
 METHODS = (rg.alignment.Method, rg.gauging.GaugeMethod)
 """Kinds of methods, all of which stand at the front door."""
 
@@ -80,14 +87,46 @@ def test_wrong_names_get_a_suggestion() -> None:
         rg.zoo.zzzz  # noqa: B018
 
 
-def test_every_name_is_what_its_stub_says() -> None:
-    """Type checkers read the stubs, and python follows them: no line is left out by either."""
-    for package in (rg, rg.bayes, rg.inr, rg.merging, rg.checkpoints, rg.storage, rg.zoo):
-        assert package.__file__ is not None
-        lines = Path(package.__file__).with_suffix(".pyi").read_text().splitlines()
+def test_every_package_has_the_same_kind_of_front_door() -> None:
+    """A stub, which type checkers read and python follows: no line is left out by either."""
+    assert {path.parent.name for path in SOURCE.glob("*/__init__.py")} - PRIVATE == {one.name for one in FRONT_DOORS}
+    for folder in (SOURCE, *FRONT_DOORS):
+        package = import_module(".".join(folder.relative_to(SOURCE.parent).parts))
+        lines = (folder / "__init__.pyi").read_text(encoding="utf-8").splitlines()
         imports = [line.split() for line in lines if line.startswith("from ")]
         assert all(line[-1] == line[-3] and line[-2] == "as" for line in imports)
-        assert dir(package) == sorted(line[-1] for line in imports)
+        assert dir(package) == sorted(package.__all__) == sorted(line[-1] for line in imports)
+
+
+def test_importing_modules_replaces_no_public_name() -> None:
+    """`regauge.connect.line` is the function, whatever was imported before, although its file has the same name."""
+    code = (
+        "import sys\n"
+        "from importlib import import_module\n"
+        f"packages = ['regauge', *{[f'regauge.{one.name}' for one in FRONT_DOORS]}]\n"
+        "doors = [import_module(name) for name in packages]\n"
+        "heavy = {'torch', 'numpy', 'scipy'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+        "wanted = [(door, name, getattr(door, name)) for door in doors for name in door.__all__]\n"
+        "for door in doors[1:]:\n"
+        "    for name in door.__all__:\n"
+        "        try:\n            import_module(f'{door.__name__}.{name}')\n"
+        "        except ModuleNotFoundError:\n            pass\n"
+        "for door, name, found in wanted:\n"
+        "    assert getattr(door, name) is found, (door, name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_with_the_name_of_its_function_does_not_hide_it() -> None:
+    code = (
+        "import regauge.connect.line, regauge.nets.mlp, regauge.canonical.canonicalize, regauge as rg\n"
+        "from regauge.nets import mlp\n"
+        "assert all(map(callable, (rg.line, rg.connect.line, mlp, rg.canonical.canonicalize)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_public_function_checks_its_arguments() -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from regauge.canonical import Manifold
 from regauge.connect.repair import Repairer
-from regauge.core.interpolation import combine, interpolate
+from regauge.core.interpolation import combine as combine  # Public here, next to the paths.
+from regauge.core.interpolation import interpolate as interpolate
 from regauge.core.params import Params, equal_names
 
 Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]

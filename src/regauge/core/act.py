@@ -208,7 +208,7 @@ def _only_reorders(site: Site, element: Element, shape: tuple[int, ...]) -> bool
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """Where the index of a base is read from: the same axis if it is there, another axis if not."""
+    """The axis from which the index of a base is read (None for the placement's own axis), and the index itself."""
     found: dict[int, Tensor] = {}
     for other in base.placements:
         if other.parameter == parameter:
@@ -263,7 +263,7 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add to what the axes of a site have, or multiply it."""
+    """Add values to the total of a site's axes, or multiply the total by them."""
     axes = site.axes
     if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order
         known = into.get(axes)
@@ -298,6 +298,7 @@ def _gather(
 ) -> Shaped[Tensor, "*shape"]:
     """Move entries; a displacement is along the last of its axes."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
+    # Axis by axis moves outer axes before nested ones, but does not order nested axes that depend on one another.
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
     is_by_rows = lead == batch == 1 and not depends and any(_is_long(shape, axes[-1]) for axes in displacements)
     if is_chained or not (batch == 0 or tensor.numel() > FLAT_LIMIT or is_by_rows):
@@ -305,7 +306,8 @@ def _gather(
         source = tensor.reshape(*tensor.shape[:lead], numel)
         index = flat.reshape(*flat.shape[: flat.ndim - len(shape)], *([1] * (lead - batch)), numel)
         return source.gather(-1, index.to(tensor.device).expand(source.shape)).reshape(tensor.shape)
-    # One axis at a time, without a full-size index; outer groups before nested ones.
+    # One axis at a time, without a full-size index; outer groups before nested ones: the displacement of a nested
+    # group is indexed by the destination on the outer axis, and moving that axis later would turn it into the source.
     for axes in sorted(displacements, key=len):
         axis = axes[-1]
         if any(other != axes and other[-1] == axis and len(other) > len(axes) for other in displacements):
@@ -373,7 +375,7 @@ def _mix(site: Site, value: Value, tensor: Tensor, batch: int, lead: int) -> Ten
         return value.product.times(tensor.to(work), axis).to(tensor.dtype)
     matrix, order = value.matrix, site.by_copies.flatten().to(tensor.device)
     if site.placement.is_inverse and site.group.matrix != "orthogonal":
-        matrix = torch.linalg.inv(matrix).mT
+        matrix = torch.linalg.inv(matrix).mT  # <A^-T v, A w> = <v, w>; an orthogonal matrix is its inverse transpose.
     if site.bases:  # The matrix of each copy, [*batch, *other axes, copies or 1, n, n].
         first = site.units.argsort(stable=True).reshape(n, -1)[0]
         index = [i[first] if a is None else i for (a, _), i in zip(site.bases, site.base_index, strict=True)]

@@ -96,6 +96,7 @@ def assign_many(
     start = profits.new_zeros(count, n) if potentials is None else potentials.to(profits)
     reduced = torch.neg(profits) if potentials is None else torch.neg(profits).sub_(start.unsqueeze(1))
     reduced -= reduced.amin(2, keepdim=True)
+    # Weak duality: with nonnegative reduced costs no permutation beats the current one by more than the sum over it.
     there = columns.to(profits.device).unsqueeze(2)
     gap = reduced.gather(2, there).squeeze(2).sum(1, dtype=torch.float64).cpu()
     open_ = (gap > (0.0 if slack is None else slack)).nonzero().flatten()
@@ -122,6 +123,8 @@ def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor)
     """Column potentials that (nearly) certify the optimum: a few rounds of shortest paths from `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
+    # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps
+    # all reduced costs nonnegative; repeated, that is Bellman and Ford's search in the residual graph.
     for _ in range(POTENTIAL_ROUNDS):
         torch.sub(profits, (chosen + v.gather(1, columns)).unsqueeze(2), out=buffer)
         v = buffer.amax(1).neg_()

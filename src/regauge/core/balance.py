@@ -37,7 +37,7 @@ Buffers = Literal["move", "keep"]
 
 @dataclass(frozen=True)
 class Balance:
-    """What balances a network, or each of a population.
+    """Scales and matrices that balance a network, or each network of a population.
 
     Attributes:
         element: Scales and symmetric matrices; the identity elsewhere.
@@ -245,6 +245,8 @@ def _extrapolate(visited: Sequence[tuple[Logs, Logs]]) -> Logs:
     moves = np.diff(steps, axis=1)
     gram = moves @ moves.swapaxes(1, 2)
     trace = np.trace(gram, axis1=1, axis2=2)[:, None, None]
+    # Anderson's acceleration with differences: weights that sum to one need no constraint, since the minimum of
+    # |s - sum_k m_k (s_k+1 - s_k)|^2 over any m is the least norm of an affine combination of steps.
     ridge = np.where(trace > 0, 1e-12 * trace, 1.0) * np.eye(gram.shape[-1])
     # Not by least squares of LAPACK, whose last bits depend on where its workspace lies in memory.
     mix = np.linalg.solve(gram + ridge, moves @ steps[:, -1, :, None])

@@ -89,7 +89,7 @@ class Closest:
 
 
 def character(placement: Placement) -> Character:
-    """How the signs of a group act at a placement."""
+    """The character of a group's signs and parities at a placement."""
     return (*(e % 2 for e in placement.sign), *placement.parity)
 
 
@@ -139,6 +139,8 @@ def closest(
     if not group.is_permuted:
         return Closest(*_signs_and_shifts(group, cost))
     n = group.size
+    # Each pair of units has signs and shifts of its own, so they can be maximized pair by pair before the assignment:
+    # the maximum over orders and signs together is the best order for these maxima.
     solved = assign_many(
         profits(group, cost).reshape(-1, n, n),
         None if potentials is None else potentials.reshape(-1, n),
@@ -169,6 +171,7 @@ def _procrustes(group: Group, c: Float64[Tensor, "*lead n n"]) -> Closest:
             "from are not finite, or overflowed"
         )
     if group.keeps_ones:
+        # Every rotation that keeps the ones is 1 1^T / n + H^T R H, so <g, C> is a constant plus <R, H C H^T>.
         basis = zero_sum_basis(group.size).to(c)
         matrix = keeping_ones(_nearest_rotation(basis @ c @ basis.mT))
     else:
@@ -263,6 +266,8 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
                     others = sum(s.amounts[o] * steps[o] for o in range(group.shifts) if o != f and s.amounts[o])
                     slope = slope + (s.amounts[f] / curvature) * (difference - s.count * others)
             assert isinstance(slope, Tensor)
+            # In one family the objective is a parabola with its top at `slope`; the best whole number with parity p
+            # is the nearest one, p + 2 round((slope - p) / 2).
             steps[f] = slope.sub(parity[f]).mul_(0.5).round_().mul_(2).add_(parity[f])
     for s, difference in places:
         moved = sum(amount * steps[f] for f, amount in enumerate(s.amounts) if amount)
@@ -292,7 +297,7 @@ def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
 
 
 def unit_signs(key: Character, value: Value) -> Tensor | None:
-    """What a character multiplies each unit by, `[..., n]`; None for one."""
+    """The factor of a character for each unit, `[..., n]`; None where it is one everywhere."""
     signs = 0 if value.sign is None else value.sign.shape[-2]
     factor: Tensor | None = None
     for k, exponent in enumerate(key):

@@ -1,10 +1,10 @@
-"""How many there are, in words."""
+"""Numbers with their nouns, for sentences."""
 
 from collections.abc import Sized
 
 
 def count(items: Sized, word: str, plural: str | None = None) -> str:
-    """How many items there are, as in a sentence.
+    """The number of items with its noun, singular or plural.
 
     >>> count("ab", "group"), count("a", "batch", "batches")
     ('2 groups', '1 batch')

@@ -116,11 +116,11 @@ class Element(Mapping[str, Value]):
         return perm
 
     def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
-        """The same as a float64 matrix P of zeros and ones: `P @ x` is `x[order]`. It raises as `order` does."""
+        """The permutation of a group as a float64 matrix P: `P @ x` is `x[order]`. It raises as `order` does."""
         return torch.nn.functional.one_hot(self.order(group), self.order(group).shape[-1]).double()
 
     def replace(self, name: str, value: Value) -> "Element":
-        """The same element with another value for one group."""
+        """A copy of the element with another value for one group."""
         return Element({**self._values, name: value}, self.batch)
 
     def item(self, *index: int) -> "Element":
@@ -130,7 +130,7 @@ class Element(Mapping[str, Value]):
         return self.map(lambda tensor: tensor[index], ())
 
     def first(self, index: int) -> "Element":
-        """What has this index along the first axis of a batch."""
+        """Select one index along the first axis of a batch; further batch axes remain."""
         return self.map(lambda tensor: tensor[index], self.batch[1:])
 
     def rows(self, rows: Tensor | slice) -> "Element":
@@ -239,6 +239,7 @@ def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element
             perm=None if g.perm is None else pull.units(g.perm),
             scale=None if h.scale is None or g.scale is None else h.scale * pull.families(g.scale),
             sign=None if h.sign is None or g.sign is None else h.sign * pull.families(g.sign),
+            # h moves x to s x + k; applied to the shifted values of g, its signs also multiply g's shifts.
             shift=None
             if h.shift is None or g.shift is None
             else h.shift + _shift_sign(group, h) * pull.families(g.shift),
@@ -253,6 +254,8 @@ def inverse(groups: tuple[Group, ...], element: Element) -> Element:
     for group in sorted(groups, key=lambda group: len(group.within)):
         value = _value(element, group)
         if value.perm is not None:
+            # The inverse of a nested permutation stands at the block that the inverse of the outer one reads, so outer
+            # groups (fewer bases) must be undone first.
             perm = _Pull(groups, undone, group).blocks(value.perm).argsort(-1)
             undone = undone.replace(group.name, Value(perm=perm))
     values = {}
@@ -374,6 +377,8 @@ def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) 
     def haar(shape: torch.Size) -> Tensor:
         noise = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
         q, r = torch.linalg.qr(noise)
+        # Q alone is not uniform: LAPACK's choice of signs makes the factorization depend on the noise. With a positive
+        # diagonal of R it is unique, and Q has Haar measure (Mezzadri 2007).
         signs: Tensor = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
         rotation: Tensor = q * signs.unsqueeze(-2)
         return rotation

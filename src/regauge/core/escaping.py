@@ -22,7 +22,7 @@ def escape(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """The same for a text of several lines, which stay."""
+    """Escape each line of a text; line breaks are kept."""
     return "\n".join(map(escape, text.split("\n")))
 
 

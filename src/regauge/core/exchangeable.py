@@ -1,4 +1,4 @@
-"""Which units have equal entries in all structure, so that exchanging them leaves it as it is bit by bit."""
+"""Classes of exchangeable units: exchanging two units of a class keeps every structure tensor bit by bit."""
 
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -54,6 +54,8 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
     labels: list[Hashable] = []
     first: list[int] = []
     invariants = _invariants(places, tensor)
+    # One unit of each class is enough to compare with: (i k) = (i j)(j k)(i j), so exchanges that keep a tensor form
+    # an equivalence.
     for unit in range(size):
         known = (k for k, one in enumerate(first) if invariants[one] == invariants[unit])
         label = next((k for k in known if _is_kept(places, tensor, first[k], unit)), len(first))
@@ -64,7 +66,10 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """What is equal for units that can be exchanged: the entries that each has on all axes at once."""
+    """An invariant of exchanges for each unit: its entries on the diagonal of all axes, as bytes.
+
+    Units with different ones cannot be exchanged, which spares `_is_kept` most pairs.
+    """
     diagonal = tensor
     for axis, positions in places.items():
         diagonal = take(diagonal, axis, positions)

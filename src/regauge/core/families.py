@@ -36,7 +36,7 @@ class Family:
 
     @cached_property
     def own_sites(self) -> dict[str, list[Site]]:
-        """Where the groups that the family chooses act."""
+        """The sites of the groups that the family chooses."""
         names = {group.name for group in self.members}
         return {name: [s for s in local if s.group.name in names] for name, local in self.sites.items()}
 

@@ -1,4 +1,4 @@
-"""What callers give, checked at the front door: networks, settings, example inputs and batches."""
+"""Checks of arguments at the front door: networks, settings, example inputs and batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -163,7 +163,7 @@ def _holds_tensors(value: object) -> bool:
 
 
 def _way_to_params(value: object) -> str:
-    """What to write instead, for objects that have the parameters."""
+    """The expression to write instead, for objects that hold parameters; empty for others."""
     if isinstance(value, type):
         return ""
     if callable(getattr(value, "state_dict", None)):

@@ -13,15 +13,15 @@ Matrix = Literal["none", "orthogonal", "linear"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a group acts on one axis of one parameter.
+    """The action of a group on one axis of one parameter.
 
     Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all
     `0 <= k_j < size_j`, with one pair `(size_j, stride_j)` per entry of `repeats`. A plain axis has
     stride 1 and no repeats; a flattened convolution output of C x (H W) has stride H W and the repeat
     (H W, 1); a head axis of H x d has stride d and the repeat (d, 1).
 
-    What the unit's indices are multiplied by is the product over the group's families of
-    `scale ** exponent`, `sign ** exponent` and `(-1) ** (parity * shift)`; `shift * amount` is then added.
+    The unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and
+    `(-1) ** (parity * shift)` over the group's families; `shift * amount` is then added.
 
     Attributes:
         parameter: Name of the parameter or buffer.

@@ -45,6 +45,8 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
     is_good, one = is_regular.clone(), torch.eye(n, dtype=forward.dtype)
     roots = values.clamp_min(torch.finfo(values.dtype).tiny).sqrt()
     left = torch.where(is_regular[..., None, None], vectors * roots.unsqueeze(-2), one)
+    # L comes from the eigenvectors of F, not from Cholesky's factorization, which fails within rounding of singular.
+    # The eigenvalues of L' G L are D^2, so sqrt(D) is their fourth root.
     squares, turned = torch.linalg.eigh(left.mT @ torch.where(is_regular[..., None, None], inverse, one) @ left)
     undone = (vectors / roots.unsqueeze(-2)).mT
     matrix = squares.clamp_min(torch.finfo(squares.dtype).tiny).pow(0.25).unsqueeze(-1) * (turned.mT @ undone)
@@ -129,7 +131,7 @@ class Matrices:
 
     Attributes:
         names: The parameters that they act on.
-        rigid: The same with what was found to have no certain balance.
+        rigid: Those flags, and those of groups found to have no certain balance.
     """
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], rigid: Mapping[str, Tensor]) -> None:
@@ -154,6 +156,8 @@ class Matrices:
             self.rigid[own.group.name] = is_rigid
             product = matrix.mT @ matrix
             if own.shared > 1:
+                # The group acts on d axes of one tensor, and the step assumes that only one of them moves; its d-th
+                # root does not go too far when all of them do.
                 values, vectors = torch.linalg.eigh(product)
                 product = (vectors * values.pow(1 / own.shared).unsqueeze(-2)) @ vectors.mT
                 matrix = root_of(product)
@@ -198,7 +202,7 @@ class Matrices:
         return sums[0], sums[1]
 
     def found(self) -> dict[str, Gram]:
-        """What moves each group from where it was given, up to the rotations that balance leaves: symmetric."""
+        """The symmetric matrix that balances each group; the rotations that balance leaves free are dropped."""
         return {name: root_of(matrix.mT @ matrix) for name, matrix in self._found.items() if matrix is not None}
 
 

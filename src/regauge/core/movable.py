@@ -1,4 +1,4 @@
-"""Which tensors a symmetry can move and which have a mean: values, not codes of values, counters or masks."""
+"""Checks that tensors can be moved or averaged: they must hold values, not codes of values, counters or masks."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What random elements do to each tensor: where its values come from, and what they are multiplied by."""
+"""Gather indices, factors and shifts of each tensor under random elements, as broadcast tables."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ class MovedTensor:
         return math.prod(self.shape)
 
     def unmoved(self, first: Int[Tensor, " models"]) -> Unmoved:
-        """Where rows come from if nothing moves; `first` is the place of the first row of each network."""
+        """Source indices of all rows under the identity; `first` is the index of each network's first row."""
         (shape, counted), *others = self._counted
         return (shape, counted + first.view(-1, *[1] * len(self.shape))), *others
 
@@ -109,7 +109,7 @@ class MovedTensor:
 
 
 def moved_tensors(symmetry: Symmetry, draws: Draws, names: Iterable[str]) -> list[MovedTensor]:
-    """What moves each of some tensors, without those that nothing moves."""
+    """The moves, factors and shifts of each named tensor; tensors that nothing moves are left out."""
     found = [_moved_tensor(symmetry, draws, name) for name in names]
     return [tensor for tensor in found if tensor.moves or tensor.factors or tensor.shifts]
 
@@ -134,7 +134,7 @@ def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
 
 
 def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
-    """Where a site acts the columns of its units, and elsewhere the one that changes nothing."""
+    """The column of each unit's displacement or factor; the column of the identity where the site does not act."""
     spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
     if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:
         return Term(columns, spread, step)

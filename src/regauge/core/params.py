@@ -12,7 +12,7 @@ Params = dict[str, Tensor]
 
 
 def work_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """In what tensors of these floating-point dtypes are compared and added up: float32, or wider where one is."""
+    """The dtype for sums and comparisons: float32, or the widest of the given floating-point dtypes."""
     return reduce(torch.promote_types, dtypes, torch.float32)
 
 
@@ -99,7 +99,7 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 
 
 def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
-    """That all names of one network begin with something that those of the other lack; empty where they do not."""
+    """A hint for an error message if all names of one network differ from the other's by one prefix; else empty."""
     for which, longer, shorter in (("second", params_b, params_a), ("first", params_a, params_b)):
         ends = {name for name in shorter if any(one.endswith(name) for one in longer)}
         for lead in {one.removesuffix(name) for name in sorted(ends)[:1] for one in longer if one.endswith(name)}:
@@ -129,5 +129,5 @@ def _is_equal(first: Tensor, other: Tensor) -> bool:
 
 
 def label(k: int, what: str = "network") -> str:
-    """What error messages call a network."""
+    """The name of network k in error messages, such as "the first network"."""
     return f"the {('first', 'second', 'third')[k]} {what}" if k < 3 else f"{what} {k + 1}"

@@ -57,7 +57,7 @@ class Share:
 
 
 def shares_of(sources: Sequence[Source]) -> list[Share]:
-    """Which elements move which networks; one share for all where each source has a single batch."""
+    """Assign elements to networks; one share for all networks where each source has a single batch."""
     if all(len(counts) == 1 for counts, _ in sources):
         total = sum(counts[0] for counts, _ in sources)
         return [Share(0, total, ((0, total),))]
@@ -107,7 +107,7 @@ class Drawn:
 
 
 class Draws:
-    """What is drawn for each network of a batch, found once for a symmetry and some parts of its elements.
+    """A plan of the random numbers that each network of a batch needs, made once for a symmetry and some parts.
 
     Each unit has one number: its high bits order the units, its low bits choose the state of its signs and half
     periods together. Each scale has a number of its own.
@@ -185,6 +185,8 @@ class Draws:
         permuted = self._permute(numbers)
         if not (self._signs or self._shifts or self._logs):
             return Drawn(permuted, None, None, None)
+        # `(low * count) >> LOW` spreads LOW random bits over `count` states with one product instead of a division
+        # (Lemire 2019).
         low = numbers & ((1 << LOW) - 1)
         states = (low[:, : self._units] * self._states) >> LOW
 
@@ -254,7 +256,7 @@ class Draws:
         return 1 - 2 * (sum(flips, torch.zeros(self._count_states(self._groups[group]), dtype=torch.int64)) & 1)
 
     def _shift_states(self, shift: Shift) -> Tensor:
-        """What half periods add in each state."""
+        """The amount that a kind of shift adds in each state of the half periods."""
         group, amounts = shift
         _, shifts = self._decode(self._groups[group])
         return torch.stack([one.double() * amount for one, amount in zip(shifts, amounts, strict=True)]).sum(0)

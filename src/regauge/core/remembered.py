@@ -1,4 +1,4 @@
-"""What follows from a symmetry alone, computed once for each symmetry."""
+"""A cache for results that depend on a symmetry alone, kept as long as the symmetry."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -10,7 +10,7 @@ class Remembering(Protocol):
 
     @property
     def memory(self) -> dict[Hashable, Any]:
-        """What was computed from it."""
+        """The results that were computed from it, by function and arguments."""
 
 
 Owner = TypeVar("Owner", bound=Remembering)

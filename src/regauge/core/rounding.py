@@ -58,5 +58,5 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _count(tensor: Tensor) -> int:
-    """How many values are not finite."""
+    """The number of values that are not finite."""
     return int((~tensor.detach().isfinite()).sum())

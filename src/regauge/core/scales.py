@@ -26,7 +26,7 @@ TINY = np.finfo(np.float64).tiny
 
 @dataclass(frozen=True)
 class Place:
-    """Where a direction acts on the squares of one tensor: a step t multiplies them by `exp(exponent * t)`.
+    """One site of a direction: a step t multiplies the squares of a tensor there by `exp(exponent * t)`.
 
     It acts on `shared` axes of the tensor. The unit of an entry depends on `axes`, its own axis last, counted without
     the batch axis. `index` says which entry of a step belongs to the positions of the own axis; it
@@ -194,7 +194,7 @@ def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
 
 
 def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """How the families of a group move buffers."""
+    """The distinct exponents of a group's families of scales on buffers."""
     return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
 
 
@@ -265,6 +265,8 @@ def _step(direction: Direction, places: Sequence[Place], squares: Squares, batch
     step = (logs[-1] - logs[1]) / (steepest[1] + steepest[-1])
     if up.all() and down.all():
         return step
+    # With one sign of exponents alone there is no minimum. The step then aims at a slope of two: since slopes count
+    # twice the exponent, squares weighted by their exponents sum to one.
     alone = {side: np.log(np.maximum(slope / 2, TINY)) for side, slope in slopes.items()}
     step = np.where(up & ~down, -alone[1] / (steepest[1] or 1.0), step)
     step = np.where(down & ~up, alone[-1] / (steepest[-1] or 1.0), step)
@@ -272,7 +274,8 @@ def _step(direction: Direction, places: Sequence[Place], squares: Squares, batch
 
 
 def _null_space(rows: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
-    """Integer vectors that span what all rows are orthogonal to."""
+    """Integer vectors that span the null space of the rows."""
+    # Rational arithmetic: a rounded null vector would move the buffers that it should keep.
     reduced: list[tuple[int, list[Fraction]]] = []  # Rows with a leading one, each alone in its column.
     for row in rows:
         rest = [Fraction(x) for x in row]

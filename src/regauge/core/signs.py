@@ -1,4 +1,4 @@
-"""Several families of signs at once: which pattern of signs is best for each pair of units.
+"""The best pattern of signs for each pair of units, where a group has several families of signs.
 
 A family k has a sign s_k for each unit. A place where the units are multiplied by the product of s_k over
 a subset of families sees the *character* of that subset; different places see different characters. For one
@@ -55,6 +55,8 @@ class SignCode:
             bits = self._solve(component, costs)[1]
             chosen |= dict(zip(component.basis, bits, strict=True))
         result = torch.zeros(families, *costs[0].shape, dtype=torch.int64, device=costs[0].device)
+        # A reduced row holds one pivot and free families, which stay plus one; so the sign of the pivot is the product
+        # of the characters that the row combines.
         for pivot, (_, combination) in self._reduce[0].items():
             for member in combination:
                 result[pivot] ^= chosen[member]
@@ -138,6 +140,7 @@ def _coordinate_ascent(component: _Component, own: list[Tensor]) -> tuple[Tensor
         is_improved = False
         for k in range(len(bits)):
             touched = [m for m, mask in enumerate(component.masks) if mask >> k & 1]
+            # A flip negates exactly the terms whose character contains this sign: it gains minus twice their sum.
             flip = torch.stack([signed[m] for m in touched]).sum(0) < 0
             if bool(flip.any()):
                 is_improved = True

@@ -55,6 +55,7 @@ def log(x: Points, y: Points) -> Points:
     result is meaningless; see `is_antipodal`.
     """
     angle = distance(x, y).unsqueeze(-1)
+    # The tangent part of y - x is that of y, without the cancellation of nearly equal points; its length is sin(angle).
     return tangent(x, y - x) / torch.sinc(angle / math.pi)
 
 

@@ -65,7 +65,7 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 
 
 def without_structure(symmetry: Symmetry) -> Symmetry:
-    """A symmetry for networks without their structure: classes of units are known, and nothing acts on it any more."""
+    """The symmetry without its placements on structure tensors, for networks from which these were taken out."""
     held = frozenset(symmetry.structure)
     groups = tuple(
         replace(g, placements=tuple(p for p in g.placements if p.parameter not in held)) for g in symmetry.groups
@@ -163,6 +163,8 @@ class _Search:
                         if other != axis:
                             shape = [-1 if k == other else 1 for k in range(codes.ndim)]
                             rest = _mix(rest, color.reshape(shape) + np.uint64(other + 1))
+                    # A sum does not depend on the order of the entries, so a total depends on units through colors
+                    # alone, and equal units of two networks get equal totals. Wrapping around 2^64 is intended.
                     totals = rest.sum(axis=tuple(k for k in range(codes.ndim) if k != axis), dtype=np.uint64)
                     for site in (site for site in places if site.placement.axis == axis):
                         for positions in site.by_copies.numpy():

@@ -234,7 +234,7 @@ class Symmetry:
 
     @cached_property
     def memory(self) -> dict[Hashable, Any]:
-        """What was computed from this symmetry alone; see `regauge.core.remembered`."""
+        """Results computed from this symmetry alone; see `regauge.core.remembered`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:

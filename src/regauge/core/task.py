@@ -40,7 +40,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Task:
-    """How networks of one architecture are run and evaluated: module, batches, loss.
+    """Data and loss by which networks of one architecture are evaluated: module, batches, criterion.
 
     Attributes:
         module: Runs parameters; its own are not used. It always runs in evaluation mode.

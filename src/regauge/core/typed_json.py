@@ -13,11 +13,11 @@ HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """Parse a JSON text; lossy texts are refused.
 
     Raises:
-        ValueError: It is none: as a clause that says why. Names that an object has twice, and halves of characters, are
-            refused, because something of them would get lost.
+        ValueError: The text is not JSON, not UTF-8 or nested too deeply, or an object has a name twice, or a character
+            is cut in half. The message is a clause, such as "it is nested too deeply", for a caller's sentence.
     """
     try:
         content = text if isinstance(text, str) else text.decode()

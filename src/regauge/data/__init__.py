@@ -1,1 +1,5 @@
 """Data sets as tensors, with checksums."""
+
+from regauge.names import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Which transformations of a model's parameters leave its function unchanged?
+"""Transformations of a model's parameters that leave its function unchanged, found by tracing.
 
 A module passes through in this order; each step has a file of its name.
 
@@ -38,22 +38,6 @@ The words, in the order in which they are met:
 - A *watched* value is an intermediate value whose placements are asked for too; it changes no freedom.
 """
 
-from regauge.discovery.activations import Activations, activations
-from regauge.discovery.discover import discover
-from regauge.discovery.nullity import Nullity, nullity
-from regauge.discovery.registry import register_leaf, register_rule
-from regauge.discovery.rewrites.fold import Folded, fold
-from regauge.discovery.traceable import TraceError
+from regauge.names import attach
 
-__all__ = [
-    "Activations",
-    "Folded",
-    "Nullity",
-    "TraceError",
-    "activations",
-    "discover",
-    "fold",
-    "nullity",
-    "register_leaf",
-    "register_rule",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,1 +1,5 @@
 """The small model families that the examples, tests and papers use."""
+
+from regauge.names import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

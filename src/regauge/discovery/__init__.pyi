@@ -1,0 +1,10 @@
+from .activations import Activations as Activations
+from .activations import activations as activations
+from .discover import discover as discover
+from .nullity import Nullity as Nullity
+from .nullity import nullity as nullity
+from .registry import register_leaf as register_leaf
+from .registry import register_rule as register_rule
+from .rewrites.fold import Folded as Folded
+from .rewrites.fold import fold as fold
+from .traceable import TraceError as TraceError
