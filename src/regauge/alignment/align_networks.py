@@ -35,7 +35,7 @@ SINGLE = "give a list of single networks, not populations"
 
 
 class Setting(TypedDict, total=False):
-    """How networks are aligned; see `align`."""
+    """Keywords of `align` for networks in memory and in files."""
 
     method: Method | None
     task: Task | None
@@ -43,7 +43,7 @@ class Setting(TypedDict, total=False):
 
 
 class FileSetting(Setting, total=False):
-    """Where networks in files go, too."""
+    """Keywords of `align`, and those for networks in files alone."""
 
     out: str | Path | None
     memory: int | str | MemoryLimit | None
@@ -101,7 +101,7 @@ def align(
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
         out: Where the moved network is written, with the names, dtypes and header of the second one: a `.safetensors`
-            file, or a folder with its shards and further files. The alignment is written beside it. For networks on
+            file, or a folder with its shards and further files. The alignment is written next to it. For networks on
             the disk only, as are the following.
         memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
         resume: Whether to continue what an interrupted run left; in memory it is done anew.

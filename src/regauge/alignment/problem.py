@@ -1,4 +1,4 @@
-"""What a method is given: pairs of networks, or many networks, with their symmetry, data and source of chance."""
+"""Problems for alignment methods: pairs of networks, or many, with their symmetry, data and source of chance."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -206,7 +206,7 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[Place | int, ...], ...]:
-        """For each bare place of a group the axes that nothing moves, and the sites of rotations that are fixed."""
+        """The axes that nothing moves and the sites of fixed rotations, for each bare place of a group."""
         result = []
         for place in filter(self._is_bare, self.places[group]):
             axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}

@@ -68,7 +68,7 @@ def held(temporary: Path) -> Iterator[None]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed runs left of a file beside it, under a name of `TEMPORARY`.
+    """Remove temporary files that killed runs left next to a file, under names of `TEMPORARY`.
 
     What a living process writes stays, and so do files of other names, and links.
     """

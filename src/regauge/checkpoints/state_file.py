@@ -109,7 +109,7 @@ class StateFile:
         return below("own/", tensors), known
 
     def read_inputs(self) -> dict[str, Any]:
-        """What the work in the file depends on; nothing without a file.
+        """Read what the work in the file depends on; nothing without a file.
 
         Raises:
             StateError: The file is none, or is damaged.

@@ -72,7 +72,7 @@ def find_averages(
 
 
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> Average | None:
-    """A network as the average of others, if it is told to be one, or is one by its distances."""
+    """A network as the average of others, if its provenance names them, or by its distances."""
     if np.isnan(squares).any():
         return Average(child, tuple(others), (1 / len(others),) * len(others), is_told) if is_told else None
     chosen = [*range(1, len(squares))]

@@ -1,4 +1,4 @@
-"""What two networks of different shapes have in common: the tensors that are compared, whole or cut, and all others."""
+"""The common part of two networks of different shapes: tensors that are compared, whole or cut, and all others."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,14 +40,14 @@ class Common:
     is_whole: bool = False
 
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | Part":
-        """That part of a network; of a checkpoint on the disk a checkpoint that reads no more than it."""
+        """The common part of a network; for a checkpoint on the disk, a checkpoint that reads no more than that."""
         if isinstance(network, Checkpoint) and network.is_lazy:
             return Part(network, self.shapes)
         params = network.params if isinstance(network, Checkpoint) else network
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
     def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
-        """That part of network number k with all units that it has, and how the symmetry acts on it."""
+        """The common part of network k with all units that it has, and the symmetry that acts on it."""
         assert self.widths is not None
         symmetry = self.extend(self.widths.sides[k])
         shapes = {**self.shapes, **symmetry.shapes}
@@ -78,7 +78,7 @@ class Part(Checkpoint):
         self.source, self.form, self.read_so_far = source, source.form, source.read_so_far
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in."""
+        """The dtype in which a tensor is read."""
         return self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -195,7 +195,7 @@ def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
 
 
 def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
-    """Which units are compared, in words."""
+    """Sentences about the units that are compared."""
     names: dict[tuple[int, int], list[str]] = {}
     for group in symmetry.groups:
         if group.name in widths.sizes:
@@ -211,7 +211,7 @@ def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
 
 
 def _lengths(x: Shape, y: Shape) -> str:
-    """How far two tensors are compared along each axis in which they differ, in words."""
+    """A clause about the entries that are compared along each axis in which two tensors differ."""
     differing = [(k, n, m) for k, (n, m) in enumerate(zip(x, y, strict=True)) if n != m]
     parts = (f"the first {min(n, m):,} along axis {k}, where A has {n:,} and B {m:,}" for k, n, m in differing)
     return "compared are " + ", and ".join(parts)

@@ -79,12 +79,12 @@ class Comparison:
 
     @property
     def share_after(self) -> float | None:
-        """The same after alignment."""
+        """The mean share of the first network's matrices that the second one explains after alignment."""
         return mean_share(self.shares)
 
     @property
     def share_beyond_chance(self) -> float | None:
-        """The same as a part of what chance leaves to explain; what verdicts are given by."""
+        """The share beyond chance, (share - chance) / (1 - chance), on which verdicts rest."""
         return beyond_chance(self.share_after, self.share_by_chance)
 
     @property
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """For each layer the share that is explained before and after, its tensors weighted by what they have."""
+        """The share of each layer that is explained before and after alignment, as a weighted mean over its tensors."""
         result: dict[str, list[TensorShare]] = {}
         for share in self.shares:
             if share.after is not None:

@@ -1,4 +1,4 @@
-"""How much of each tensor of one network another one explains, as it is stored and after it is moved."""
+"""Shares of each tensor of one network that another one explains, as stored and after alignment."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,7 +99,7 @@ class _Sums:
             self._equal = frozenset(f for f in narrow if torch.equal(x.to(f), y.to(f)))
 
     def share_of(self, name: str, shape: Sequence[int]) -> TensorShare:
-        """What the sums say."""
+        """The shares and squared distances of a tensor from the sums over its pieces."""
         is_constant = self._own <= CONSTANT * self._first or self._others[0] <= CONSTANT * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
         squares = (*self._gaps, self._first)
@@ -119,7 +119,7 @@ def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
 
 
 def _kept(symmetry: Symmetry, name: str, tensor: Tensor) -> Tensor:
-    """What no element changes about a tensor: its average over all of them."""
+    """The part of a tensor that no element changes: its average over all elements."""
     sites = symmetry.sites.get(name, ())
     if not sites:
         return tensor.new_zeros(())

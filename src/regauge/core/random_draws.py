@@ -169,7 +169,7 @@ class Draws:
         return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
 
     def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
-        """Draw so many elements from each source of chance.
+        """Draw elements from sources of chance, as many as each source is given with.
 
         Permutations and signs are uniform, scales between 1/2 and 2 uniform in their logarithms, shifts in {-1, 0, 1}.
         """

@@ -278,7 +278,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """For each axis what else has an index in a block with these leaves: the leaves themselves, and `outside`."""
+    """The companions of each axis in a block: the other leaves of the block, and `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])

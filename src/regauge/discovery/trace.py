@@ -1,4 +1,4 @@
-"""From a module to a flat list of operator calls: torch.export, with parameters and buffers by name."""
+"""Trace a module to a flat list of operator calls by torch.export, with parameters and buffers by name."""
 
 import logging
 import warnings

@@ -16,7 +16,7 @@ AT_ONCE = 512
 
 @torch.no_grad()
 def sort_points(space: Space, points: Points) -> Points:
-    """The same point for all networks of an orbit: signs, matrices and the order of units are fixed by sums of weights.
+    """Map all networks of an orbit to one point: sums of weights fix signs, matrices and the order of units.
 
     Where a space keeps scales (`scales="keep"`), they and invertible matrices stay as they are.
     """

@@ -1,4 +1,4 @@
-"""What anybody can make of training networks without a flow: copies, noise, averages, normal distributions."""
+"""Controls that are made of training networks without a flow: copies, noise, averages, normal distributions."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What a flow is, but for its training."""
+"""The design of a flow: all settings except those of its training."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

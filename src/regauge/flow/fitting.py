@@ -1,4 +1,4 @@
-"""How flows are fitted: the settings, and one function from networks to a flow."""
+"""Fitting of flows: the settings, and one function from networks to a flow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -237,7 +237,7 @@ class FlowFitting(Fitting[Flow]):
 
     @property
     def weights(self) -> Tensor:
-        """How much each coordinate counts; together one."""
+        """The weight of each coordinate in the loss; the weights sum to one."""
         space = self.space
         share = space.sizes if isinstance(space, Components) else count_share(space, self.config.balance)
         return share / share.sum()

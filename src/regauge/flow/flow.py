@@ -62,7 +62,7 @@ class Flow:
 
     @property
     def architecture(self) -> Architecture | None:
-        """Of the networks, if the flow was fitted to a store, which knows it."""
+        """The architecture of the networks, if the flow was fitted to a store, which knows it."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
@@ -212,7 +212,7 @@ class Flow:
         return at
 
     def _space(self, count: int, generator: torch.Generator) -> Manifold:
-        """Where some networks live, with what components leave over of them."""
+        """The space of `count` networks, with random residuals outside of the components if there are any."""
         return self.space.with_rest(count, generator) if isinstance(self.space, Components) else self.space
 
     def _number(self, label: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""How near networks are to others when no symmetry counts: pairs are aligned one by one before they are measured.
+"""Distances between networks up to symmetry: pairs are aligned one by one before they are measured.
 
 Networks that were aligned to one middle can still lie in different orders, even a copy with noise and its source. In
 that common gauge small distances come out two or three times too large, and large ones hardly; so they only say which

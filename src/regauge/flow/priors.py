@@ -1,4 +1,4 @@
-"""Where flows begin: distributions of networks that are simple, and that no permutation of units changes."""
+"""Priors, at which flows begin: simple distributions of networks that no permutation of units changes."""
 
 import math
 from dataclasses import dataclass
@@ -139,6 +139,8 @@ class Prior:
         for one in self.space.spheres:
             scale = self.space.on(one, root)
             stretched = torch.linalg.vector_norm(self.space.on(one, x) / scale, dim=-1)
+            # The angular central Gaussian: `|S|^-1/2 (x^T S^-1 x)^(-dim / 2)` over the area of the sphere,
+            # 2 pi^(dim / 2) / Gamma(dim / 2).
             area = math.log(2) + 0.5 * one.dim * math.log(math.pi) - math.lgamma(one.dim / 2)
             found = found - (scale.log().sum() + one.count * area) - one.dim * stretched.log().sum(-1)
         return found

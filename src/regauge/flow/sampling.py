@@ -103,6 +103,7 @@ def diffuse(
     for k in range(steps):
         t = k * h
         v = field(x, x.new_full((len(x),), t))
+        # Half the variance, noise (1 - t) s^2, times the score: (1 - t) and s^2 cancel.
         pull = -noise * (x - t * v - mean)
         pull[:, :flat] = 0
         drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)

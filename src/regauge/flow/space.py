@@ -1,4 +1,4 @@
-"""Where a flow lives: networks as points of a product of unit spheres and a Euclidean space."""
+"""The space of a flow: networks as points of a product of unit spheres and a Euclidean space."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ LOG_NORM = "logarithm of the head's norm"
 
 @dataclass(frozen=True)
 class Representation:
-    """How networks become points.
+    """A representation of networks as points.
 
     Attributes:
         scales: "sphere": units whose scale no function depends on have incoming weights of norm one, as in canonical
@@ -261,7 +261,7 @@ class Space(Manifold):
         }
 
     def collect(self, tensors: Mapping[str, Tensor]) -> Points:
-        """What `arrange` lays out, as coordinates."""
+        """Coordinates from tensors; the inverse of `arrange`."""
         flat = torch.cat([tensors[name].flatten(1) for name in self.names], dim=1)
         return flat[:, self.order.to(flat.device)]
 

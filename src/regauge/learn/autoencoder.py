@@ -67,7 +67,7 @@ class Autoencoder:
 
     @property
     def architecture(self) -> Architecture | None:
-        """Of the networks, if they came from a store."""
+        """The architecture of the networks, if they came from a store."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
@@ -123,7 +123,7 @@ class Autoencoder:
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """For each network those of another population whose functions resemble its own: nearest latents first.
+        """The networks of another population whose functions resemble each network's own: nearest latents first.
 
         Returns:
             Their numbers and distances, `[networks, count]` both; fewer where the population is smaller.

@@ -1,4 +1,4 @@
-"""How canonicalizing autoencoders are trained: the settings, and one function from networks to an autoencoder."""
+"""Training of canonicalizing autoencoders: the settings, and one function from networks to an autoencoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

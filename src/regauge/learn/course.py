@@ -9,7 +9,7 @@ from regauge.core.params import Params
 
 
 class Validation(NamedTuple):
-    """What an evaluation found: `order` is smaller for better nets, `facts` are numbers for people."""
+    """The result of an evaluation: `order` is smaller for better nets, `facts` are numbers to print."""
 
     order: tuple[float, ...]
     facts: dict[str, float]
@@ -17,7 +17,7 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training did.
+    """The record of a training.
 
     Attributes:
         history: For each epoch: its number, the steps so far, the mean training loss, the learning rate at its end,
@@ -42,11 +42,11 @@ class Trained:
 
 @dataclass
 class Course:
-    """Where a training is.
+    """The state of a training.
 
     Attributes:
         best: Weights of the best validation; those at the start before the first one.
-        order: What the best validation is compared by; empty before the first one.
+        order: The key by which validations are compared, of the best one; empty before the first one.
         best_epoch: The epoch of `best`.
         history: Rows of the epochs that are done; see `Trained`.
         step: Steps that are done.

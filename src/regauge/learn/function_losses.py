@@ -1,4 +1,4 @@
-"""How far a network's outputs are from another one's: losses that depend on functions and not on weights."""
+"""Losses between the outputs of two networks, which depend on functions and not on weights."""
 
 import math
 from dataclasses import dataclass

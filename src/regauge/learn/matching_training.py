@@ -1,4 +1,4 @@
-"""How matchers are trained: the settings, and one function from a population to a method."""
+"""Training of matchers: the settings, and one function from a population to a method."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What decoded networks are trained for and judged by: the outputs of the networks that were encoded."""
+"""The objective of decoded networks: the outputs of the networks that were encoded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

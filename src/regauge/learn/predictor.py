@@ -61,7 +61,7 @@ class Predictor:
         own, constant = self._first_scores
         name = next(iter(self.about["scores"][NET]))
         text = "{:.1%}" if name == "accuracy" else "{:.3g}"
-        numbers = f"{name} {text.format(own)} beside {text.format(constant)} on the test networks"
+        numbers = f"{name} {text.format(own)} against {text.format(constant)} on the test networks"
         if self.is_informed:
             return f"The predictor is better than one answer for all networks: {numbers}."
         how = "worse" if own < constant else "no better"

@@ -65,7 +65,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is trained, one after the other: what reads probes before what reads weights, and never both at once."""
+        """The stages of training: the part that reads probes, then the part that reads weights, or the whole net."""
         return ("probes", "weights") if self.config.probes and self.config.layers else ("whole",)
 
     @classmethod
@@ -184,7 +184,7 @@ class PredictorFitting(Fitting[Predictor]):
     def validate(self) -> Validation:
         """The loss on the networks for validation, and their scores.
 
-        Where weights are read beside probes, the mean of both is taken that is best here.
+        Where weights are read as well as probes, the mean of both is taken that is best here.
         """
         indices = self.division.parts["validation"]
         if self.stage != "weights":
@@ -196,7 +196,7 @@ class PredictorFitting(Fitting[Predictor]):
         return found[share]
 
     def _judge(self, outputs: Tensor) -> Validation:
-        """What outputs for the networks for validation are worth."""
+        """Judge outputs for the validation networks: the order of the net, and scores."""
         measured = self.values[self.division.parts["validation"]]
         loss = float(self.target.loss(outputs, self.target.encode(measured).to(outputs.device)))
         scores = self.target.score(self.target.decode(outputs), measured)
@@ -236,7 +236,7 @@ class PredictorFitting(Fitting[Predictor]):
         return outputs
 
     def _boosted(self, fit: Indices, test: Indices) -> NDArray[Any]:
-        """What boosted trees on statistics of layers say about test networks; trees of their own for each layout."""
+        """Predictions for test networks by boosted trees on statistics of layers, one set of trees per layout."""
         made = np.empty(len(test), object if self.target.kind == "classes" else np.float64)
         of_fit, of_test = self.division.collection.layout_of(fit), self.division.collection.layout_of(test)
         read = self.division.collection.read
@@ -249,7 +249,7 @@ class PredictorFitting(Fitting[Predictor]):
 
 
 def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
-    """How networks are run, with the statistics of some."""
+    """A function that runs networks, standardized by the outputs of some of them."""
     rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
     run = {name: t.float() if t.is_floating_point() else t for name, t in sample.items()}  # as the net reads them
     return rendering.standardize(to_device(run, config.device))

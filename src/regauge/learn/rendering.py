@@ -1,4 +1,4 @@
-"""What the networks compute at fixed inputs: targets that need no labels, and teach a net to read functions."""
+"""Outputs of networks at fixed inputs: targets that need no labels, and teach a net to read functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Rendering:
         return Runner(Task(self.module, ()))
 
     def standardize(self, params: Params) -> "Rendering":
-        """With the mean and the deviation over some networks.
+        """A copy that standardizes outputs by their mean and deviation over some networks.
 
         Raises:
             ValueError: The networks cannot be run on the inputs, or compute values that are not finite or all the same.

@@ -18,7 +18,7 @@ FIXED = 30.0
 
 @dataclass(frozen=True)
 class Logits:
-    """What vectors say about the pairs of units of one group, in every pair of networks.
+    """Logits for the pairs of units of one group, in every pair of networks, from vectors of units.
 
     Attributes:
         pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, by what no sign changes.
@@ -33,7 +33,7 @@ class Logits:
         """Logits of pairs whatever their signs are: a pair is as likely as its signs together."""
         if self.signs is None:
             return self.pairs
-        z = self.signs.abs()
+        z = self.signs.abs()  # |z| + softplus(-2 |z|) = log(e^z + e^-z), without overflow
         return self.pairs + (z + functional.softplus(-2 * z)).sum(1)
 
 

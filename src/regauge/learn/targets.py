@@ -1,4 +1,4 @@
-"""What is predicted about networks: numbers, fractions or classes."""
+"""Targets of predictors: numbers, fractions or classes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ class Target:
         return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs))
 
     def decode(self, outputs: Tensor) -> NDArray[Any]:
-        """From outputs, `[networks, outputs]`, to the likeliest classes or numbers as in the column."""
+        """Decode outputs, `[networks, outputs]`, to the likeliest classes, or to numbers as in the column."""
         if self.kind == "classes":
             values = np.array(self.classes) if len({type(one) for one in self.classes}) == 1 else _objects(self.classes)
             chosen: NDArray[Any] = values[outputs.argmax(-1).cpu().numpy()]

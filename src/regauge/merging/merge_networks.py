@@ -87,7 +87,7 @@ def merge(
         generator: Source of randomness for methods and rules that use one.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
         out: Where the result is written, with the names, dtypes and header of the base or the first network: a
-            `.safetensors` file, or a folder with its shards and further files. The record is written beside it. For
+            `.safetensors` file, or a folder with its shards and further files. The record is written next to it. For
             networks on the disk only, as are the following.
         memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
         resume: Whether to continue what an interrupted run left; in memory it is done anew.

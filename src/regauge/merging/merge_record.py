@@ -1,4 +1,4 @@
-"""What was merged, how, and what came out: a record that prints as a model card."""
+"""A record of a merge: inputs, rule, distances and metrics. It prints as a model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ IN_FOLDER = "regauge.md"
 
 @dataclass(frozen=True)
 class MergeRecord:
-    """What was done to merge networks, in numbers.
+    """A record of how networks were merged, in numbers.
 
     Attributes:
         networks: A label for each network; the card has paths without the folders that all of them lie in.
@@ -143,9 +143,6 @@ def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> 
 
 
 def card_path(checkpoint: Path) -> Path:
-    """Where the card of a merged checkpoint is written: `out.safetensors` has `out.md` beside it.
-
-    In a folder it is one of the files.
-    """
+    """The path of a merged checkpoint's card: `out.md` for `out.safetensors`, or a file in a folder."""
     is_file = checkpoint.suffix == ".safetensors"
     return checkpoint.with_suffix(".md") if is_file else checkpoint / IN_FOLDER

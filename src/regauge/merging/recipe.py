@@ -67,7 +67,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Where the embedding of a token comes from.
+    """The source of a token's embedding: a token of a model, or zeros.
 
     Attributes:
         model: The folder of a model; None for a zero embedding.
@@ -100,15 +100,15 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe says.
+    """The content of a recipe: method, models, base and settings.
 
     Attributes:
-        path: Its file.
+        path: The file of the recipe.
         method: The merge method, as mergekit calls it.
         slices: One without ranges of layers where whole models are merged.
         base: The folder of the base.
         parameters: Numbers for all models.
-        dtype: Of the result; that of the base or the first model unless given.
+        dtype: The dtype of the result; that of the base or the first model unless given.
         vocabulary: None if all models must have the same one.
         chat_template: A Jinja template, or "auto" for the most common one of the models; the base's unless given.
         align: Whether models are aligned; "auto" if it is needed.

@@ -80,6 +80,7 @@ class SoftElement:
                 self.signs[name] = SIGN_START * temperature * at
         self.logits: dict[int, Tensor] = {}
         for n, count in counts.items():
+            # The softmax of a row gives e^h / (e^h + n - 1) to its diagonal entry: `confidence`.
             height = math.log(confidence / (1 - confidence) * (n - 1)) * temperature
             eye = height * torch.eye(n, dtype=like.dtype, device=like.device)
             self.logits[n] = eye.expand(pairs, count, n, n).clone()

@@ -1,4 +1,4 @@
-"""From a vector to the parameters of a network."""
+"""A decoder from vectors to the parameters of networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

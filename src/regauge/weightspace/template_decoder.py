@@ -1,4 +1,4 @@
-"""From a vector to the parameters of a network, by message passing among the units of a template."""
+"""A decoder from vectors to the parameters of networks, by message passing among the units of a template."""
 
 import copy
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ Scales that move running statistics stay, but with "balance" in copies; see `mat
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """How networks are balanced: not at all, with running statistics as they are, or in copies with these moved, too.
+    """The kinds of balancing to try: none, with running statistics kept, and for copies with these moved as well.
 
     Where statistics are computed anew, as a task may say, they stay in copies, too.
     """

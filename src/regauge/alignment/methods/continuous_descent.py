@@ -113,7 +113,7 @@ class ContinuousDescent(Method):
         return candidates.result(is_converged)
 
     def _points(self, problem: Problem) -> Tensor:
-        """Where on the line of each pair the loss is taken, `[pair]`."""
+        """The point on the line of each pair at which the loss is taken, `[pair]`."""
         if self.loss == "midpoint" or problem.generator is None:
             return torch.full((problem.pairs,), 0.5)
         return torch.rand(problem.pairs, generator=problem.generator, device=problem.generator.device)

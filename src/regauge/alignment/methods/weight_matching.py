@@ -179,7 +179,7 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
-    """What matching can choose of an element, for each pair: no positive factors, of matrices the nearest rotation."""
+    """Restrict an element to what matching chooses, for each pair: scales of one, and the nearest rotations."""
     init = materialize(init, symmetry.groups)
     if init.batch not in ((), (pairs,)):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Where a streamed alignment is, and the file that keeps it for a later run."""
+"""The state of a streamed alignment, and the file that keeps it for a later run."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields

@@ -26,7 +26,7 @@ MOST_LEARNED = 20_000_000
 NOTHING_BETTER = (
     "the network stays as it is, since nothing that was tried loses less; is_kept_always (--always) moves it anyway"
 )
-"""What is told where no method is better than none."""
+"""The note where no method is better than none."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
 """Units of the objective."""
 

@@ -1,4 +1,4 @@
-"""Smooth: what is hard to round in activations moves into weights, or the other way round, as data tell."""
+"""Smooth: channels that are hard to round move from activations into weights, or back, by scales fitted on data."""
 
 import copy
 from collections.abc import Mapping

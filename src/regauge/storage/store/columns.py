@@ -21,7 +21,7 @@ INTS = (np.int8, np.int16, np.int32, np.int64)
 
 
 def narrow(values: Array) -> Array:
-    """The same numbers in the narrowest dtype that holds each of them exactly."""
+    """Convert numbers to the narrowest dtype that holds each of them exactly."""
     if values.dtype.kind == "i":
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         return values.astype(next(d for d in INTS if np.iinfo(d).min <= low and high <= np.iinfo(d).max))

@@ -42,7 +42,7 @@ class Invariant:
             )
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
+        """Names of the features of the last layer that are read; `has_pairs`: whether layers keep features of pairs."""
         units = frozenset({"units", "positions", "network"})
         return units | {"pairs", "unwritten"} if has_pairs else units
 

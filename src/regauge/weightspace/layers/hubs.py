@@ -1,4 +1,4 @@
-"""Where the tensors of a network meet: over the units, and the combinations of units, that they have in common."""
+"""Hubs, at which tensors of a network exchange features: the units, and combinations of units, that they share."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -132,7 +132,7 @@ def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[t
 
 
 def count_fans(hubs: tuple[Hub, ...]) -> dict[Key, int]:
-    """For everything that is written, the number of features that it is a sum over."""
+    """The number of features over which each written feature is a sum."""
     fans: dict[Key, int] = {}
     for hub in hubs:
         for link in hub.writes:

@@ -137,5 +137,5 @@ def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], fold
 
 
 def _folded_name(name: str, fixed: tuple[int, ...]) -> str:
-    """What `products.fold` calls a block whose axes it joined with the channels."""
+    """The name that `products.fold` gives to a block whose axes it joined with the channels."""
     return "fold(" * len(fixed) + name + ")" * len(fixed)

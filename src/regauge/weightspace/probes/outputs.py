@@ -1,4 +1,4 @@
-"""What networks compute at probes, to numbers for each network: their weights are not looked at."""
+"""A reader of the outputs of networks at probes: from outputs to numbers for each network, without its weights."""
 
 import math
 from collections.abc import Sequence

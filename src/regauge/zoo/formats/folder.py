@@ -54,8 +54,8 @@ def read_folder(
 
     Raises:
         FileNotFoundError: There is no such folder, or no name fits.
-        ValueError: The template is malformed or gives two checkpoints the same id and step, or what names a network is
-            to lie beside its parameters.
+        ValueError: The template is malformed or gives two checkpoints the same id and step, or `beside` lists an entry
+            that names a network.
     """
     taken = [name for name in ("id", "step", "file") if name in beside]
     if taken:
