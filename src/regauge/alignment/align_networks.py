@@ -100,17 +100,17 @@ def align(
         method: `DataMatching()` unless given where there is a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
-        out: Where the moved network is written, with the names, dtypes and header of the second one: a `.safetensors`
+        out: The path of the moved network, with the names, dtypes and header of the second one: a `.safetensors`
             file, or a folder with its shards and further files. The alignment is written next to it. For networks on
             the disk only, as are the following.
-        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         resume: Whether to continue what an interrupted run left; in memory it is done anew.
         overwrite: Whether the output may be replaced.
-        dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
+        dtype: The dtype to which floating-point tensors of the output are rounded, once; values that it cannot hold are
             refused. As in the network that the output takes over unless given.
         shard_size: Bytes, or text such as "5GB", of the values in one file of an output folder; as there unless given.
         progress: Shows each pass over streamed files.
-        provenance: What the output says about where it comes from; this call, unless given.
+        provenance: The provenance of the output; this call, unless given.
 
     Raises:
         FileExistsError: The output exists, and `overwrite` is false.

@@ -149,7 +149,7 @@ class Candidates:
         start: The first element of each pair to be offered, preferred to an identity that is as good.
         measure: What is maximized; the loss halfway between the networks with its sign turned unless given, which needs
             a task.
-        notes: Those of the start; the notes of later elements come with them.
+        notes: The notes of the start; those of later elements come with them.
 
     Attributes:
         initial: The objective at the identity, float64 `[pairs]`.

@@ -26,7 +26,7 @@ class FullDiskError(OSError):
     """A disk without room for an output, or a used up quota.
 
     Args:
-        path: Of the output.
+        path: The path of the output.
         nbytes: How much the output still needs, if that is known.
         remedy: What to do.
     """

@@ -33,7 +33,7 @@ class Difference:
 
     Attributes:
         first: The tokens that only the first folder has.
-        second: Those that only the second one has.
+        second: The tokens that only the second one has.
         moved: Tokens of both at other rows, with both rows.
     """
 

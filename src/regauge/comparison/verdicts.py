@@ -54,17 +54,17 @@ class Evidence:
         is_equal: Whether all values are equal, or are after rounding to the coarser of both formats.
         precision: Spacing of the numbers around one in the coarser format in which one of the networks can be written.
         stored: Distance as stored, relative to the first network's norm.
-        modulo: The same modulo the group.
+        modulo: The distance modulo the group.
         free: The number of compared values, less the dimension of the group.
         share: Mean share of the first network's matrices that the second one explains after alignment, if any can be.
-        chance: What strangers explain at most; see `by_chance`. None if it was not measured.
-        p_value: Of independence, by the order of units as stored; None where no group can be tested. It is exact where
-            nobody chose that order.
+        chance: The share that strangers explain at most; see `by_chance`. None if it was not measured.
+        p_value: The p-value of independence, by the order of units as stored; None where no group can be tested. It is
+            exact where nobody chose that order.
         z_score: The statistic behind it.
         is_whole: Whether all of both networks is compared.
         is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
             there need be no element that leads from one network to the other.
-        parent: That one of the networks says that it was made of the other one; empty if none does.
+        parent: A sentence if one network's provenance names the other one as a parent; else empty.
     """
 
     is_equal: bool

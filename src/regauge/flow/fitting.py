@@ -41,7 +41,7 @@ class Config(Design, Training):
     """Settings of a flow and of its training.
 
     Attributes:
-        times: How times are drawn.
+        times: The distribution of times in training.
         balance: How much a tensor counts in the loss, or where there are any in the principal components: the number of
             its values to this power. 1: all values alike; 0: all tensors alike. Components count by their deviations.
         is_standardized: Whether errors count in units of what they would be without the net; else as they are.
@@ -78,7 +78,7 @@ def fit(
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
             once, and their points are kept in memory.
-        symmetry: Of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         starts: Networks such as the population began with; a prior of independent values is then matched to them
             instead of to those at which the flow ends.

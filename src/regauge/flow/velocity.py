@@ -55,10 +55,10 @@ class Velocity(nn.Module):
     """The velocity at points and times, tangent to the space.
 
     Args:
-        space: Of the points.
-        prior: Of the starts.
-        moments: Of the ends.
-        net: What is learned, from points that are standardized to their unit.
+        space: The space of the points.
+        prior: The prior of the starts.
+        moments: The moments of the ends.
+        net: The net that is trained, from points that are standardized to their unit.
         clock: Tells the net time and class.
         predicts: "velocity", or "end": the ends are predicted, and the velocity is the rest of the way by the rest of
             the time.

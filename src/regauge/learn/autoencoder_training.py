@@ -45,9 +45,9 @@ class AutoencoderConfig(Training):
 
     Attributes:
         layer: Settings of the encoder's layers; see `regauge.weightspace.LAYERS`.
-        width: Of the encoder.
+        width: The width of the encoder.
         depth: Number of its layers.
-        values: How single values are encoded; standardized unless given.
+        values: The encoding of single values; standardized unless given.
         reads_moments: Whether the encoder also begins with the moments of every tensor; see `Metanet`.
         parts: What the encoder respects by construction; everything that it can unless given.
         widening: Whether a unit that is split in two counts as one, so that widening that keeps what a network computes
@@ -107,7 +107,7 @@ def fit_autoencoder(
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
-        symmetry: Of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         module: Runs the networks; that of the store unless given.
         inputs: What networks are compared on: a tensor, a tuple of positional or a mapping of keyword arguments of the

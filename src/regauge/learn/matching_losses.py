@@ -70,11 +70,11 @@ class Losses:
     """The losses of one architecture, with the shapes of one layout.
 
     Attributes:
-        siamese: What is trained.
-        symmetry: Of the networks, with every size known.
-        weights: Of the losses.
+        siamese: The net that is trained.
+        symmetry: The symmetry of the networks, with every size known.
+        weights: The weights of the losses.
         task: For the line; None for none.
-        line: What is lowered on it.
+        line: The loss that is lowered on it.
         tolerance: Largest error of the sums of plans.
         max_iterations: Most Sinkhorn iterations.
     """
@@ -105,8 +105,8 @@ class Losses:
         Args:
             first: The networks.
             second: The partner of each; the next network among the first ones if None.
-            copies: Of the first ones, if copies are to be recognized.
-            batch: Of the task, for the line.
+            copies: Copies of the first ones, if copies are to be recognized.
+            batch: A batch of the task, for the line.
             chance: Source of the points on the lines.
         """
         placed, sharpness, count = self.placed(first), self.siamese.sharpness, _count(first)

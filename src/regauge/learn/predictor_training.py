@@ -39,7 +39,7 @@ def fit_predictor(
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one or several
             architectures, whose networks are numbered one after the other.
         targets: A value for each network, or the name of a column of the stores.
-        symmetry: Of the networks, or of each store and population; those of the stores unless given.
+        symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
         config: Settings; `seconds` limits the training alone.
         module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
             store unless given.

@@ -29,10 +29,10 @@ class Target:
     """One column of what is known about networks.
 
     Attributes:
-        name: Of the column.
+        name: The name of the column.
         kind: Numbers, which are standardized; fractions, such as accuracies, of which a net gives logits; or classes.
         classes: Their values in the column, sorted; empty for numbers and fractions.
-        mean: Of the numbers or fractions for training.
+        mean: The mean of the numbers or fractions for training.
         deviation: Standard deviation of the numbers or fractions for training.
     """
 
@@ -47,9 +47,9 @@ class Target:
         """The target with some values: texts and truth values are classes, and so are whole numbers that recur.
 
         Args:
-            name: Of the column.
-            values: Of all networks that are used.
-            train: Of those for training.
+            name: The name of the column.
+            values: The values of all networks that are used.
+            train: The values of the networks for training.
             kind: Numbers, fractions or classes; numbers or classes, as the values are, unless given.
 
         Raises:

@@ -29,7 +29,7 @@ class Training:
         epochs: How often each network is read at most.
         batch: Networks of a step.
         lr: Largest learning rate of AdamW.
-        weight_decay: Of AdamW.
+        weight_decay: Weight decay of AdamW.
         schedule: How the learning rate changes; up for a twentieth of the steps, then down as a cosine, unless given.
         clip: Largest norm of a gradient; longer ones are shortened.
         patience: Epochs without a better validation after which the training ends; none if None.
@@ -95,7 +95,7 @@ def train(
         loss: From a batch and a source of chance to the mean loss.
         validate: Evaluates the net, which is in evaluation mode.
         config: Settings.
-        seed: Of all chance in `loss`.
+        seed: The seed of all chance in `loss`.
         state: A `.safetensors` file in which the training is kept while it runs. If it exists, it is continued.
         continues: Whether it is; else it is replaced once this training has a state.
         inputs: Everything that the training depends on, as JSON; a state of others is refused.

@@ -72,13 +72,13 @@ def merge(
             enough for rules that make sense of one task vector.
         symmetry: The symmetry of that architecture.
         rest: Nothing: the networks are one list.
-        method: How to align, as in `align_many`: `DataMatching()` unless given where there is a task, else
+        method: The method of alignment, as in `align_many`: `DataMatching()` unless given where there is a task, else
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
             aligns every network to the first or to the base.
         weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,
             normalized to sum to one, equal unless given; for task vectors see the rule. The alignment does not depend
             on them.
-        rule: How the aligned networks are combined; `Average()` unless given.
+        rule: The rule that combines the aligned networks; `Average()` unless given.
         base: The network that task vectors are relative to. The networks are aligned to it, and the result is in its
             coordinates; without a base in those of the first network.
         task: Model, data and loss, for methods and rules that use them.
@@ -86,17 +86,17 @@ def merge(
             nothing (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
-        out: Where the result is written, with the names, dtypes and header of the base or the first network: a
+        out: The path of the result, with the names, dtypes and header of the base or the first network: a
             `.safetensors` file, or a folder with its shards and further files. The record is written next to it. For
             networks on the disk only, as are the following.
-        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         resume: Whether to continue what an interrupted run left; in memory it is done anew.
         overwrite: Whether the output may be replaced.
-        dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
+        dtype: The dtype to which floating-point tensors of the output are rounded, once; values that it cannot hold are
             refused. As in the network that the output takes over unless given.
         shard_size: Bytes, or text such as "5GB", of the values in one file of an output folder; as there unless given.
         progress: Shows each pass over streamed files.
-        provenance: What the output says about where it comes from; this call, unless given.
+        provenance: The provenance of the output; this call, unless given.
 
     Raises:
         FileExistsError: The output exists, and `overwrite` is false.

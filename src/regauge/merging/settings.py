@@ -26,7 +26,7 @@ class Setting:
     other tensors last.
 
     Attributes:
-        values: What holds for tensors of no other name, one number at least.
+        values: The numbers for tensors of no other name, at least one.
         where: Pieces of names with their own values. The first that occurs in the name of a tensor counts.
 
     References:

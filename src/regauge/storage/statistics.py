@@ -31,7 +31,7 @@ class Statistics:
 
     Attributes:
         mean: By the name of the tensor; floating-point tensors only.
-        std: The same; one where all values are equal.
+        std: The standard deviation, likewise; one where all values are equal.
     """
 
     mean: Mapping[str, float]

@@ -187,7 +187,7 @@ def descend(
         program: What is trained; it changes with every step.
         batches: One for each step, read when its turn comes.
         steps: Number of steps, if the time allows.
-        schedule: Of the learning rate; constant unless given.
+        schedule: The schedule of the learning rate; constant unless given.
         clock: When its time is over the step in progress is the last; no limit unless given. The schedule follows the
             steps or the time, whichever are nearer to their end.
         done: Steps that were taken before; their batches are not among those given.

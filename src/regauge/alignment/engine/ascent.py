@@ -51,13 +51,13 @@ class Ascent:
         a: First networks.
         b: Second networks.
         solve: Solves a family in which something is nested.
-        start: Where to begin, a batch of elements without positive scales; the identity unless given.
+        start: The start, a batch of elements without positive scales; the identity unless given.
         tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
 
     Attributes:
         networks: The networks, and where every pair is.
         pairs: Number of pairs.
-        gained: What all steps gained so far.
+        gained: The gain of all steps so far.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
 
     Args:
         symmetry: With every size known.
-        groups: Those whose scales or matrices are fitted; see `fitted_groups`.
+        groups: The groups whose scales or matrices are fitted; see `fitted_groups`.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.
 

@@ -103,7 +103,7 @@ def make_plan(
         symmetry: With every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
-        balances: How networks are balanced; see `balances_of`.
+        balances: The kinds of balancing; see `balances_of`.
         held: Bytes that the process holds already, such as what tracing the model left behind.
 
     Raises:

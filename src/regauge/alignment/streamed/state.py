@@ -64,7 +64,7 @@ class State:
         climbs: A climb for each way in which the networks are balanced; empty before that.
         chosen: The number of the climb that is kept, when all have ended.
         found: The element that it found, between the networks as they are.
-        fits: How many steps of fitting scales are done.
+        fits: The number of steps of fitting scales that are done.
         notes: Sentences about what could not be taken over from the first network.
         timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
     """

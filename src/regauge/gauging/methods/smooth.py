@@ -42,7 +42,7 @@ class Smooth(GaugeMethod):
     Looked at is the first batch of the task.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         activations: How activations are rounded while alphas are compared, each token or example with a scale of its
             own; not at all where it is None.
         alpha: The exponent; searched where it is None.

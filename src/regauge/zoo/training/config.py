@@ -112,7 +112,7 @@ class Discard:
     Attributes:
         step: The number of steps after which that is.
         worst: This share of every group, by validation loss; those already given up count.
-        above: Those with a validation loss above this, in nats or squared error.
+        above: Give up networks with a validation loss above this, in nats or squared error.
     """
 
     step: int
@@ -141,13 +141,13 @@ class Config(Descent):
     each network draws from.
 
     Attributes:
-        architecture: Of all networks.
+        architecture: The architecture of all networks.
         data: A name in `regauge.zoo.training.SETS`; `package.module:function` of a function that returns Examples, the
             same ones in every process; or what examples are called that are handed to `train`.
         count: How many networks; their ids are 0 to count - 1.
         seed: All chance comes from here and from ids.
         initialization: How they start.
-        subset: Of the examples; all if None.
+        subset: The subset of the examples; all if None.
         copies: Of every signal, where networks are signals: network i learns signal `i // copies`, and begins again
             after the last.
         group: Consecutive ids that share batches.

@@ -66,14 +66,14 @@ def train(
     two marks.
 
     Args:
-        config: Of the whole population.
+        config: The configuration of the whole population.
         ids: Which networks; all if None. Discarding a share needs whole groups.
         data: Examples to train on instead of those that `config.data` names.
         backend: How they are trained; what is fastest for the architecture and the device if None. Chains of layers,
             fully connected or (on a CPU) convolutional, have programs of their own in place of the stacked one.
         stack: Networks of a stack at most.
         device: Where.
-        dtype: Of parameters and examples.
+        dtype: The dtype of parameters and examples.
         advance: Advances by trained networks: every step by its part of them.
 
     Yields:
