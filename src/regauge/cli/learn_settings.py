@@ -63,15 +63,8 @@ def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) 
 
 def training_of(options: LearnTraining) -> dict[str, Any]:
     """How a net is trained, for `learn.training.Training`."""
-    return {
-        "epochs": options.epochs,
-        "batch": options.batch,
-        "lr": options.lr,
-        "weight_decay": options.weight_decay,
-        "patience": options.patience,
-        "seconds": options.seconds,
-        "device": options.device,
-    }
+    names = ("epochs", "batch", "lr", "weight_decay", "patience", "seconds", "device")
+    return {name: getattr(options, name) for name in names}
 
 
 def net_settings_of(options: LearnPredictor | LearnAutoencoder) -> dict[str, Any]:
