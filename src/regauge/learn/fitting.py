@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from regauge.core.progress import Progress, no_progress
 from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
-from regauge.learn.training import Training, train
+from regauge.learn.training import train
 from regauge.storage.loader import Batch, Loader
+from regauge.training.training_configs import NetTrainingConfig
 
 Made = TypeVar("Made", covariant=True)
 
@@ -29,7 +30,7 @@ class Fitting(ABC, Generic[Made]):
     """
 
     division: Division
-    config: Training
+    config: NetTrainingConfig
     net: nn.Module
     loader: Loader
 

@@ -24,9 +24,9 @@ from regauge.learn.division import Division
 from regauge.learn.fitting import Fitting
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
+from regauge.learn.learn_configs import PredictorConfig
 from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, to_net
 from regauge.learn.predictor import CONSTANT, NET, Predictor
-from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
 from regauge.learn.training import train

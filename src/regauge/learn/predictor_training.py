@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from regauge.core.arguments import check_arguments
 from regauge.core.symmetry import Symmetry
 from regauge.learn.division import Division, FitArguments
+from regauge.learn.learn_configs import PredictorConfig
 from regauge.learn.populations import values_of
 from regauge.learn.predictor import Predictor
-from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.predictor_fitting import PredictorFitting
 from regauge.learn.targets import Target
 from regauge.storage.collection import Collection, Networks

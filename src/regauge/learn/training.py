@@ -1,7 +1,6 @@
 """Training of a net over networks: epochs of batches, validation, the best weights, and a state to resume from."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.state_file import StateFile
-from regauge.core.devices import find_device
 from regauge.core.params import below
 from regauge.core.progress import Advance, Progress, no_progress
 from regauge.learn.course import Course, Trained, Validation
@@ -18,57 +16,7 @@ from regauge.training.clock import Clock
 from regauge.training.descent import descend, require_finite_loss
 from regauge.training.net_program import NetProgram
 from regauge.training.optimizers import AdamW
-from regauge.training.schedules import OneCycle, Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Settings of a training, shared by everything that is trained on networks.
-
-    Attributes:
-        epochs: How often each network is read at most.
-        batch: Networks of a step.
-        lr: Largest learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        schedule: How the learning rate changes; up for a twentieth of the steps, then down as a cosine, unless given.
-        clip: Largest norm of a gradient; longer ones are shortened.
-        patience: Epochs without a better validation after which the training ends; none if None.
-        seconds: Seconds of training after which the best so far is returned; no limit if None. The learning rate
-            follows the steps or the seconds, whichever are nearer to their end, so that a run that is cut short by
-            them depends on the machine's speed.
-        is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
-            the clock.
-        average: The net that is validated and kept has an exponential moving average of the weights with this decay, at
-            first less: (1 + steps) / (10 + steps) where that is smaller. None: the weights of the last step.
-        device: Where the net is trained, such as "cpu" or "cuda".
-    """
-
-    epochs: int = 100
-    batch: int = 64
-    lr: float = 2e-3
-    weight_decay: float = 1e-2
-    schedule: Schedule = field(default_factory=lambda: OneCycle(rise=0.05, start=0.04, end=1e-2))
-    clip: float = 1.0
-    patience: int | None = None
-    seconds: float | None = None
-    is_cpu_time: bool = False
-    average: float | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        is_whole = self.epochs >= 1 and self.batch >= 1 and (self.patience is None or self.patience >= 1)
-        is_positive = self.lr > 0 and self.weight_decay >= 0 and self.clip > 0
-        if not is_whole or not is_positive or (self.seconds is not None and not self.seconds > 0):
-            raise ValueError(
-                f"epochs={self.epochs}, batch={self.batch}, lr={self.lr}, weight_decay={self.weight_decay}, "
-                f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} make no training; all are "
-                "positive, weight_decay may be 0, and patience and seconds None"
-            )
-        if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(
-                f"average={self.average} is no decay of a moving average; it lies between 0 and 1, or is None"
-            )
-        find_device(self.device)
+from regauge.training.training_configs import NetTrainingConfig
 
 
 def train(
@@ -76,7 +24,7 @@ def train(
     loader: Loader,
     loss: Callable[[Batch, torch.Generator], Tensor],
     validate: Callable[[], Validation],
-    config: Training,
+    config: NetTrainingConfig,
     *,
     seed: int,
     state: Path | None = None,
@@ -151,7 +99,7 @@ class _Bar:
         self._advance, self._total, self._shown = advance, total, 0.0
 
     @classmethod
-    def of(cls, progress: Progress, course: Course, config: Training, steps: int) -> "_Bar":
+    def of(cls, progress: Progress, course: Course, config: NetTrainingConfig, steps: int) -> "_Bar":
         """The bar of a training, which may have begun."""
         if config.seconds is None:
             made, done = cls(progress("training", steps), steps), float(course.step)
