@@ -1,4 +1,4 @@
-"""What was typed to train a net over networks: its layers, its inputs, the networks that it learns from."""
+"""Settings of a net over networks from options: its layers, its inputs, the networks that it learns from."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -62,9 +62,16 @@ def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) 
 
 
 def training_of(options: LearnTraining) -> dict[str, Any]:
-    """How a net is trained, for `learn.training.Training`."""
-    names = ("epochs", "batch", "lr", "weight_decay", "patience", "seconds", "device")
-    return {name: getattr(options, name) for name in names}
+    """The settings of a training, for `learn.training.Training`."""
+    return {
+        "epochs": options.epochs,
+        "batch": options.batch,
+        "lr": options.lr,
+        "weight_decay": options.weight_decay,
+        "patience": options.patience,
+        "seconds": options.seconds,
+        "device": options.device,
+    }
 
 
 def net_settings_of(options: LearnPredictor | LearnAutoencoder) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def net_settings_of(options: LearnPredictor | LearnAutoencoder) -> dict[str, Any
 
 
 def values_of(options: LearnNet) -> ws.Fourier | ws.Logarithms | None:
-    """How values are encoded, if not as they are."""
+    """The encoding of values; None for values as they are."""
     if options.fourier and options.logarithms:
         raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
     return ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
@@ -119,7 +126,7 @@ def layer_of(name: str, typed: str) -> Any:
 
 
 def inputs_of(text: str) -> Tensor | Any:
-    """What networks are run on."""
+    """The inputs on which networks are run."""
     kind, _, size = text.partition(":")
     if kind not in ("grid", "points"):
         return load_batches(text, EXAMPLES)[0][0]
