@@ -19,7 +19,7 @@ from regauge.flow.novelty import NEAR, NEARER, count_near, nearest, spread
 from regauge.flow.space import Representation, Space
 
 BINS = 15
-"""Of the calibration error."""
+"""Bins of the calibration error."""
 AT_ONCE = 64
 """Networks that are run at a time."""
 LARGE = 2000
