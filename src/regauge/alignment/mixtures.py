@@ -77,7 +77,7 @@ class Mixture:
 
     @property
     def excess(self) -> float:
-        """By how much shifts raise the expected squared norm."""
+        """The rise of the expected squared norm by shifts."""
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:
@@ -202,7 +202,7 @@ class RelaxedUniverse:
         return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
 
     def vertices(self) -> list[Vertex]:
-        """For every network and family the hard element towards which the objective rises fastest."""
+        """The hard element of every network and family towards which the objective rises fastest."""
         result: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
             aims = self.aims(k)

@@ -11,7 +11,7 @@ Ranks = Mapping[str, int]
 
 
 def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[Place]]) -> dict[str, int]:
-    """For each group of invertible matrices the largest rank that its product can have, by shapes alone.
+    """The largest rank that the product of each group of invertible matrices can have, by shapes alone.
 
     A product has no more rank than either side has values, or than its factors have: what one group of a chain
     lacks, its neighbors lack, too.

@@ -105,7 +105,7 @@ def find_common(
     Args:
         a: The first network, perhaps on the meta device, or a checkpoint of which the headers are read.
         b: The second one.
-        symmetry: Of the first one's architecture.
+        symmetry: The symmetry of the first one's architecture.
         has_widths: Whether groups may have other numbers of units; their tensors are left out otherwise.
     """
     first, second = (

@@ -294,7 +294,7 @@ def _weigh(
         measure: Tests independence.
         origins: Where both networks come from.
         given: Both networks as they are stored, if what is compared is their function alone.
-        distances: Those of the fingerprints of the second network and of the references from the first one's.
+        distances: Distances of the fingerprints of the second network and the references from the first one's.
     """
     shapes = compared_shapes(a, symmetry)
     read, _ = _readers(a, b, symmetry)

@@ -82,7 +82,7 @@ class MatrixPart:
 
 @dataclass
 class Freedom:
-    """Everything that may act on one atom.
+    """All transformations that may act on one atom.
 
     Families name the slots of parameters and of watched values alike; which of them exist is decided on the
     parameters alone.

@@ -57,7 +57,7 @@ class Perceptron:
     """A plain net over all coordinates, which is not equivariant: for networks that were aligned.
 
     Attributes:
-        width: Of the hidden layers.
+        width: The width of the hidden layers.
         depth: Number of hidden layers.
     """
 
@@ -78,9 +78,9 @@ class Tokens:
     one more token.
 
     Attributes:
-        width: Of tokens.
+        width: The width of tokens.
         depth: Number of blocks.
-        heads: Of attention.
+        heads: The number of heads of attention.
     """
 
     width: int = 64
@@ -220,7 +220,7 @@ class Block(nn.Module):
 
 
 def find_tokens(space: Space) -> list[Int[Tensor, "units values"]]:
-    """For each permuted group the coordinates that each of its units has a part in; those of no unit come last."""
+    """The coordinates in which each unit of each permuted group has a part; those of no unit come last."""
     place = torch.argsort(space.order)
     starts = torch.tensor([0, *(torch.Size(space.symmetry.shapes[name]).numel() for name in space.names)]).cumsum(0)
     numbers = {

@@ -65,7 +65,7 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Bring networks under one vocabulary: a wanted one, or that of the first where only the order differs.
+    """Bring networks under one vocabulary: the requested one, or that of the first where only the order differs.
 
     Other files and settings that differ are logged.
 

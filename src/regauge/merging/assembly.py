@@ -34,7 +34,7 @@ class Part:
         rule: The rule that combines the sources.
         factors: The factors of the sources.
         key: The name that random numbers are drawn for.
-        depth: How deep it lies, for rules with settings.
+        depth: The relative depth of the tensor, for rules with settings.
     """
 
     spec: TensorSpec
@@ -54,12 +54,12 @@ class Assembly:
     the others, and rounded once.
 
     Attributes:
-        parts: What is made, by name.
+        parts: The parts that are made, by name.
         networks: The checkpoints, under the vocabulary of the result.
         symmetry: Where their elements act.
         elements: Move the networks; None for those that stay.
         tokens: Where vocabularies differ, what rows are taken from others.
-        seed: Of the random numbers of rules.
+        seed: The seed of the random numbers of rules.
     """
 
     parts: Mapping[str, Part]
@@ -102,7 +102,7 @@ class Assembly:
         return largest
 
     def _work(self, part: Part) -> torch.dtype:
-        """In what sums are taken: float32 where all is in half precision, else float64."""
+        """The dtype of sums: float32 where all is in half precision, else float64."""
         stored = [self.networks[k].stored[name].dtype for k, name in part.sources]
         return torch.float32 if max(one.itemsize for one in (*stored, part.spec.dtype)) < 4 else torch.float64
 

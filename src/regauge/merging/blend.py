@@ -33,13 +33,13 @@ class Blend:
     the base or the first network.
 
     Attributes:
-        rule: How tensors are combined.
+        rule: The rule that combines tensors.
         symmetry: With every size known.
         networks: Parameters by name, or checkpoints.
         base: The network that task vectors are relative to, where there is one.
         weights: One for each network; what the rule takes for equal ones unless given.
         elements: Move the networks; the identity for the one whose coordinates the result has. None moves nothing.
-        seed: Of the random numbers of the rule.
+        seed: The seed of the random numbers of the rule.
     """
 
     rule: Rule
@@ -173,7 +173,7 @@ class Blend:
         return find_depths(self._like)
 
     def _work_dtype(self, name: str) -> torch.dtype:
-        """In what sums are taken: in float32 where all is in half precision, else in float64."""
+        """The dtype of sums: float32 where all is in half precision, else float64."""
         widest = max(_dtype_of(network, name).itemsize for network in self._all)
         return torch.float32 if widest < 4 else torch.float64
 

@@ -10,7 +10,7 @@ from regauge.hub.layer_stack import LAYER
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""
 Numbers: TypeAlias = Number | tuple[Number, ...]
-"""The same for all networks, or one for each."""
+"""One number or setting for all networks, or one for each."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,7 +25,7 @@ class Setting:
     other tensors last.
 
     Attributes:
-        values: What holds for tensors of no other name, one number at least.
+        values: The numbers for tensors of no other name, at least one.
         where: Pieces of names with their own values. The first that occurs in the name of a tensor counts.
 
     References:

@@ -1,4 +1,4 @@
-"""From the values of blocks to features: standardized, encoded, and projected once for each tensor."""
+"""The encoder of block values as features: standardized, encoded, and projected once for each tensor."""
 
 import math
 from collections.abc import Collection, Mapping

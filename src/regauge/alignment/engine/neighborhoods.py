@@ -46,7 +46,7 @@ class Neighborhoods:
 
 
 def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
-    """For the tensors of family k where other families act on them, by the number of the family."""
+    """The sites of other families on the tensors of family k, by tensor and number of the family."""
     own = {group.name for group in (*families[k].members, *families[k].fixed)}
     result: dict[str, dict[int, list[Site]]] = {}
     for number, other in enumerate(families):

@@ -24,7 +24,7 @@ class Sharing(Checkpoint):
 
     Attributes:
         source: The checkpoint.
-        other: That of which it has some.
+        other: The checkpoint of which it has some tensors.
         shared: The names of these.
     """
 

@@ -1,4 +1,4 @@
-"""From a recipe to the parts of its result: for every tensor the tensors that it is made of, the rule, the numbers."""
+"""The parts of a recipe's result: for every tensor its sources, the rule and its numbers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def plan_parts(
     """The parts of the result of a recipe.
 
     Args:
-        recipe: What is made.
+        recipe: The recipe.
         networks: The checkpoints by their folders, the one first whose names and dtypes the result has.
         order: Its names in the order of the model: those before the first layer belong to the first slice, those
             behind the last layer to the last one.

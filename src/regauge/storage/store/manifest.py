@@ -44,6 +44,8 @@ class Manifest:
         try:
             document = read_versioned(path.read_text(encoding="utf-8"), FORMAT, VERSION)
             symmetry = document["symmetry"]
+            if not isinstance(document["key"], str) or not isinstance(document["about"], dict):
+                raise ValueError("its key is no text, or what it tells is no object")
             return cls(
                 Architecture.from_json(json.dumps(document["architecture"])),
                 None if symmetry is None else Symmetry.from_json(json.dumps(symmetry)),

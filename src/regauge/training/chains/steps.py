@@ -120,7 +120,7 @@ class Step(ABC):
 
     @abstractmethod
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
-        """From the derivative by the output that by the input (any tensor unless it goes on), and those of `names`."""
+        """Derivatives by the input (any tensor unless `goes_on`) and by `names`, from that by the output."""
 
 
 @dataclass(frozen=True)

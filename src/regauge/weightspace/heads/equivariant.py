@@ -226,7 +226,7 @@ class _Change:
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """For each end features of its units whose product moves as values of a block do; None if there are none."""
+    """Characters of unit features at each end whose product moves as values of a block do; None if there are none."""
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]
     for chosen in product(*choices):

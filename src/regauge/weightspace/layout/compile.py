@@ -129,7 +129,7 @@ class Layout:
 
     @cached_property
     def unit_signs(self) -> dict[str, tuple[Character, ...]]:
-        """For each set of units, what signs and scales multiply those values by that they change."""
+        """The characters, on the axes of each set of units, of values that signs and scales change."""
         blocks = [*self.blocks, *(written.block for written in self.writer.written)]
         found = {name: set[Character]() for name in self.units}
         for block in blocks:
