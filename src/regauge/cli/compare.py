@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import regauge as rg
-from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
+from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.location import locate
 from regauge.checkpoints.writing import require_writable, save_text

@@ -15,7 +15,6 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import bind_networks
 from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.match import align_streamed
-from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import Moved
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.checkpoints.checkpoint import Checkpoint
@@ -36,6 +35,7 @@ from regauge.core.element import Element
 from regauge.core.interpolation import distance
 from regauge.core.movable import VALUES
 from regauge.core.params import Params, work_dtype
+from regauge.core.pieces import row_ranges
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.streamed.source import move_tensor
 from regauge.comparison.common import restrict
 from regauge.core.element import Element
 from regauge.core.params import Params
+from regauge.core.pieces import move_tensor
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
