@@ -160,7 +160,7 @@ def orbit_distance(
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """How far apart two networks are when their symmetry does not count.
+    """The distance of two networks up to symmetry: an upper bound of the smallest distance between their orbits.
 
     Both are canonicalized, the second is aligned to the first, and the Euclidean distance of their parameters is
     taken (without buffers; scales are fixed by unit norms, not chosen to bring the networks together). It is zero

@@ -357,6 +357,8 @@ class Span:
         """Extend the span by `vector`; return the dual vector (1 on `vector`, 0 on all earlier ones)."""
         chosen = next(free for free in self._free if self._dot(vector, free))
         length = self._dot(vector, chosen)
+        # Free directions are orthogonal to all that is fixed, so a free one with product one with the vector is dual to
+        # it; the other free ones are made orthogonal to the vector by multiples of that.
         direction = self._reduce(x / length for x in chosen)
         others = [free for free in self._free if free is not chosen]
         self._known.clear()

@@ -43,7 +43,7 @@ class RepairResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not done, in a sentence."""
+        """A sentence about a repair that was dropped; empty where it was kept."""
         if self.is_kept:
             return ()
         before, after = self.losses["interpolated"], self.losses["repaired"]
@@ -329,6 +329,7 @@ def require_endpoints(
 
 def _repair_layer(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:
     """The weight and the bias of a layer that bring its units to a mean and a standard deviation."""
+    # A unit that is constant has no spread to scale; its factor of one leaves the spread at zero and moves the mean.
     is_live = now.std > CONSTANT * (now.mean.abs() + std)
     factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)
     weight = params[layer.weight]

@@ -65,7 +65,7 @@ def in_folder(folder: Path, file: DataFile) -> Path | None:
 
 
 def folders(name: str) -> list[Path]:
-    """Where the files of a data set may be: in the user's folder, then in the cache."""
+    """The folders that may hold the files of a data set: the user's, then the cache's."""
     root = os.environ.get(FOLDER_VARIABLE)
     return [*([Path(root) / name] if root else []), cache_folder() / name]
 

@@ -119,7 +119,7 @@ class ImageData:
     classes: int = 10
 
     def normalized(self, mean: float, std: float) -> "ImageData":
-        """The same images with pixels `(x - mean) / std`."""
+        """A copy with normalized pixels, `(x - mean) / std`."""
         return replace(self, train_images=(self.train_images - mean) / std, test_images=(self.test_images - mean) / std)
 
     def grayscale(self) -> "ImageData":
@@ -157,7 +157,7 @@ class ImageData:
 
 
 def pixel_centers(height: int, width: int) -> Tensor:
-    """Where the pixels of an image are as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""
+    """Centers of the pixels of an image as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""
     ys, xs = (((torch.arange(size) + 0.5) / size * 2 - 1) for size in (height, width))
     return torch.cartesian_prod(ys, xs)
 

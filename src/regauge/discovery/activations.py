@@ -1,4 +1,4 @@
-"""How the groups of a known symmetry act on the intermediate values of a model."""
+"""The action of a known symmetry's groups on the intermediate values of a model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,9 +65,9 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """As a call; with gradients, and `torch.func.vmap` applies as far as it knows the operators of the model.
+        """Like `__call__`, but differentiable; `torch.func.vmap` applies if it knows the model's operators.
 
-        What reads a value with a change reads what that function makes of it.
+        A value with a change is replaced by that function of it for all operators that read it.
         """
         graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
@@ -286,7 +286,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
 
 
 def _reached(program: Program) -> set[Node]:
-    """What depends on the inputs of the model, these included."""
+    """The nodes that depend on the inputs of the model, and the inputs."""
     reached: set[Node] = set()
     for node in program.graph.graph.nodes:
         is_input = node.op == "placeholder" and node.name in program.inputs
@@ -307,7 +307,7 @@ def _dependent(program: Program) -> set[Node]:
 
 
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
-    """What layers read, followed back through copies as far as the values are known; all values of other groups."""
+    """The values that layers read, traced back through copies; for a group without any, all its values."""
     names = placed.shapes
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:

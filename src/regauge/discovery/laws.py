@@ -1,4 +1,4 @@
-"""What one operator says about the axes of its tensors, kept until all axes are fully refined."""
+"""The laws that one operator puts on the axes of its tensors, kept until all axes are fully refined."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -147,7 +147,7 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """The same values in another place: everything passes."""
+    """A copy of the values to another place: everything passes."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 

@@ -145,6 +145,7 @@ class _Directions:
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)
+        # |J x| = |S V^T x|, since U has orthonormal columns: a square matrix stands for the tall Jacobian.
         self.triangle = singular.unsqueeze(-1) * right
         self.threshold = tolerance * float(singular.max())
         self.kernel = right[int((singular > self.threshold).sum()) :]
@@ -246,6 +247,8 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
             continue
         count = start.numel()
         steps = STEP * torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
+        # The tangent space of O(n) at the identity: antisymmetric matrices; with the ones kept, those that map them
+        # to zero, on both sides.
         if group.matrix == "orthogonal":
             steps = steps - steps.mT
         if group.keeps_ones:

@@ -65,7 +65,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """Where a slot of a parameter lies: in a product block, the `term`-th one, of one axis.
+    """The position of a slot: one axis of a parameter, and the product block there (its `term`-th) that holds it.
 
     Attributes:
         others: Sizes and strides of the other leaves of the block.
@@ -87,7 +87,7 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Where a group of these units acts, and what it does there."""
+        """The placement of a group of these units; `how` says what it does there."""
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 
@@ -242,7 +242,7 @@ class _Writer:
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
-        """Where the slots of a tensor lie, those that some operator reads."""
+        """The places of those slots of a tensor that some operator reads."""
         result: dict[int, SlotPlace] = {}
         if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.

@@ -1,4 +1,4 @@
-"""How a network gets to its gauge: elements of one symmetry after another, with gains that become one in between."""
+"""Moves to a gauge: elements of one symmetry after another, with gains that become one in between."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -137,7 +137,7 @@ def _zeros(network: Network, group: Group) -> list[Tensor]:
 
 
 def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
-    """Those of the silent units that are the same whatever comes in, with what each place reads of them."""
+    """Removals of silent units with constant activation, each with the constants that its readers get."""
     if not silent:
         return []
     names = _read_by_place(network, silent)

@@ -17,10 +17,10 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class PruneCertificate:
-    """How much outputs changed, relative to the largest entry of each, with all networks in float64.
+    """Changes of outputs by pruning, relative to the largest entry of each, with all networks in float64.
 
     Attributes:
-        exact: By the removals that leave the function as it is.
+        exact: The change by the removals that should leave the function as it is.
         cut: The smaller network against the given one in which nothing reads the removed units; None where a norm over
             the units of a group makes these differ.
         tolerance: What rounding allows in both.
@@ -42,7 +42,7 @@ class PruneCertificate:
         cut = (
             "a norm over cut units: the smaller network is not the given one without them"
             if self.cut is None
-            else f"beside the given network in which nothing reads the removed units they differ by {self.cut:.1e}"
+            else f"with the removed units unread, the given network differs from the smaller one by {self.cut:.1e}"
         )
         far = f"outputs differ from those of the given network by {self.given:.2g} of their largest entry"
         verdict = "" if self.ok else "NOT as it should be: "

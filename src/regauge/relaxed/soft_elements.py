@@ -87,7 +87,7 @@ class SoftElement:
         self._apart = {n: self._between_classes(n, count) for n, count in counts.items()}
 
     def _between_classes(self, n: int, count: int) -> Tensor | None:
-        """What the logits of plans lose between units of different classes; None where all units are alike."""
+        """The penalty on logits of plans between units of different classes; None if each group has one class."""
         lost = torch.zeros(count, n, n)
         for name, (size, start, own) in self._slices.items():
             if size == n:
@@ -200,7 +200,7 @@ class SoftElement:
         return joint.reshape(self._pairs, n, n)
 
     def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
-        """What a group contributes to a joint matrix: its plan times its soft signs where they act."""
+        """The factor of a group in a joint matrix: its plan times its soft signs where they act."""
         result = plans.get(group.name)
         if result is None:
             result = torch.eye(group.size, dtype=self._like.dtype, device=self._like.device).unsqueeze(0)

@@ -183,7 +183,7 @@ class KroneckerPosterior:
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """The same means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""
+        """The diagonal Gaussian with these means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""
         std = dict(self.std)
         for name, terms in self.terms.items():
             variance = sum(

@@ -58,7 +58,7 @@ class ParticlePosterior:
         return ParticlePosterior(symmetry.act(element, self.stack), self.buffers)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """The same particles."""
+        """The noise as it is: it chooses particles by number, and moving them keeps their numbers."""
         return noise
 
     def moments(self) -> GaussianPosterior:

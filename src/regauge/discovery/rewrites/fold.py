@@ -68,7 +68,7 @@ def fold(
     Three kinds of freedom are used up. Each is found in the traced model, none by the names of its layers:
 
     - A gain moves into what reads it, by the scales and signs of the symmetry: the gain becomes one. Where it is zero
-      its readers become zero, if nothing stands beside it.
+      its readers become zero, if nothing is added to it before they read it.
     - A bias moves to where another one takes it up: of LayerNorm to its readers, of values to the output projection,
       of a recurrent state to its input. Or nothing sees it, as a bias of keys behind the softmax. It becomes zero.
     - A mean that a LayerNorm or a softmax removes becomes zero in what writes to it, and in what reads from values
@@ -139,7 +139,7 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Biases first, so that nothing stands beside a gain that is zero; means last, behind equal gains."""
+        """Biases first, so that no bias is added behind a gain of zero; means last, behind equal gains."""
         self._check("biases", self._take_up)
         self._check("gains", self._fold)
         self._check("means", self._center)

@@ -24,7 +24,7 @@ def unary(along: LawOf) -> Rule:
 
 
 def copy(b: Builder, call: Call) -> Value | Stacked:
-    """The same values: clone, contiguous, dropout in evaluation mode."""
+    """A copy of the values: clone, contiguous, dropout in evaluation mode."""
     require_evaluation(call)
     return call.x if isinstance(call.x, Stacked) else b.unary(call.x, law.same)
 

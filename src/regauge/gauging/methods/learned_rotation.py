@@ -68,7 +68,7 @@ class LearnedRotation(GaugeMethod):
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """What a network that it moved is called."""
+        """The name, in tables, of a network that the method moved."""
         return "learned" if self.by == "weights" else "learned by function"
 
     @property

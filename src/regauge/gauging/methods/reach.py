@@ -38,7 +38,7 @@ class Point:
 
 
 class Reach:
-    """Where a network can go on its orbit, and how it gets there.
+    """The points of a network's orbit that a descent can reach, and the moves that lead to them.
 
     Args:
         problem: The network.
@@ -96,7 +96,7 @@ class Reach:
         return Point(still, scales)
 
     def moves(self, point: Point) -> tuple[Move, ...]:
-        """What takes the network to a point."""
+        """The moves that take the network to a point."""
         before = () if self.found.before is None else (self.found.before,)
         turns = (Move(self.found.symmetry, point.matrices),) if self.can_rotate else ()
         return (*before, *turns, *(() if point.scales is None else (Move(self.symmetry, point.scales),)))

@@ -129,7 +129,7 @@ class _Work:
         self._schemes: dict[tuple[int, ...], Any] = {}
 
     def pair(self, direction: Direction) -> _Pair | str:
-        """What the scales of a family move; a reason where they are not chosen."""
+        """The values and readers that the scales of a family move; a reason where its scales are not chosen."""
         there = self._by_family.get((direction.group, direction.weights))
         read = {*self._found.read}
         values = tuple(place for place in there.places if place.name in read) if there is not None else ()

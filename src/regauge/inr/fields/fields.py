@@ -27,7 +27,7 @@ class Field(ABC):
         """The distance of every query `[n, 3]` to the shape, `[n]`, exact and in the dtype of the queries."""
 
     def signed_distances(self, queries: Tensor) -> Tensor:
-        """The same, negative inside.
+        """Distances with a sign, negative inside; see `distances`.
 
         Raises:
             ValueError: The shape has no inside.
@@ -108,7 +108,7 @@ class MeshField(Field):
         return torch.from_numpy(np.sqrt(squares)).to(queries)
 
     def signed_distances(self, queries: Tensor) -> Tensor:
-        """The same, negative inside."""
+        """Distances with a sign, negative inside, also for meshes that are not closed."""
         igl, points = _igl(), _exact(queries)
         if self.is_closed:
             kind = igl.SIGNED_DISTANCE_TYPE_PSEUDONORMAL
