@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.bayes.variational.diagnostics import diagnose
-from regauge.data.images import digits
-from regauge.nets.classification import initialize, split_batches
-from regauge.nets.mlp import mlp
+from regauge.bayes import diagnose
+from regauge.data import digits
+from regauge.nets import initialize, mlp, split_batches
 
 PAIRS, SAMPLES, POINTS = 5, 32, 11
 CONFIG = rg.bayes.Variational(epochs=40, batch=100, prior_std=0.3, temperature=0.1)
