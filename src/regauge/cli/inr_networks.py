@@ -13,8 +13,8 @@ import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.cli.models import Model
 from regauge.cli.options import UsageError
-from regauge.inr.fields.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.fields.signal_samples import EVALUATION
+from regauge.inr.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.representation import Inr, load_inr, read_inr
 
 
