@@ -145,3 +145,14 @@ def test_every_public_function_checks_its_arguments() -> None:
             if CHECKS.keys() & parameters.keys() - set(several):
                 unchecked.add(f"{package.__name__}.{name}")
     assert unchecked == set()
+
+
+def test_names_of_earlier_versions_lead_where_they_are_now() -> None:
+    for old, new in (
+        (rg.zoo, "Adam"),
+        (rg.zoo.training, "Config"),
+        (rg.zoo.jobs, "run_jobs"),
+        (rg.storage, "Alignment"),
+    ):
+        assert new not in dir(old)
+        assert getattr(old, new).__name__ == new

@@ -18,7 +18,7 @@ import pytest
 from progress import Recorded
 
 from regauge.training.threads import one_thread
-from regauge.zoo.jobs import JobsError, Share, dask, processes, run_jobs, share_of
+from regauge.zoo import JobsError, Share, dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.driver import perform
 
 

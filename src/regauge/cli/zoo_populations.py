@@ -27,20 +27,23 @@ from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.zoo.jobs import dask, processes, run_jobs, share_of
-from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
-from regauge.zoo.jobs.executors import MakeExecutor
-from regauge.zoo.populations import (
+from regauge.zoo import (
     Barriers,
     Fingerprints,
     OrbitDistances,
     clusters,
+    dask,
     flat_map,
     mean_barrier,
     plan_population,
+    processes,
+    run_jobs,
     sample,
+    share_of,
     universe,
 )
+from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
+from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.training.examples import SETS, load_examples
 
 Indices = NDArray[np.int64]
