@@ -123,7 +123,7 @@ def test_what_does_not_fit_says_what_helps(paths: list[Path], tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"GB that memory allows; allow 0\.1.* GB or more"):
         rg.align(a, b, SYMMETRY, memory=1000, out=out)
     with pytest.raises(
-        ValueError, match=r"needs the networks in memory, which takes .* GB, more than the 1 kB that are allowed"
+        ValueError, match=r"needs the networks in memory, which takes .* kB, more than the 1 kB that are allowed"
     ):
         rg.align(a, b, SYMMETRY, memory=1000, out=out, method=rg.FrankWolfe())
     with pytest.raises(ValueError, match="matching with restarts or init needs the networks in memory"):
@@ -306,7 +306,7 @@ def test_a_dry_run_tells_what_tracing_left(
 
 def test_systems_that_do_not_tell_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.sysconf")
-    with pytest.raises(ValueError, match="does not tell how much memory it has"):
+    with pytest.raises(ValueError, match="does not report how much memory it has"):
         MemoryLimit.of(None)
 
 

@@ -254,7 +254,7 @@ class _Problem:
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
-        """What one unit of mass on each pair adds to the objective, by the families of signs that act."""
+        """The gain of the objective per unit of mass on each pair, by the families of signs that act."""
         result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
         for name, site_a, site_b in self._places(group):
             axis, shape = site_a.placement.axis, list(self._a[name].shape)
@@ -383,6 +383,6 @@ def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozen
 
 
 def _action(p: Placement) -> tuple[object, ...]:
-    """What a placement does, apart from where its units lie."""
+    """A key of what a placement does, apart from the positions of its units."""
     values = math.prod(size for size, _ in p.repeats)
     return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)

@@ -99,7 +99,7 @@ class Plan:
     Attributes:
         steps: Scales and matrices, then rotations, signs and shifts, orders.
         left: Sentences about freedom that no step fixes.
-        open: The same as pairs: a group, and the part of its elements ("scale", "linear", ...).
+        open: That freedom as pairs: a group, and the part of its elements ("scale", "linear", ...).
     """
 
     steps: tuple[Step, ...]
@@ -206,7 +206,7 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[Place | int, ...], ...]:
-        """For each bare place of a group the axes that nothing moves, and the sites of rotations that are fixed."""
+        """The axes that nothing moves and the sites of fixed rotations, for each bare place of a group."""
         result = []
         for place in filter(self._is_bare, self.places[group]):
             axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}

@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 from tyro.extras import literal_type_from_choices
 
 from regauge.alignment.table import METHODS
+from regauge.checkpoints.formats.file_formats import FORMATS
 from regauge.merging.table import RULES
 
 MODEL_HELP = (
@@ -16,9 +17,10 @@ MODEL_HELP = (
     "(module, example_inputs, example_kwargs). Checkpoints of the last two kinds need no MODEL."
 )
 CHECKPOINT_HELP = (
-    ".safetensors, .index.json of a sharded checkpoint, .pt/.pth/.bin/.ckpt with a state dict, or a folder with one of "
-    "them; FILE:NAME for one of several networks in a file, such as b.pt:state_dict_ema; BASE+ADAPTER for a network "
-    "with a LoRA adapter in a folder of PEFT's format, or such folders alone."
+    f"{', '.join(FORMATS['safetensors'].suffixes)}, .index.json of a sharded checkpoint, "
+    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, or a folder with one of them; FILE:NAME for one of "
+    "several networks in a file, such as b.pt:state_dict_ema; BASE+ADAPTER for a network with a LoRA adapter in a "
+    "folder of PEFT's format, or such folders alone."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "

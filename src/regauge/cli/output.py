@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regauge.checkpoints.form import Form
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.writing import require_writable, save_text, whole_file
-from regauge.cli.options import PICTURES, Written
+from regauge.cli.options import PICTURES
 from regauge.core.escaping import escape, escape_json, escape_lines
 from regauge.core.progress import Advance, Progress
 
@@ -160,9 +161,10 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     return save_text(text.getvalue(), path)
 
 
-def form_of(options: Written) -> Form:
-    """How the options ask for the output to be written."""
-    return Form.of(options.dtype, options.shard_size or None)
+def output_of(options: Any, provenance: Provenance) -> Output:
+    """Where and how the options of a command ask for its result to be written."""
+    resume, written = getattr(options, "resume", False), options.written
+    return Output(options.output, options.overwrite, resume, written.dtype, written.shard_size or None, provenance)
 
 
 def show_status(label: str) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""Networks with different tokens under one vocabulary, as `--tokenizer` and recipes ask for it."""
+"""Unify the vocabularies of checkpoints with different tokens, for `--tokenizer` and recipes."""
 
 import json
 from collections import Counter
@@ -63,7 +63,7 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Networks under one vocabulary: the one that is asked for, or that of the first where only the order differs.
+    """Bring networks under one vocabulary: the requested one, or that of the first where only the order differs.
 
     What else differs beside the weights is told.
 
@@ -203,7 +203,10 @@ def unite(
         config.count_tokens(plan.size)
         files[CONFIG] = config.content
     vocabularies = dict.fromkeys(path for folder in places for path in tokenizer_files(folder))
-    moved = tuple(Retokenized(one, axes, own, [*vocabularies]) for one, own in zip(networks, plan.own, strict=True))
+    moved: tuple[Checkpoint, ...] = tuple(
+        Retokenized(one, axes, own, [*vocabularies]) for one, own in zip(networks, plan.own, strict=True)
+    )
+    moved = tuple(one.replacing(files) if k == source else one for k, one in enumerate(moved))
     taken = ", ".join(f"{int(own.sum())} of {folder}" for folder, own in zip(folders, plan.taken, strict=True))
     note = f"vocabulary: {len(vocabulary)} tokens in {plan.size} rows; rows taken from other networks: {taken}"
     return United(moved, plan, files, note)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.streamed.job import Network, open_job
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.comparison.common import find_common
 from regauge.comparison.comparison import Comparison
@@ -58,7 +58,7 @@ def compare(
 
     The p-value and the z-score test the order of units as stored. They are exact where nobody chose that order. After
     an alignment somebody did, so that order alone never makes a descendant. Where a network in a file says that
-    regauge aligned it, and the element lies beside it, that is undone first; otherwise a note tells it.
+    regauge aligned it, and the element is stored with it, that is undone first; otherwise a note says so.
 
     Networks with other widths, vocabularies or numbers of layers are compared in what they have in common: tensors of
     the same shape, and those that are longer along an axis that nothing moves, such as that of tokens, up to the

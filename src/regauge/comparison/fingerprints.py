@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from regauge.alignment.streamed.job import Network, open_job
 from regauge.canonical.null_spaces import without_null_spaces
+from regauge.checkpoints.job import MERGING, Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
 from regauge.core.arguments import check_arguments
@@ -83,7 +83,7 @@ def fingerprint(
         Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of
         Lipschitz mappings into a Hilbert space, for the projection.
     """
-    job = open_job((params,), 0, memory=memory)
+    job = open_job((params,), 0, memory=memory, copies=MERGING)
     if job is not None:
         job = job.named_by(symmetry)
         if job.is_streamed:
@@ -119,7 +119,7 @@ def _project(features: Mapping[str, Features], models: int = 1) -> Float64[Tenso
 
 
 def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Features]:
-    """What no reordering, sign or rotation changes, by the name of the tensor or the group that it belongs to."""
+    """Invariants of reordering, signs and rotations, by the name of the tensor or group that they describe."""
     norms, counts = dict[str, Tensor](), dict[str, int]()
     for name, tensor in tensors.items():
         norms[name], counts[name] = tensor.reshape(len(tensor), -1).norm(dim=1).double(), tensor[0].numel()

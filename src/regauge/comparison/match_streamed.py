@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from regauge.alignment.streamed.job import FileJob, plan_job
+from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.source import Moved
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.matched import Matched

@@ -19,10 +19,10 @@ SignCharacter = tuple[int, ...]
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """Which units of two layers belong together.
+    """A transport plan between the units of two layers.
 
     Attributes:
-        mass: How much of each pair, float64 `[n_a, n_b]`; rows sum to 1/n_a and columns to 1/n_b.
+        mass: The mass of each pair, float64 `[n_a, n_b]`; rows sum to 1/n_a and columns to 1/n_b.
         sign: The sign with which each pair is joined, int8 `[families, n_a, n_b]`.
     """
 
@@ -65,7 +65,7 @@ def map_tensor(
 
 
 def sign_character(site: Site) -> SignCharacter:
-    """Which families of signs act at a site."""
+    """The exponents, modulo two, of the families of signs at a site."""
     return tuple(exponent % 2 for exponent in site.placement.sign)
 
 

@@ -156,7 +156,7 @@ class Activations:
             parameters. A group that moves no value that is reported has no placements.
         read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
             each once, before copies and changes of shape. Of groups that none of these shows, all values.
-        notes: What could not be said, in sentences.
+        notes: Sentences about what is not known.
         intermediate: All intermediate values of the model.
     """
 
@@ -201,7 +201,7 @@ def activations(
         inputs: One batch of positional inputs.
         symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
         kwargs: Keyword inputs.
-        outputs: Which outputs must stay, as it was given to `discover`.
+        outputs: The outputs that must stay, as it was given to `discover`.
         only_read: Whether no other values are reported than those that layers read (see `Activations.read`), a
             fraction of all, which needs less time and memory to check.
 
@@ -241,7 +241,7 @@ def activations(
         return result
     kept = {name: shape for name, shape in placed.shapes.items() if name not in failed}
     listed = ", ".join(sorted(failed)[:5])
-    notes = (*notes, f"{len(failed)} values do not move as discovery says and are left out: {listed}")
+    notes = (*notes, f"{len(failed)} values do not move as discovery predicts and are left out: {listed}")
     smaller = _place(groups, kept)
     return Activations(smaller, _read(program, smaller), notes, values)
 

@@ -1,4 +1,4 @@
-"""From one description of a symmetry to another: groups are recognized by what they do to parameters."""
+"""A translation between descriptions of a symmetry: groups are recognized by their action on parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What may act on one atom (orders, scales, signs, shifts, matrices, turns of pairs), made consistent with the rest."""
+"""The freedom of one atom (orders, scales, signs, shifts, matrices, turns of pairs), made consistent with the rest."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -82,7 +82,7 @@ class MatrixPart:
 
 @dataclass
 class Freedom:
-    """Everything that may act on one atom.
+    """All transformations that may act on one atom.
 
     Families name the slots of parameters and of watched values alike; which of them exist is decided on the
     parameters alone.

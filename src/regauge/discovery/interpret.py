@@ -128,7 +128,7 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Nothing may change the outputs; buffers that the model writes must move as they did."""
+        """Freeze the axes of the outputs, and tie buffers that the model writes to their earlier values."""
         b = self.b
         b.op = b.node = "output"
         for node in self.program.outputs:

@@ -1,4 +1,4 @@
-"""Does the order of entries decide which are the largest? Entries that are filled with the least do not count.
+"""A test whether the order of entries decides which are the largest; entries masked with the least do not count.
 
 Routers mask experts before they choose among the rest: entries that are masked are equal, but none of them is chosen
 as long as enough others are left.

@@ -24,7 +24,7 @@ class Value:
     """A tensor of the traced program: one layout per axis.
 
     Attributes:
-        layouts: What the indices of each axis mean.
+        layouts: The meaning of the indices of each axis.
         shape: Sizes of the axes.
         is_fixed: It does not depend on any parameter (inputs, constants, position tables).
         is_zero: It is zero everywhere.

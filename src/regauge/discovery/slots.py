@@ -49,8 +49,8 @@ class Slots:
 
     Attributes:
         blocked: Slots that nothing may act on, except reordering.
-        places: Where the slots of parameters lie.
-        watched: Where those of intermediate values lie that were asked for.
+        places: The places of the slots of parameters.
+        watched: The places of the slots of those intermediate values that were asked for.
         unread: Values that were asked for, but of which no operator says how they move.
         atoms: The atom of each slot.
     """
@@ -278,7 +278,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """For each axis what else has an index in a block with these leaves: the leaves themselves, and `outside`."""
+    """The companions of each axis in a block: the other leaves of the block, and `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])

@@ -1,4 +1,4 @@
-"""From ties to groups: which transformations of each atom satisfy all laws at once."""
+"""Solve the ties of each atom for the transformations that satisfy all laws at once."""
 
 import math
 from collections import defaultdict

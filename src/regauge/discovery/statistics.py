@@ -43,7 +43,7 @@ def structure_of(
 
     Args:
         program: The traced model.
-        module: The same.
+        module: The traced module.
         inputs: Example inputs.
         kwargs: Keyword inputs.
         keep: Names or patterns of further tensors that are structure.
@@ -76,7 +76,7 @@ def structure_of(
 def find_structure(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Those of the named buffers of a module that are structure; none where it cannot be traced."""
+    """Select the named buffers of a module that are structure; none where it cannot be traced."""
     unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
     if not unclear:
         return ()

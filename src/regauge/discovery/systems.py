@@ -35,7 +35,7 @@ class Proportions:
 
     Args:
         order: Of two roots the later one stays free; by default the one that an equation names first.
-        modulus: Of the coefficients: 2 for signs, 0 for rational numbers.
+        modulus: The modulus of the coefficients: 2 for signs, 0 for rational numbers.
     """
 
     def __init__(self, order: Mapping[int, int] | None = None, modulus: int = 0) -> None:

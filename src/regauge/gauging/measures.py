@@ -24,7 +24,7 @@ class LayerMeasures:
 
     Args:
         symmetry: Says what is a layer, and which of its axes count rows.
-        schemes: How weights are rounded.
+        schemes: The rounding scheme of weights.
     """
 
     symmetry: Symmetry

@@ -34,7 +34,7 @@ def resize(
         module: The architecture, left as it is.
         params: The tensors of the smaller network.
         before: The symmetry of the module.
-        after: That of the smaller network.
+        after: The symmetry of the smaller network.
         accept: Whether a copy computes what it should; what it raises counts as no.
 
     Raises:

@@ -40,8 +40,8 @@ class SoftElement:
         symmetry: With every size known.
         keys: The matrices that will be asked for.
         pairs: Number of pairs.
-        confidence: What each row of a plan gives to the identity at the start; the rest is spread evenly.
-        temperature: Of the Sinkhorn operator; logits are scaled with it.
+        confidence: The share that each row of a plan gives to the identity at the start; the rest is spread evenly.
+        temperature: The temperature of the Sinkhorn operator; logits are scaled with it.
         like: A tensor of the dtype and the device of the matrices.
         tolerance: Rows of a plan may miss their sum by this much; a moderate number while logits still move.
         max_iterations: Most Sinkhorn iterations in one step; potentials go on from the last one.
@@ -80,6 +80,7 @@ class SoftElement:
                 self.signs[name] = SIGN_START * temperature * at
         self.logits: dict[int, Tensor] = {}
         for n, count in counts.items():
+            # The softmax of a row gives e^h / (e^h + n - 1) to its diagonal entry: `confidence`.
             height = math.log(confidence / (1 - confidence) * (n - 1)) * temperature
             eye = height * torch.eye(n, dtype=like.dtype, device=like.device)
             self.logits[n] = eye.expand(pairs, count, n, n).clone()

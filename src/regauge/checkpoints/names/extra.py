@@ -24,7 +24,7 @@ class Sharing(Checkpoint):
 
     Attributes:
         source: The checkpoint.
-        other: That of which it has some.
+        other: The checkpoint of which it has some tensors.
         shared: The names of these.
     """
 
@@ -36,7 +36,7 @@ class Sharing(Checkpoint):
             stored[name] = other.stored[name]._replace(file=like.file, start=like.start)
         super().__init__(source.label, source.path, stored, source.metadata)
         self.source, self.other, self.shared = source, other, frozenset(shared)
-        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+        self._take_over(source)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -44,7 +44,7 @@ class Sharing(Checkpoint):
         return self.source.files
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in."""
+        """The dtype in which a tensor is read."""
         return (self.other if name in self.shared else self.source).dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -52,7 +52,7 @@ class Sharing(Checkpoint):
         return (self.other if name in self.shared else self.source).read(name, rows=rows, dtype=dtype)
 
     def written_as(self, form: Form) -> "Sharing":
-        """The same, whose result is written in another form."""
+        """A copy whose result is written in another form."""
         result = Sharing(self.source.written_as(form), self.other, (), ())
         result.stored, result.shared = self.stored, self.shared
         return result
@@ -87,14 +87,14 @@ def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def _settle(checkpoint: Checkpoint, source: Checkpoint, wanted: Sequence[str], notes: Sequence[str]) -> Checkpoint:
-    """The same with these tensors of its model's own and of no model, of which nothing more is to be said."""
+    """Mark extra tensors as resolved, as the model's own or of no model, and add notes about them."""
     if isinstance(checkpoint, Converted):
         known = checkpoint.conversion
     else:
         known = Conversion({name: name for name in checkpoint.stored})
     extra = (*known.ignored, *wanted)
     result = Converted(source, replace(known, extra=extra, ignored=extra)).written_as(checkpoint.form)
-    result.notes = (*checkpoint.notes, *notes)
+    result.notes, result.replaced = (*checkpoint.notes, *notes), checkpoint.replaced
     return result
 
 

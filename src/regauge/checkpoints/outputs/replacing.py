@@ -9,11 +9,12 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from regauge.checkpoints.formats.location import FOLDER_FILES, locate, shards_of
-from regauge.checkpoints.writing import SUFFIX, flush
+from regauge.checkpoints.formats.file_formats import INDEX, weight_suffixes
+from regauge.checkpoints.formats.location import folder_files, locate, shards_of
+from regauge.checkpoints.writing import flush
 
 OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
-"""What regauge writes beside weights: alignment, card and provenance."""
+"""Names of the files that regauge writes next to weights: alignment, card and provenance."""
 
 
 def own_files(folder: Path) -> set[str]:
@@ -21,7 +22,7 @@ def own_files(folder: Path) -> set[str]:
 
     Damaged ones are among them, and shards that no index names.
     """
-    heads = {name for name in FOLDER_FILES if (folder / name).is_file()}
+    heads = {name for name in folder_files() if (folder / name).is_file()}
     heads |= {name for name in [_only_checkpoint(folder)] if name is not None}
     own = heads.union(OURS)
     for head in heads:
@@ -35,10 +36,10 @@ def own_files(folder: Path) -> set[str]:
 
 
 def replace_files(new: Path, out: Path) -> None:
-    """Put a file, and what belongs to it, where others may be; called again, it goes on where a run ended within it.
+    """Put a file, and the files that belong to it, where others may be; called again, it continues an interrupted run.
 
-    At no time is there a file beside what belongs to another one: the old goes before the file, the new comes after it.
-    Where there is no old file, the new one comes last.
+    At no time does a file stand next to files that belong to another one: the old ones go before the file is replaced,
+    the new ones come after it. Where there is no old file, the new one comes last.
     """
     beside = sorted(path for path in new.iterdir() if path.name != out.name)
     if (new / out.name).exists():
@@ -101,7 +102,7 @@ def _only_checkpoint(folder: Path) -> str | None:
         name = locate(folder).name
     except (OSError, ValueError):
         return None
-    return name if name.endswith((SUFFIX, ".index.json")) else None
+    return name if name.endswith((*weight_suffixes(is_written=True), INDEX)) else None
 
 
 def _link(old: Path, new: Path, skipped: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 """An output that appears whole or not at all, and that an interrupted run can resume.
 
-Everything is written into a folder beside the output, `OUT.partial`. When all of it is on the disk it takes the place
+Everything is written into a folder next to the output, `OUT.partial`. When all of it is on the disk it takes the place
 of the output. The finished shards, and what they were made from, are listed in `OUT.partial/run.json`. A folder of that
 name that regauge has not made is refused.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint, index_metadata
 from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_disks_told, require_space
+from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.formats.headers import PROVENANCE
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.outputs.carrying import Carried, carry_files
@@ -39,7 +40,6 @@ from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance
 from regauge.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
 from regauge.checkpoints.writing import (
     INDEX,
-    SUFFIX,
     Pieces,
     Shard,
     flush,
@@ -58,7 +58,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Staging:
-    """The folder beside an output, a `.safetensors` file or a folder, in which it is made.
+    """The folder next to an output, a `.safetensors` file or a folder, in which it is made.
 
     A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. What a run
     without inputs leaves is of no use to a later one, which removes it. `content` is where the files of the output are
@@ -126,7 +126,7 @@ class Staging:
 
     def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
         """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
-        if self.provenance is not None and self.out.suffix == SUFFIX:
+        if self.provenance is not None and is_single_file(self.out):
             text = self.provenance.to_json(progress)
             shards = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
         elif self.provenance is not None:
@@ -151,7 +151,7 @@ class Staging:
 
     def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
         """Put the output in its place, a folder with the name of the index and the further files of another one."""
-        if self.out.suffix == SUFFIX:
+        if is_single_file(self.out):
             for path in self.content.iterdir():
                 flush(path)
             self._save(is_complete=True)
@@ -226,7 +226,7 @@ class Staging:
                 path.unlink()
 
     def _needed(self) -> int:
-        """How many bytes are still to be written."""
+        """The number of bytes that are still to be written."""
         found = self.content.iterdir() if self.content.exists() else ()
         return max(0, self._nbytes - sum(path.stat().st_size for path in found))
 
@@ -235,7 +235,7 @@ class Staging:
 
 
 def partial_of(out: Path) -> Path:
-    """Where an output is made: the folder `OUT.partial` beside it; a ValueError says that there is no name for it."""
+    """The folder in which an output is made, `OUT.partial` next to it; a ValueError if the output has no name."""
     if out.name in ("", ".."):
         raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
     return out.with_name(out.name + PARTIAL)
@@ -278,11 +278,11 @@ def _is_complete(folder: Path) -> bool:
 
 def _require_name(out: Path, *, overwrite: bool) -> None:
     """Raise unless an output may have its name."""
-    if out.suffix == SUFFIX:
+    if is_single_file(out):
         return require_writable(out, overwrite=overwrite)
     require_parent(out)
     if os.path.lexists(out) and not (overwrite and out.is_dir()):
-        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or say --overwrite")
+        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or give --overwrite")
     if out.exists() and any(out.iterdir()) and not own_files(out):
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
     return None

@@ -114,6 +114,8 @@ class OfFunction:
         sums = {name: torch.zeros(PROBES, *leaf.shape) for name, leaf in leaves.items()}
         for draw in range(draws):
             made = self._run(params, self._inputs[draw % len(self._seen)])
+            # The gradient of noise^T R f is J^T R noise, whose outer product has the expectation J^T R^2 J: the
+            # curvature without second derivatives of f, from one backward pass.
             noise = torch.randn(made.shape, generator=generator, device=generator.device).to(made.device)
             found = torch.autograd.grad((noise * self._root(made.detach()) * made).sum(), [*leaves.values()])
             for name, gradient in zip(leaves, found, strict=True):

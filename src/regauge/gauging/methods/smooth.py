@@ -1,4 +1,4 @@
-"""Smooth: what is hard to round in activations moves into weights, or the other way round, as data tell."""
+"""Smooth: channels that are hard to round move from activations into weights, or back, by scales fitted on data."""
 
 import copy
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Smooth(GaugeMethod):
     Looked at is the first batch of the task.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         activations: How activations are rounded while alphas are compared, each token or example with a scale of its
             own; not at all where it is None.
         alpha: The exponent; searched where it is None.

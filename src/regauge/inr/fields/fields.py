@@ -52,7 +52,7 @@ class CloudField(Field):
         _require_points(self.surface, "a point cloud")
 
     def distances(self, queries: Tensor) -> Tensor:
-        """To the nearest point."""
+        """Distances to the nearest point."""
         distances, _ = self._tree.query(_exact(queries))
         return torch.from_numpy(distances).to(queries)
 
@@ -103,7 +103,7 @@ class MeshField(Field):
         return bool((np.diff(there) > 0).all() and np.array_equal(there, back))
 
     def distances(self, queries: Tensor) -> Tensor:
-        """To the nearest point of any triangle."""
+        """Distances to the nearest point of any triangle."""
         squares, *_ = _igl().point_mesh_squared_distance(_exact(queries), *self._arrays)
         return torch.from_numpy(np.sqrt(squares)).to(queries)
 
