@@ -30,7 +30,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 Joined = TypeVar("Joined", bound=Dictionaries)
-POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all pairs at once"
+POPULATIONS = "these are populations; align them with `regauge.alignment.align_pairs`, all pairs at once"
 SINGLE = "give a list of single networks, not populations"
 
 

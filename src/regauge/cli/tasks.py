@@ -228,7 +228,7 @@ def with_reset(task: rg.Task, data: Iterable[Batch] | None = None) -> rg.Task:
     if not has_statistics(task.module):
         return task
     batches = list(task.batches if data is None else data)
-    return replace(task, prepare=partial(rg.reset_batchnorm, module=task.module, batches=batches))
+    return replace(task, prepare=partial(rg.connect.reset_batchnorm, module=task.module, batches=batches))
 
 
 def has_statistics(module: nn.Module) -> bool:

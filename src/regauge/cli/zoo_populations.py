@@ -238,7 +238,7 @@ def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_
     distances = matrix_of("distances of orbits", params, OrbitDistances(symmetry, seed=options.seed))
     center = select(params, int(distances.sum(1).argmin()))
     method = rg.WeightMatching(scales="recompute")  # With data, statistics are computed anew between networks.
-    return rg.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
+    return rg.alignment.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
 
 
 def task_on(architecture: Architecture, data: str, loss: str, batch: int) -> rg.Task:

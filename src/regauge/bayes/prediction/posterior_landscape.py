@@ -198,10 +198,10 @@ def posterior_slice(
         third: A network off the x axis.
         prior_std: Standard deviation of the prior of every parameter of the module; buffers have none.
         batches, likelihood, outputs: See `predict`.
-        resolution, margin: See `regauge.connect.plane`.
+        resolution, margin: See `rg.connect.plane`.
 
     Raises:
-        ValueError: The standard deviation of the prior is not positive, or as for `predict` and `regauge.plane`.
+        ValueError: The standard deviation of the prior is not positive, or as for `predict` and `rg.connect.plane`.
 
     References:
         Rossi et al. (2023), appendix D and figure A16 (means), figure 6 (samples).

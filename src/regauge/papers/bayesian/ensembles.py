@@ -54,7 +54,7 @@ WAYS = (
         rg.WeightMatching(),
         rg.GaussianMatching(method=rg.WeightMatching(scales="keep")),
     ),
-    MergingWay("aligned to one another", rg.MergeMany(), rg.GaussianMatching()),
+    MergingWay("aligned to one another", rg.alignment.MergeMany(), rg.GaussianMatching()),
 )
 
 

@@ -57,7 +57,7 @@ def measure(study: Study, run: Run) -> Table:
     ways = (
         *untrained_ways(has_classes=True),
         Way(TEMPERED_WEIGHTS, rg.WeightMatching(), is_tempered=True),
-        Way("Mixed Matching + scales", rescaled(rg.MixedMatching())),
+        Way("Mixed Matching + scales", rescaled(rg.alignment.MixedMatching())),
         Way("Naive + scales", rescaled(None)),
     )
     rows = []

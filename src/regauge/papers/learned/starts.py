@@ -94,7 +94,11 @@ def measure(study: Study, run: Run) -> Table:
 
 def series_of(matcher: Way, steps: Sequence[int]) -> dict[str, list[Way]]:
     """For each start the ways without and with these numbers of steps of Sinkhorn."""
-    starts = (Way("Naive"), Way("Weight Matching", rg.WeightMatching()), Way("Mixed Matching", rg.MixedMatching()))
+    starts = (
+        Way("Naive"),
+        Way("Weight Matching", rg.WeightMatching()),
+        Way("Mixed Matching", rg.alignment.MixedMatching()),
+    )
     return {
         start.label: [
             start,
