@@ -15,7 +15,7 @@ from regauge.training import (
     AdamW,
     Constant,
     Cosine,
-    Descent,
+    DescentConfig,
     OneCycle,
     Optimizer,
     PlainProgram,
@@ -74,7 +74,7 @@ def test_steps_are_those_of_torch(optimizer: Optimizer, make, schedule: Schedule
     progress = Recorded()
     found = minimize(
         *(differentiate(quadratic), before, targets()),
-        Descent(steps=12, optimizer=optimizer, schedule=schedule),
+        DescentConfig(steps=12, optimizer=optimizer, schedule=schedule),
         progress=progress,
     )
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in start().items()}
@@ -145,8 +145,8 @@ def test_time_ends_a_descent(seconds: float | None, steps: int, monkeypatch: pyt
 
 def test_descents_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"in step 2 of 5 the loss is inf; try a smaller lr than 1e\+100"):
-        minimize(differentiate(quadratic), start(), targets(), Descent(steps=5, optimizer=SGD(1e100)))
+        minimize(differentiate(quadratic), start(), targets(), DescentConfig(steps=5, optimizer=SGD(1e100)))
     with pytest.raises(ValueError, match=r"lr is Uniform\(low=0.1, high=0.2\), but must be a number here"):
         PlainProgram(differentiate(quadratic), start(), Adam(Uniform(0.1, 0.2)))
-    assert Descent(epochs=3, batch=4).count_steps(10) == 9
-    assert Descent(epochs=0.5, batch=None).count_steps(10) == 1
+    assert DescentConfig(epochs=3, batch=4).count_steps(10) == 9
+    assert DescentConfig(epochs=0.5, batch=None).count_steps(10) == 1

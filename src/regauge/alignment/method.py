@@ -147,7 +147,7 @@ class Candidates:
     Args:
         problem: The pairs.
         start: The first element of each pair to be offered, preferred to an identity that is as good.
-        measure: What is maximized; the loss halfway between the networks with its sign turned unless given, which needs
+        measure: The objective, to be maximized; unless given, minus the loss halfway between the networks, which needs
             a task.
         notes: The notes of the start; those of later elements come with them.
 

@@ -27,7 +27,7 @@ class FullDiskError(OSError):
 
     Args:
         path: The path of the output.
-        nbytes: How much the output still needs, if that is known.
+        nbytes: The bytes that the output still needs, if that is known.
         remedy: What to do.
     """
 

@@ -15,7 +15,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def most_bytes(packed: int) -> int:
-    """How many bytes a file of this size may become."""
+    """The largest number of bytes that a file of this size may become."""
     return max(SPARE, RATIO * packed)
 
 

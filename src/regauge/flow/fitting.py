@@ -1,7 +1,7 @@
-"""Fitting of flows: the settings, and one function from networks to a flow."""
+"""Fitting of flows: one function from networks to a flow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,17 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.components import Components
-from regauge.flow.design import Design, build_velocity
+from regauge.flow.design import build_velocity
 from regauge.flow.flow import Flow
+from regauge.flow.flow_config import Design, FlowConfig
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments, count_share, find_factor
 from regauge.flow.nets import OverNetworks
 from regauge.flow.priors import FullGaussian, Prior
 from regauge.flow.space import Space
-from regauge.flow.times import Times, UniformTime
 from regauge.flow.velocity import Velocity
 from regauge.learn.populations import describe_run, digest, find_usable, kept_unless, read_blocks, split_networks
-from regauge.learn.training import Training, Validation, train
+from regauge.learn.training import Validation, train
 from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store
@@ -35,38 +35,11 @@ SAMPLE = 256
 """Networks by which a net's inputs are standardized."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(Design, Training):
-    """Settings of a flow and of its training.
-
-    Attributes:
-        times: The distribution of times in training.
-        balance: How much a tensor counts in the loss, or where there are any in the principal components: the number of
-            its values to this power. 1: all values alike; 0: all tensors alike. Components count by their deviations.
-        is_standardized: Whether errors count in units of what they would be without the net; else as they are.
-        labels: Name of a column; samples are then drawn for one of its values. None: no column.
-    """
-
-    lr: float = 2e-3
-    weight_decay: float = 1e-3
-    average: float | None = 0.999
-    times: Times = field(default_factory=UniformTime)
-    balance: float = 0.5
-    is_standardized: bool = True
-    labels: str | None = None
-
-    def __post_init__(self) -> None:
-        Design.__post_init__(self)
-        Training.__post_init__(self)
-        if not 0 <= self.balance <= 1:
-            raise ValueError(f"balance={self.balance} is no power from 0 to 1")
-
-
 @check_arguments
 def fit(
     population: Networks | Sequence[Networks] | Collection,
     symmetry: Symmetry | None = None,
-    config: Config | None = None,
+    config: FlowConfig | None = None,
     *,
     generator: torch.Generator,
     indices: Sequence[int] | NDArray[Any] | None = None,
@@ -102,7 +75,7 @@ def fit(
         ValueError: Networks are of several architectures or cannot be represented as asked, or a part of the split is
             empty.
     """
-    config = config or Config()
+    config = config or FlowConfig()
     collection = Collection(population, symmetry)
     if count := max(collection.layouts):
         raise ValueError(f"the networks have {count + 1} architectures, but a flow makes networks of one; fit one each")
@@ -189,7 +162,7 @@ class _Fitting:
     prior: Prior
     moments: Moments
     velocity: Velocity
-    config: Config
+    config: FlowConfig
     seed: int
     points: dict[str, Points]
     labels: dict[str, Tensor]
@@ -258,7 +231,7 @@ def _enter(collection: Collection, indices: NDArray[np.int64], space: Space) -> 
 
 
 def _labels(
-    collection: Collection, config: Config, parts: Mapping[str, NDArray[np.int64]]
+    collection: Collection, config: FlowConfig, parts: Mapping[str, NDArray[np.int64]]
 ) -> tuple[list[Any], dict[str, Tensor]]:
     """The classes of a column, and the number of each network's class."""
     if config.labels is None:

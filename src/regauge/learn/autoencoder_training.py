@@ -1,7 +1,7 @@
 """Training of canonicalizing autoencoders: the settings, and one function from networks to an autoencoder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.learn.autoencoder import Autoencoder
-from regauge.learn.changes import Change, change_values, move_inputs
-from regauge.learn.function_losses import FunctionLoss, SquaredError
+from regauge.learn.changes import change_values, move_inputs
+from regauge.learn.function_losses import SquaredError
 from regauge.learn.input_layer import InputLayer
+from regauge.learn.learn_configs import AutoencoderConfig
 from regauge.learn.objective import Objective
 from regauge.learn.populations import (
     Indices,
@@ -34,70 +35,17 @@ from regauge.learn.populations import (
     spread,
     to_net,
 )
-from regauge.learn.training import Trained, Training, Validation, train
+from regauge.learn.training import Trained, Validation, train
 from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.storage.store import Store
 from regauge.training.settings import derive_seed
-from regauge.weightspace.decoder import MLPDecoder
-from regauge.weightspace.decoders import DecoderSettings
-from regauge.weightspace.encoder import Values
 from regauge.weightspace.heads import Invariant
-from regauge.weightspace.layers import Layer
-from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.shares import find_readers
 
 SAMPLE = 256
 """Networks by which values are standardized."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoencoderConfig(Training):
-    """Settings of an autoencoder: encoder, decoder, loss, training.
-
-    Attributes:
-        layer: Settings of the encoder's layers; see `regauge.weightspace.LAYERS`.
-        width: The width of the encoder.
-        depth: Number of its layers.
-        values: The encoding of single values; standardized unless given.
-        reads_moments: Whether the encoder also begins with the moments of every tensor; see `Metanet`.
-        parts: What the encoder respects by construction; everything that it can unless given.
-        widening: Whether a unit that is split in two counts as one, so that widening that keeps what a network computes
-            changes no latent vector; see the argument `readers` of `Metanet`.
-        hidden: Units of the hidden layer of its head.
-        dropout: Share of these that are dropped in training.
-        latent: Length of the latent vectors.
-        decoder: Settings of the decoder; see `regauge.weightspace.DECODERS`.
-        loss: How the outputs of a decoded network are compared with the original's: the squared error unless given, or
-            the criterion of the task if there is one.
-        examples: Inputs that a step reads, drawn anew for each; all unless given.
-        augment: Parts of the random elements of the symmetry that move the networks in each step; for what the encoder
-            does not respect.
-        changes: Further random changes in each step. Motions of inputs make new networks to be decoded; what noise and
-            dropped values do is not to be decoded.
-    """
-
-    layer: Layer = field(default_factory=Propagation)
-    width: int = 64
-    depth: int = 2
-    values: Values | None = None
-    reads_moments: bool = False
-    parts: tuple[str, ...] | None = None
-    widening: bool = False
-    hidden: int | None = None
-    dropout: float = 0.0
-    latent: int = 128
-    decoder: DecoderSettings = field(default_factory=MLPDecoder)
-    loss: FunctionLoss | None = None
-    examples: int | None = None
-    augment: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.latent < 1 or (self.examples is not None and self.examples < 1):
-            raise ValueError(f"latent={self.latent} and examples={self.examples} must be positive")
 
 
 @check_arguments

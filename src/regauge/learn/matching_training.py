@@ -1,9 +1,8 @@
 """Training of matchers: the settings, and one function from a population to a method."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch as Examples
 from regauge.core.task import Task, arguments
-from regauge.learn.changes import Change, Dropout, Noise, Pruning, change_values
+from regauge.learn.changes import change_values
+from regauge.learn.learn_configs import MatchingConfig
 from regauge.learn.learned_matching import LearnedMatching
-from regauge.learn.matching_losses import Copies, LineKind, Losses, Siamese, Weights, batches_of
+from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights, batches_of
 from regauge.learn.partners import Partners
 from regauge.learn.populations import (
     Parts,
@@ -37,14 +37,11 @@ from regauge.learn.populations import (
     to_net,
 )
 from regauge.learn.soft_matching import relative_distances
-from regauge.learn.training import Trained, Training, Validation, train
+from regauge.learn.training import Trained, Validation, train
 from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
 from regauge.training.settings import derive_seed
-from regauge.weightspace.encoder import Values
 from regauge.weightspace.heads import UnitFeatures
-from regauge.weightspace.layers import Layer
-from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes import Probes
 
@@ -52,73 +49,6 @@ EXCESS = "midpoint excess"
 """The loss halfway between two networks above the mean of both: no barrier, which is the highest point of a line."""
 SAMPLE = 256
 """Networks by which values are standardized."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatchingConfig(Training):
-    """Settings of a matcher: its net, its losses, and its training.
-
-    Attributes:
-        layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
-        width: The width of the net.
-        depth: Number of layers.
-        vectors: Length of the vectors by which units are matched.
-        values: The encoding of single values; standardized unless given.
-        parts: What the net respects by construction; everything that it can unless given.
-        probes: Number of learned inputs that the net runs the networks on; zero for none.
-        supervised: Weight of recognizing the units of a changed copy, by cross entropy. Copies need no permutation:
-            the net respects it by construction, so that the loss would be the same.
-        line: Weight of what a task says at a random point between two networks, the second of which is moved by soft
-            plans; nothing without a task.
-        line_by: "loss" lowers the task's loss there. "outputs" lowers the mean squared difference between the outputs
-            there and the mix of both networks' outputs, for networks that compute different functions: of a task's
-            batches only the inputs are used.
-        distance: Weight of the distance between the two, as a share of their squared norms.
-        changes: Random changes of copies.
-        augment: Parts of the random elements of the symmetry that move copies, for what the net does not respect.
-        max_iterations: Most Sinkhorn iterations of a plan.
-        tolerance: Largest error of the sums of a plan's rows.
-        checked: Most pairs of networks that are aligned for validation, and for the scores at the end.
-
-    References:
-        Navon et al. (2024), section 4.2. Departures: a network and the next one of a batch are a pair, so that each is
-        read once; plans are relative to the element that the vectors choose, so that scales, signs, half periods and
-        matrices are matched, too; the distance is relative; the temperature of plans is bounded.
-    """
-
-    layer: Layer = field(default_factory=lambda: Propagation(channels=2))
-    width: int = 64
-    depth: int = 3
-    vectors: int = 128
-    values: Values | None = None
-    parts: tuple[str, ...] | None = None
-    probes: int = 0
-    supervised: float = 0.1
-    line: float = 1.0
-    line_by: LineKind = "loss"
-    distance: float = 0.1
-    changes: tuple[Change, ...] = (Noise(0.1), Dropout(0.05), Pruning(0.1))
-    augment: tuple[str, ...] = ()
-    max_iterations: int = 50
-    tolerance: float = 1e-3
-    checked: int = 32
-    batch: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        weights = (self.supervised, self.line, self.distance)
-        if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-            raise ValueError(
-                f"supervised={self.supervised}, line={self.line}, distance={self.distance}: weights of losses are at "
-                "least 0, and one of them is positive"
-            )
-        if self.probes < 0 or self.max_iterations < 1 or not self.tolerance > 0 or self.checked < 1:
-            raise ValueError(
-                f"probes={self.probes}, max_iterations={self.max_iterations}, tolerance={self.tolerance}, "
-                f"checked={self.checked}: all are positive, and probes may be 0 for none"
-            )
-        if moving := [change for change in self.changes if change.moves_inputs]:
-            raise ValueError(f"{moving[0]} changes what units compute, and copies are to be recognized; leave it out")
 
 
 @check_arguments

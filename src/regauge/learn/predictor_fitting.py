@@ -19,9 +19,9 @@ from regauge.core.task import arguments
 from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
+from regauge.learn.learn_configs import PredictorConfig
 from regauge.learn.populations import Indices, Parts, modules_of, read_blocks, spread, to_net
 from regauge.learn.predictor import CONSTANT, NET, Predictor
-from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained, Validation

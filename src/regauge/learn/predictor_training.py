@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from regauge.core.arguments import check_arguments
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
+from regauge.learn.learn_configs import PredictorConfig
 from regauge.learn.populations import arrays_of, digest, kept_unless, split_networks, values_of
 from regauge.learn.predictor import Predictor
-from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.predictor_fitting import Fitting
 from regauge.learn.targets import Target
 from regauge.learn.training import Trained, train

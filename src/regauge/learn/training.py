@@ -4,74 +4,23 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regauge.core.devices import find_device
 from regauge.core.params import Params
 from regauge.core.progress import Advance, Progress, no_progress
 from regauge.learn.training_state import State, read_state, save_state
 from regauge.storage.loader import Batch, Loader
 from regauge.training import AdamW
-from regauge.training.schedules import OneCycle, Schedule
 from regauge.training.settings import derive_seed
+from regauge.training.training_configs import NetTrainingConfig
 
 SAVE_SECONDS = 60.0
 """Seconds between two states that are saved: what a kill loses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Settings of a training, shared by everything that is trained on networks.
-
-    Attributes:
-        epochs: How often each network is read at most.
-        batch: Networks of a step.
-        lr: Largest learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        schedule: How the learning rate changes; up for a twentieth of the steps, then down as a cosine, unless given.
-        clip: Largest norm of a gradient; longer ones are shortened.
-        patience: Epochs without a better validation after which the training ends; none if None.
-        seconds: Seconds of training after which the best so far is returned; no limit if None. The learning rate
-            follows the steps or the seconds, whichever are nearer to their end, so that a run that is cut short by
-            them depends on the machine's speed.
-        is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
-            the clock.
-        average: The net that is validated and kept has an exponential moving average of the weights with this decay, at
-            first less: (1 + steps) / (10 + steps) where that is smaller. None: the weights of the last step.
-        device: Where the net is trained, such as "cpu" or "cuda".
-    """
-
-    epochs: int = 100
-    batch: int = 64
-    lr: float = 2e-3
-    weight_decay: float = 1e-2
-    schedule: Schedule = field(default_factory=lambda: OneCycle(rise=0.05, start=0.04, end=1e-2))
-    clip: float = 1.0
-    patience: int | None = None
-    seconds: float | None = None
-    is_cpu_time: bool = False
-    average: float | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        is_whole = self.epochs >= 1 and self.batch >= 1 and (self.patience is None or self.patience >= 1)
-        is_positive = self.lr > 0 and self.weight_decay >= 0 and self.clip > 0
-        if not is_whole or not is_positive or (self.seconds is not None and not self.seconds > 0):
-            raise ValueError(
-                f"epochs={self.epochs}, batch={self.batch}, lr={self.lr}, weight_decay={self.weight_decay}, "
-                f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} make no training; all are "
-                "positive, weight_decay may be 0, and patience and seconds None"
-            )
-        if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(
-                f"average={self.average} is no decay of a moving average; it lies between 0 and 1, or is None"
-            )
-        find_device(self.device)
 
 
 class Validation(NamedTuple):
@@ -111,7 +60,7 @@ def train(
     loader: Loader,
     loss: Callable[[Batch, torch.Generator], Tensor],
     validate: Callable[[], Validation],
-    config: Training,
+    config: NetTrainingConfig,
     *,
     seed: int,
     state: Path | None = None,
@@ -199,7 +148,7 @@ class _Bar:
         self._advance, self._total, self._shown = advance, total, 0.0
 
     @classmethod
-    def of(cls, progress: Progress, now: State, config: Training, steps: int) -> "_Bar":
+    def of(cls, progress: Progress, now: State, config: NetTrainingConfig, steps: int) -> "_Bar":
         """The bar of a training, which may have begun."""
         if config.seconds is None:
             made, done = cls(progress("training", steps), steps), float(now.step)
@@ -216,12 +165,12 @@ class _Bar:
         self._shown = place
 
 
-def _place(now: State, config: Training, steps: int) -> float:
+def _place(now: State, config: NetTrainingConfig, steps: int) -> float:
     """The progress of a training in steps, by its steps or its seconds, whichever are nearer to their end."""
     return max(now.step, 0.0 if config.seconds is None else steps * min(1.0, now.seconds / config.seconds))
 
 
-def _optimizer(net: nn.Module, config: Training) -> torch.optim.Optimizer:
+def _optimizer(net: nn.Module, config: NetTrainingConfig) -> torch.optim.Optimizer:
     """Weight decay is for matrices; biases, gains and single numbers have none."""
     groups: Sequence[list[Tensor]] = ([], [])
     for parameter in net.parameters():
@@ -240,7 +189,7 @@ def _step(
     loss: Callable[[Batch, torch.Generator], Tensor],
     batch: Batch,
     rate: float,
-    config: Training,
+    config: NetTrainingConfig,
     seed: int,
 ) -> float:
     device = torch.device(config.device)

@@ -14,16 +14,17 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
-from regauge.training.descent import Descent, differentiate, minimize, shuffle, training_mode
+from regauge.training.descent import differentiate, minimize, shuffle, training_mode
 from regauge.training.optimizers import AdamW, Optimizer
 from regauge.training.schedules import OneCycle, Schedule
 from regauge.training.state import StateFile
+from regauge.training.training_configs import DescentConfig
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterResponseNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Descent):
+class Training(DescentConfig):
     """Settings of a classifier's training: AdamW with one cycle of the learning rate, in epochs over shuffled data."""
 
     epochs: float | None = 5

@@ -1,4 +1,3 @@
-from .descent import Descent as Descent
 from .descent import Minimum as Minimum
 from .descent import PlainProgram as PlainProgram
 from .descent import Program as Program
@@ -21,3 +20,6 @@ from .settings import LogUniform as LogUniform
 from .settings import Uniform as Uniform
 from .stacks import fit_signals as fit_signals
 from .threads import one_thread as one_thread
+from .training_configs import DescentConfig as DescentConfig
+
+Descent = DescentConfig

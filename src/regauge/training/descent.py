@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 from regauge.core.params import Params, below
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task, evaluating
-from regauge.training.optimizers import SGD, Adam, Optimizer, load_moments, moments_of, require_numbers, set_rate
+from regauge.training.optimizers import SGD, Optimizer, load_moments, moments_of, require_numbers, set_rate
 from regauge.training.schedules import Constant, Rate, Schedule
 from regauge.training.state import StateFile
+from regauge.training.training_configs import DescentConfig
 
 B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
@@ -30,43 +30,6 @@ Loss = Callable[[Params, B], Tensor]
 """From parameters and a batch to a loss, or to one loss for each of several networks that do not touch one another."""
 Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
 """From parameters and a batch to the loss, and the gradient by each parameter; None where it does not depend on one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Descent:
-    """Settings that all trainings share.
-
-    Attributes:
-        steps: Steps of the optimizer; give either these or epochs.
-        epochs: Passes over the examples.
-        batch: Examples per step; None is all of them.
-        optimizer: The optimizer with its learning rate.
-        schedule: How the learning rate changes from step to step.
-
-    Raises:
-        ValueError: A value makes no sense.
-    """
-
-    steps: int | None = None
-    epochs: float | None = None
-    batch: int | None = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-3))
-    schedule: Schedule = field(default_factory=Constant)
-
-    def __post_init__(self) -> None:
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch is {self.batch}, but must be at least 1, or None for all examples")
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and only one")
-        if (self.steps is not None and self.steps < 1) or (self.epochs is not None and not 0 < self.epochs < math.inf):
-            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
-
-    def count_steps(self, examples: int) -> int:
-        """Steps of a training on so many examples, where an epoch ends with a smaller batch."""
-        if self.steps is not None:
-            return self.steps
-        assert self.epochs is not None
-        return max(1, round(self.epochs * math.ceil(examples / (self.batch or examples))))
 
 
 class Program(Protocol[B_contra]):
@@ -197,7 +160,7 @@ def minimize(
     gradient: Gradient[B],
     params: Mapping[str, Tensor],
     batches: Iterable[B],
-    descent: Descent,
+    descent: DescentConfig,
     *,
     examples: int = 1,
     lrs: Mapping[str, float] | None = None,

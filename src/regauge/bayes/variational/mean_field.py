@@ -14,13 +14,13 @@ from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.nets.augmentation import Augmentation
-from regauge.training import Adam, Cosine, Descent, Optimizer, Schedule, minimize
+from regauge.training import Adam, Cosine, DescentConfig, Optimizer, Schedule, minimize
 from regauge.training.descent import shuffle, training_mode
 from regauge.training.state import StateFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variational(Descent):
+class Variational(DescentConfig):
     """Settings for fitting a diagonal Gaussian to the posterior of a network.
 
     The target is the tempered posterior (likelihood x prior)^(1/T) with the prior N(0, prior_std^2) on every uncertain

@@ -48,7 +48,7 @@ class LearnedRotation(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme of weights.
-        steps: Of Adam; the descent on the expected distance takes at most `ON_EXPECTED`, and as many follow as given.
+        steps: Steps of Adam; by function, at most `ON_EXPECTED` steps on the expected distance come before them.
         lr: Its rate at the start; it falls to zero along a line, in each round.
         by: Whether the error of weights or that of the function is made small; the latter needs a task.
 
