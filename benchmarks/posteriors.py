@@ -71,7 +71,7 @@ def posteriors(case: Case) -> list[GaussianPosterior]:
         module = case.make()
         start = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
         chance = torch.Generator().manual_seed(seed)
-        result.append(fit(module, start, case.images, case.labels, case.config, generator=chance))
+        result.append(fit(start, module, case.images, case.labels, case.config, generator=chance))
     return result
 
 

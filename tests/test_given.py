@@ -247,7 +247,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a seed, verify": (lambda: SYMMETRY.verify(A, (X,), generator=anything and 0), rf"is an int, .*{WRITE_GENERATOR}"),
     "a module for parameters": (lambda: TASK.evaluate(anything and A), r"write module.state_dict\(\)"),
     "parameters for the module": (
-        lambda: anything.repair(A, a, [a, b], [X]),
+        lambda: anything.repair(a, a, [a, b], [X]),
         "the model is an OrderedDict, but a torch",
     ),
     "a task of parameters": (lambda: rg.Task(anything and a, [(X, Y)]), "the model is an OrderedDict, but a torch"),
@@ -263,6 +263,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 def test_typical_mistakes_are_answered_by_what_to_write(run: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(TypeError, match=sentence):
         run()
+
+
+def test_a_module_before_the_networks_is_told_its_place() -> None:
+    """Earlier versions had it first in `bayes`."""
+    with pytest.raises(TypeError, match=r"networks come before it: write predict\(posterior, module, batches\)"):
+        anything.bayes.predict(A, a, [X])
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,11 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (rg.prune, "params symmetry * share criterion task generator"),
     (rg.merge, "params symmetry * method weights"),
     (rg.canonicalize, "params symmetry *"),
+    (rg.bayes.fit, "start module inputs targets config * generator"),
+    (rg.bayes.predict, "posterior module batches *"),
+    (rg.bayes.posterior_line, "q_a q_b module batches *"),
+    (rg.bayes.posterior_slice, "first second third module batches *"),
+    (rg.bayes.posterior_collapse, "posterior ends module batches *"),
 ]
 """The first positional arguments in their order, then names among those that are keyword-only."""
 

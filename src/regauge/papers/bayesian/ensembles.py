@@ -103,9 +103,9 @@ def measure(config: Ensembles, run: Run) -> Table:
         posterior, samples = candidates[label][k]
         data = batches(config.members, config.test, is_test=True)
         if samples:
-            found = predict(module, posterior, data, samples=samples, generator=run.generator("judging"))
+            found = predict(posterior, module, data, samples=samples, generator=run.generator("judging"))
         else:
-            found = predict(module, posterior.moments().mean, data)
+            found = predict(posterior.moments().mean, module, data)
         values = (found.loss, found.accuracy, found.calibration().error, float(found.entropy.predictive.mean()))
         return {quantity.name: value for quantity, value in zip(QUANTITIES, values, strict=True)}
 
