@@ -7,7 +7,7 @@ from typing import Any
 import lazy_loader
 
 VERSION = "0.1.0"
-"""Of regauge, as in pyproject.toml."""
+"""The version of regauge, as in pyproject.toml."""
 
 
 def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:

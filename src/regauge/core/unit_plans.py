@@ -14,7 +14,7 @@ Axis = tuple[str, int]
 
 
 SignCharacter = tuple[int, ...]
-"""Which families of signs act at a place, 0 or 1 each."""
+"""Exponents, 0 or 1, of the families of signs at a place."""
 
 
 @dataclass(frozen=True)
