@@ -10,7 +10,7 @@ from transformer_cases import CASES as TRANSFORMERS
 from transformer_cases import Case, change, discovered, generator, hf_gpt2, network
 
 import regauge as rg
-from regauge.core.mixing import Kronecker
+from regauge.core.axis_products import Kronecker
 from regauge.core.params import Params
 from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, flat_rotation, rounding_errors
 from regauge.gauging.hadamard import flat_factors

@@ -26,8 +26,8 @@ from regauge.checkpoints.writing import save
 from regauge.core.classes import within_classes
 from regauge.core.exchangeable import classes_of
 from regauge.core.groups import Group, Placement
+from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.probe import perturb
-from regauge.core.random_moves import RandomMoves
 from regauge.core.structure import carry
 from regauge.merging.table import RULES
 
