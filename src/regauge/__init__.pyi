@@ -7,6 +7,7 @@ from . import connect as connect
 from . import discovery as discovery
 from . import flow as flow
 from . import gauging as gauging
+from . import hub as hub
 from . import inr as inr
 from . import learn as learn
 from . import merging as merging
@@ -44,6 +45,8 @@ from .discovery import discover as discover
 from .gauging import Equalize as Equalize
 from .gauging import Hadamard as Hadamard
 from .gauging import gauge as gauge
+from .hub import open_model as open_model
+from .hub import open_networks as open_networks
 from .merging import merge as merge
 from .pruning import prune as prune
 
