@@ -29,4 +29,3 @@ from .vectors import ElectedMean as ElectedMean
 from .vectors import ModelStock as ModelStock
 from .vectors import TaskArithmetic as TaskArithmetic
 from .vectors import Ties as Ties
-from .widths import merge_widths as merge_widths
