@@ -15,7 +15,6 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
-from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
@@ -103,6 +102,8 @@ def align(
             populations; no element carries the structure of the second into that of the first; the method needs a task
             or a generator; or the memory does not suffice.
     """
+    from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
         job = open_call(

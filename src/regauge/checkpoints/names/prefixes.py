@@ -10,6 +10,8 @@ WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoin
 """Names that torch.compile, FSDP and activation checkpointing put around modules, anywhere in names."""
 LEADING = ("module.", "model.", "net.", "network.", "ema_model.", "student.", "_forward_module.")
 """Prefixes that DataParallel, Lightning and wrappers of users put before all names."""
+LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+"""The number of a layer in the name of a tensor."""
 LOG = logging.getLogger(__name__)
 
 
