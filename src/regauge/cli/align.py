@@ -8,7 +8,7 @@ import regauge as rg
 from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.alignments import alignment_label, alignment_path
-from regauge.cli.options import Align
+from regauge.cli.align_options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_tasks

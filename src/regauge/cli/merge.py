@@ -8,7 +8,8 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.checkpoints.memory_limit import size_text
-from regauge.cli.options import Matching, Merge, UsageError
+from regauge.cli.align_options import Matching, Merge
+from regauge.cli.options import UsageError
 from regauge.cli.output import output_of, tell
 from regauge.cli.provenance import provenance_of
 from regauge.cli.streaming import (

@@ -10,8 +10,9 @@ import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.checkpoints.job import ALIGNING, MERGING, FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
+from regauge.cli.align_options import Align, Matching, Merge
 from regauge.cli.models import read_networks
-from regauge.cli.options import Align, Matching, Merge, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import output_of, show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.progress import Progress, no_progress

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 
 import regauge as rg
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints import Checkpoint
+from regauge.cli.align_options import Matching
 from regauge.cli.compare_options import Compare
+from regauge.cli.line_options import Between, Judging, Line
 from regauge.cli.models import require_model
-from regauge.cli.options import Between, ExampleInputs, Held, Judging, Line, Matching, UsageError
+from regauge.cli.options import ExampleInputs, Held, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.connect import has_statistics, prepare_statistics
-from regauge.core.params import Params
 from regauge.core.task import arguments, choose_and_judge
 from regauge.hub import Model, Networks, bring_together, convert, dtype_of, open_checkpoints, open_task
 
@@ -36,7 +37,7 @@ class Judged:
     statistics: str
 
     @property
-    def networks(self) -> tuple[Params, ...]:
+    def networks(self) -> tuple[rg.Params, ...]:
         """The parameters of the checkpoints."""
         return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
