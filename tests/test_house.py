@@ -6,9 +6,11 @@ bound in the same commit. Counts are made from syntax trees, so that moving line
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +114,13 @@ def without_words(path: Path) -> int:
         if token.type not in empty:
             code |= set(range(token.start[0], token.end[0] + 1))
     return len(code - words)
+
+
+def test_the_wheel_has_no_papers() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/regauge"]}
+    assert not [path for path in FILES if path.parts[0] == "papers"]
+    assert not [path for path, text in FILES.items() if re.search(r"^\s*(from|import) regauge_papers", text, re.M)]
 
 
 def test_commands_import_from_the_front_doors() -> None:
