@@ -55,12 +55,14 @@ PURE = {
 BEFORE_PARSING = (
     "alignment/table.py",
     "merging/table.py",
+    "checkpoints/formats/file_formats.py",
     "__init__.py",
     "__main__.py",
     "names.py",
     "cli/__init__.py",
     "cli/main.py",
     "cli/options.py",
+    "cli/config_options.py",
     "cli/zoo_options.py",
     "cli/commands.py",
     "cli/compare_options.py",
@@ -70,6 +72,14 @@ BEFORE_PARSING = (
     "cli/gauge_options.py",
     "cli/prune_options.py",
     "cli/learn_options.py",
+    "learn/__init__.py",
+    "learn/learn_configs.py",
+    "flow/__init__.py",
+    "flow/flow_config.py",
+    "flow/representation.py",
+    "training/__init__.py",
+    "training/training_configs.py",
+    "training/schedules.py",
 )
 """What `regauge --help` imports."""
 
@@ -185,6 +195,12 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.alignment.table",
                 "regauge.merging.table",
                 "regauge.cli.main",
+                "regauge.cli.config_options",
+                "regauge.learn.learn_configs",
+                "regauge.flow.flow_config",
+                "regauge.flow.representation",
+                "regauge.training.training_configs",
+                "regauge.training.schedules",
                 "regauge.cli.options",
                 "regauge.cli.zoo_options",
                 "regauge.cli.commands",
@@ -196,6 +212,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
                 "regauge.checkpoints.checkpoint_names",
+                "regauge.checkpoints.formats.file_formats",
                 "regauge.checkpoints.plain_files",
             }
 

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run an experiment of a paper: a table with the paper's numbers beside ours, and a picture.
+    """Run an experiment of a paper: a table with the paper's numbers next to ours, and a picture.
 
     Without an experiment: the list of all. An interrupted run continues where it stopped, and the same command in a
     second terminal takes a share of the steps.

@@ -16,9 +16,9 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.data.curves import Waves, waves
 from regauge.nets.siren import Siren, plain_population
-from regauge.training.descent import Descent
 from regauge.training.optimizers import Adam
 from regauge.training.stacks import fit_signals
+from regauge.training.training_configs import DescentConfig
 from regauge_papers.experiment import Experiment, Run, Scale
 from regauge_papers.table import AREA, BARRIER, Quantity, Record, Row, Table
 from regauge_papers.ways import (
@@ -33,7 +33,7 @@ from regauge_papers.ways import (
 
 RECOVERED = 1e-3
 """A copy is recovered when no parameter is further from the original than this share of the largest one."""
-FITTING = Descent(steps=1000, batch=None, optimizer=Adam(5e-4))
+FITTING = DescentConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
 STACK = 20
 """Networks that are fitted in one stacked call, and kept in one file."""
 
@@ -44,7 +44,7 @@ class SineWaves:
 
     pairs: int
     points: int  # where the networks are fitted; they are judged halfway between these
-    fitting: Descent
+    fitting: DescentConfig
     line: int  # points on each line
 
 

@@ -75,7 +75,8 @@ class Part(Checkpoint):
             if name in shapes
         }
         super().__init__(source.label, source.path, stored, source.metadata)
-        self.source, self.form, self.read_so_far = source, source.form, source.read_so_far
+        self.source = source
+        self._take_over(source)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype in which a tensor is read."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.plain_files import short_paths
 from regauge.core.element import Element
 from regauge.core.escaping import escape_code, escape_markdown
@@ -144,5 +145,4 @@ def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> 
 
 def card_path(checkpoint: Path) -> Path:
     """The path of a merged checkpoint's card: `out.md` for `out.safetensors`, or a file in a folder."""
-    is_file = checkpoint.suffix == ".safetensors"
-    return checkpoint.with_suffix(".md") if is_file else checkpoint / IN_FOLDER
+    return checkpoint.with_suffix(".md") if is_single_file(checkpoint) else checkpoint / IN_FOLDER

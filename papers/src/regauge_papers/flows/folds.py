@@ -19,7 +19,8 @@ from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import nearest, spread
-from regauge.flow.space import Representation, Space
+from regauge.flow.representation import Representation
+from regauge.flow.space import Space
 from regauge.report.pictures import Chart, Series
 from regauge.zoo.training import Config, Examples, load_examples
 from regauge_papers.experiment import Run, Scale
