@@ -67,8 +67,10 @@ def test_what_is_not_installed_says_how_to_get_it(refused: Callable[..., str], m
 
 
 def test_moved_names_say_which_distribution_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "regauge_papers", None)
-    monkeypatch.delitem(sys.modules, "regauge_papers.chains", raising=False)
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
+
+    monkeypatch.setattr("regauge.names.import_module", absent)
     with pytest.raises(ImportError, match=r"regauge\.weightspace\.ChainDWS is now in .* `pip install regauge-papers`"):
         rg.weightspace.ChainDWS  # noqa: B018
 
