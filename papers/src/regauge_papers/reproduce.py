@@ -19,7 +19,7 @@ from regauge.cli.output import show, show_progress, tell
 from regauge.core.devices import find_device
 from regauge.inr.rendering.strips import load_strips
 from regauge.report.figures import picture_figure
-from regauge.zoo.jobs.executors import one_thread
+from regauge.training.threads import one_thread
 from regauge_papers.experiment import Experiment, Run
 from regauge_papers.experiments import EXPERIMENTS
 from regauge_papers.methods_figure import methods_figure

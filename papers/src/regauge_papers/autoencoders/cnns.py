@@ -20,8 +20,8 @@ from regauge.learn.populations import Parts
 from regauge.learn.running import Runner
 from regauge.learn.targets import Target
 from regauge.storage.store import Store
+from regauge.zoo import Config
 from regauge.zoo.presets import cnn_architecture, cnn_zoo, small_cnns_relu
-from regauge.zoo.training import Config
 from regauge.zoo.training.examples import load_examples
 from regauge_papers.autoencoders.encoders import Coder
 from regauge_papers.experiment import Run, Scale

@@ -13,8 +13,8 @@ from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.report.pictures import Images
 from regauge.storage.store import Store
+from regauge.zoo import Config
 from regauge.zoo.presets import mnist_inrs, siren_architecture
-from regauge.zoo.training import Config
 from regauge_papers.autoencoders.encoders import Coder, sine_coders, spread
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.table import Quantity, Record, Row, Table

@@ -23,7 +23,7 @@ from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.rendering.strips import Strip, render_strip, save_strips
 from regauge.learn.running import Runner
 from regauge.report.pictures import Chart, Series
-from regauge.zoo.training import Config
+from regauge.zoo import Config
 from regauge_papers.autoencoders.digits import SIDE, population
 from regauge_papers.autoencoders.encoders import Coder, sine_coders
 from regauge_papers.autoencoders.lines import decoded_lines

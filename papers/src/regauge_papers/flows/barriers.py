@@ -13,8 +13,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.space import Space
 from regauge.report.pictures import Chart, Series
+from regauge.zoo import Checkpoints, Config
 from regauge.zoo.presets import mlp_architecture, uci_mlps
-from regauge.zoo.training import Checkpoints, Config
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows.networks import Networks, fewer
 from regauge_papers.table import Quantity, Record, Row, Table

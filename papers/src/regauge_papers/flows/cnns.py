@@ -5,8 +5,8 @@ from dataclasses import replace
 from regauge import flow
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
+from regauge.zoo import Config
 from regauge.zoo.presets import SMALL, cnn_architecture
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Scale
 from regauge_papers.flows.networks import IMAGES
 from regauge_papers.flows.studies import STEPS, Study, in_all_values, in_components

@@ -22,7 +22,7 @@ from regauge.flow.novelty import nearest, spread
 from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 from regauge.report.pictures import Chart, Series
-from regauge.zoo.training import Config, Examples, load_examples
+from regauge.zoo import Config, Examples, load_examples
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows import studies
 from regauge_papers.flows.networks import Networks

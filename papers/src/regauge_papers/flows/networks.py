@@ -17,8 +17,8 @@ from regauge.data.images import ImageData, digits, fashion_mnist, mnist
 from regauge.data.packaged import breast_cancer
 from regauge.learn.populations import spread
 from regauge.storage.store import Store
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture
-from regauge.zoo.training import Config
 from regauge.zoo.training.examples import load_examples
 from regauge_papers.experiment import Run, make_once
 from regauge_papers.zoo_populations import train_population

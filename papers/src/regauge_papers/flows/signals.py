@@ -28,8 +28,8 @@ from regauge.report.pictures import Images, Picture
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.training.initialization import Initialization
+from regauge.zoo import Config
 from regauge.zoo.presets import mnist_inrs_one_start
-from regauge.zoo.training import Config
 from regauge_papers.autoencoders.digits import split
 from regauge_papers.experiment import Run, Scale, make_once
 from regauge_papers.table import Quantity, Record, Row, Table

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from regauge import flow
 from regauge.report.pictures import Chart, Series
 from regauge.weightspace import RelationalAttention
+from regauge.zoo import Checkpoints, Config
 from regauge.zoo.presets import mlp_architecture, mnist_tiny_mlps, uci_mlps
-from regauge.zoo.training import Checkpoints, Config
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows.networks import Networks, fewer
 from regauge_papers.table import Quantity, Record, Row, Table

@@ -13,8 +13,8 @@ from regauge import flow
 from regauge.flow.priors import PriorSettings
 from regauge.flow.thesis import Kind
 from regauge.weightspace import RelationalAttention
+from regauge.zoo import Checkpoints, Config
 from regauge.zoo.presets import mlp_architecture, mnist_tiny_mlps, uci_mlps
-from regauge.zoo.training import Checkpoints, Config
 from regauge_papers.experiment import Scale
 from regauge_papers.flows.networks import fewer
 

@@ -17,8 +17,8 @@ from regauge.flow.guiding import descend
 from regauge.report.pictures import Chart, Series
 from regauge.training.initialization import draw_start, initialize
 from regauge.weightspace import MessagePassing
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows import studies
 from regauge_papers.flows.networks import Networks

@@ -12,8 +12,8 @@ from regauge.core.progress import Progress, no_progress
 from regauge.data.images import ImageData, digits, mnist
 from regauge.learn import LearnedMatching
 from regauge.weightspace import Metanet
+from regauge.zoo import Config
 from regauge.zoo.presets import fashion_mlps, mlp_architecture, mnist_mlps
-from regauge.zoo.training import Config
 from regauge.zoo.training.examples import Examples, image_classes
 from regauge_papers.experiment import Experiment, Run, Scale
 from regauge_papers.learned import mlps

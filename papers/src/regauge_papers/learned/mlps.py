@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from regauge.learn import MatchingConfig
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture, mnist_mlps
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Scale
 from regauge_papers.learned.study import Lessons, Population
 

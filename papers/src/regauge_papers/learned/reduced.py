@@ -13,6 +13,7 @@ from regauge.storage.architecture import Architecture
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import OneCycle
+from regauge.zoo import Config
 from regauge.zoo.presets import (
     TABLE_4,
     VGG11,
@@ -22,7 +23,6 @@ from regauge.zoo.presets import (
     convolutional_architecture,
     mlp_architecture,
 )
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Experiment, Scale
 from regauge_papers.learned.study import FROM_IDENTITY, Lessons, Population
 from regauge_papers.learned.tables import Study, measure

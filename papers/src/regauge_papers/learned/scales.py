@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import regauge as rg
+from regauge.zoo import Config
 from regauge.zoo.presets import cifar10_mlps, fashion_mlps, mlp_architecture, mnist_mlps
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Experiment, Run, Scale
 from regauge_papers.learned import mlps
 from regauge_papers.learned.study import (
@@ -57,7 +57,7 @@ def measure(study: Study, run: Run) -> Table:
     ways = (
         *untrained_ways(has_classes=True),
         Way(TEMPERED_WEIGHTS, rg.WeightMatching(), is_tempered=True),
-        Way("Mixed Matching + scales", rescaled(rg.MixedMatching())),
+        Way("Mixed Matching + scales", rescaled(rg.alignment.MixedMatching())),
         Way("Naive + scales", rescaled(None)),
     )
     rows = []

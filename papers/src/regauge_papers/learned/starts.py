@@ -16,8 +16,8 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn import MatchingConfig
 from regauge.report.pictures import Chart, Series
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Experiment, Run, Scale
 from regauge_papers.learned.study import (
     BATCH,
@@ -95,7 +95,11 @@ def measure(study: Study, run: Run) -> Table:
 
 def series_of(matcher: Way, steps: Sequence[int]) -> dict[str, list[Way]]:
     """For each start the ways without and with these numbers of steps of Sinkhorn."""
-    starts = (Way("Naive"), Way("Weight Matching", rg.WeightMatching()), Way("Mixed Matching", rg.MixedMatching()))
+    starts = (
+        Way("Naive"),
+        Way("Weight Matching", rg.WeightMatching()),
+        Way("Mixed Matching", rg.alignment.MixedMatching()),
+    )
     return {
         start.label: [
             start,

@@ -6,8 +6,8 @@ from typing import Any
 
 from regauge.learn import LearnedMatching, MatchingConfig
 from regauge.report.pictures import Chart, Series
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.learned.study import (
     QUANTITIES,

@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn.targets import Target
 from regauge.report.pictures import Chart, Series
-from regauge.zoo.training import Config
+from regauge.zoo import Config
 from regauge_papers.experiment import Run
 from regauge_papers.table import Quantity, Record, Row, Table
 from regauge_papers.weight_nets.known import Known

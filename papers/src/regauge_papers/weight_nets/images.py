@@ -15,8 +15,8 @@ from regauge import weightspace as ws
 from regauge.core.params import select
 from regauge.learn.populations import Parts
 from regauge.report.pictures import Chart, Series
+from regauge.zoo import Config
 from regauge.zoo.presets import fashion_inrs, mnist_inrs, siren_architecture
-from regauge.zoo.training import Config
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.table import Quantity, Record, Row, Table
 from regauge_papers.weight_nets.classifiers import Activations, Classifier, KnownCoordinates, Net, Plain, Same, Trees
