@@ -97,7 +97,7 @@ class FileJob:
         """The end of a sentence about what cannot be done to streamed networks."""
         return (
             f"needs the networks in memory, which takes {size_text(self.nbytes)}, more than the "
-            f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more --memory"
+            f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more `memory=`"
         )
 
     def require_memory(self, work: str) -> None:
@@ -105,7 +105,7 @@ class FileJob:
         if not self.fits():
             raise ValueError(
                 f"{work} needs all values in memory, which takes {size_text(self.nbytes)}, more than the "
-                f"{size_text(self.limit.nbytes)} that are allowed: allow more --memory"
+                f"{size_text(self.limit.nbytes)} that are allowed: allow more `memory=`"
             )
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
