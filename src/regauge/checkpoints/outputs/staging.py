@@ -101,8 +101,8 @@ class Staging:
             _require_name(self.out, overwrite=overwrite)
             if is_left and not (resume or overwrite):
                 raise FileExistsError(
-                    f"an interrupted run left {str(self.folder)!r}; say `resume=True` to go on with it, or `overwrite=True` to "
-                    "begin anew"
+                    f"an interrupted run left {str(self.folder)!r}; say `resume=True` to go on with it, or "
+                    "`overwrite=True` to begin anew"
                 )
             self._begin(resume=resume and is_left)
             require_space(self.out, self._needed())
