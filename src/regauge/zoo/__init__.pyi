@@ -1,4 +1,5 @@
 from . import presets as presets
+from .demo import run_demo as run_demo
 from .formats.source import Imported as Imported
 from .formats.source import Source as Source
 from .formats.source import import_zoo as import_zoo
