@@ -765,3 +765,18 @@ def test_paths_are_seen_from_the_recipe() -> None:
     Path("deep").mkdir()
     Path("deep/r.yml").write_text((MEAN % "two").replace("one", "../one").replace("two", "../two"))
     assert read_recipe(Path("deep/r.yml")).models == (Path("deep/../one"), Path("deep/../two"))
+
+
+def test_python_merges_as_the_command_does() -> None:
+    text = (
+        "merge_method: ties\nbase_model: ./base\nmodels: [{model: ./one}, {model: ./two}]\nparameters: {weight: 0.5}\n"
+    )
+    expected = merged(text)
+    planned = rg.merging.plan_recipe("recipe.yml", "python")
+    assert not Path("python").exists()
+    assert sum(one.nbytes for one in planned.shards) == sum(tensor.nbytes for tensor in expected.values())
+    result = rg.merging.merge_recipe("recipe.yml", "python")
+    assert all(torch.equal(result.params[name], tensor) for name, tensor in expected.items())
+    origin = read_provenance("python")
+    assert origin is not None
+    assert origin["command"] == "rg.merging.merge_recipe"
