@@ -130,7 +130,9 @@ def predicted_in_stages(**arguments: Any) -> nn.Module:
 
 def encoded(**arguments: Any) -> nn.Module:
     module, symmetry, networks = sirens()
-    config = learn.AutoencoderConfig(**SMALL, latent=3, decoder=ws.MLPDecoder((6,)), dropout=0.3)
+    config = learn.AutoencoderConfig(
+        **SMALL, latent=3, decoder=ws.MLPDecoder((6,)), dropout=0.3, examples=7, augment=("sign",)
+    )
     points = learn.grid((3, 3))
     made = learn.fit_autoencoder(networks, symmetry, config, module=module, inputs=points, **arguments)
     return nn.ModuleList([made.encoder, made.decoder])
