@@ -21,7 +21,7 @@ def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
 
 
 def attach(
-    package: str, file: str, moved: Mapping[str, str] | None = None
+    package: str, file: str | None, moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Make `__getattr__`, `__dir__` and `__all__` for a package from its stub.
 
@@ -30,18 +30,27 @@ def attach(
 
     Args:
         package: The `__name__` of the package.
-        file: Its `__file__`; the stub is the `.pyi` file next to it.
+        file: Its `__file__`; the stub is the `.pyi` file next to it. None for a package without public names.
         moved: Names of earlier versions, which still work and are not listed, and where they are now:
-            `package` or `package:name`.
+            `package` or `package:name`. The package may be one of a distribution of its own.
     """
-    load, listed, public = lazy_loader.attach_stub(package, file)
+    load, listed, public = lazy_loader.attach(package) if file is None else lazy_loader.attach_stub(package, file)
 
     def find(name: str) -> Any:
         if name in public:
             return load(name)
         if moved and name in moved:
             place, _, new = moved[name].partition(":")
-            return getattr(import_module(place), new or name)
+            try:
+                return getattr(import_module(place), new or name)
+            except ModuleNotFoundError as error:
+                if error.name != place.partition(".")[0]:
+                    raise
+                distribution = error.name.replace("_", "-")
+                raise ImportError(
+                    f"{package}.{name} is now in the distribution {distribution}; install it with "
+                    f"`pip install {distribution}`"
+                ) from error
         from difflib import get_close_matches
 
         close = get_close_matches(name, public, n=1)

@@ -1,8 +1,11 @@
 """The commands by name: which words name one, and what the help says of options without a default."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
 from inspect import get_annotations
 from itertools import chain, pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -15,6 +18,55 @@ NOTHING = (None, "", (), False, MISSING)
 """Defaults that say nothing: what happens without the option is in its description, or it is required."""
 INSTEAD = ("--steps", "--epochs", "--seconds")
 """Options that say how long something is trained, of which commands have some."""
+ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
+"""An argument in a message of the library."""
+NAMES = {"out": "output"}
+"""Options that are called otherwise than arguments."""
+
+
+def as_options(text: str) -> str:
+    """Write the arguments in a message of the library as options: `` `dtype=float16` `` becomes `--dtype float16`."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = NAMES.get(match[1], match[1]).replace("_", "-"), match[2]
+        return f"--{name}" if value in ("", "True", "...") else f"--{name} {value}"
+
+    return ARGUMENT.sub(option, text)
+
+
+GROUP = "regauge.commands"
+"""Entry points by which other distributions add commands: each names an options class, and the command runs in the
+module of its name in the package of that class."""
+ELSEWHERE = {"reproduce": "regauge-papers"}
+"""Commands of the project's other distributions."""
+
+
+def with_others(commands: Any, words: Sequence[str]) -> Any:
+    """The commands of regauge and, unless the words name one of these, those that other distributions add.
+
+    Args:
+        commands: The union of the options of regauge's commands.
+        words: What the user typed.
+    """
+    word = words[0] if words else ""
+    if word in _by_name(commands):
+        return commands
+    others = other_commands()
+    if word in ELSEWHERE and word not in others:
+        name = ELSEWHERE[word]
+        raise UsageError(f"'regauge {word}' is in a distribution of its own; install it with `pip install {name}`")
+    for options in others.values():
+        commands |= options
+    return commands
+
+
+@cache
+def other_commands() -> dict[str, Any]:
+    """The options of the commands that other distributions add, by name."""
+    found = {one.name: one.load() for one in entry_points(group=GROUP)}
+    for options in found.values():
+        hide_empty_defaults(options)
+    return found
 
 
 def require_command(words: list[str], commands: Any) -> None:

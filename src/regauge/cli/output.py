@@ -25,6 +25,7 @@ from rich.text import Text
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.writing import require_writable, save_text, whole_file
+from regauge.cli.commands import as_options
 from regauge.cli.options import PICTURES
 from regauge.core.escaping import escape, escape_json, escape_lines
 from regauge.core.progress import Advance, Progress
@@ -92,7 +93,7 @@ def tell_written(*paths: Path) -> None:
 def tell_notes(notes: Sequence[str]) -> None:
     """Tell sentences that a report lists as notes."""
     for note in notes:
-        tell(note)
+        tell(as_options(note))
 
 
 def tell_table(
@@ -136,6 +137,18 @@ def require_pictures(path: Path, *, overwrite: bool) -> None:
     """Raise unless a plot and the table next to it can be written."""
     require_writable(path, overwrite=overwrite, suffixes=PICTURES.suffixes)
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
+
+
+def require_page(path: Path | None, *, overwrite: bool) -> None:
+    """Raise unless a page can be written, if one is wanted."""
+    if path is not None:
+        require_writable(path, overwrite=overwrite, suffixes=(".html",))
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, and tell where it is."""
+    save_text(page, path)
+    tell_written(path)
 
 
 def name_files(paths: Sequence[Path]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
-from regauge.comparison.shares import TensorShare
+from regauge.comparison.shares import TensorShare, mean_share
 from regauge.comparison.verdicts import Verdict, beyond_chance
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
@@ -107,6 +108,23 @@ class Comparison:
         }
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """All that was found as plain values, for JSON and pages."""
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "numbers": {name: value for name, value in self.numbers.items() if value is not None},
+            "layers": self.layers,
+            "tensors": [
+                {"tensor": one.name, "size": prod(one.shape), "before": one.before, "after": one.after}
+                for one in self.shares
+            ],
+            "tested_groups": list(self.tested_groups),
+            "draws": self.draws,
+            "notes": list(self.notes),
+        }
+
+    @property
     def layers(self) -> list[dict[str, Any]]:
         """The share of each layer that is explained before and after alignment, as a weighted mean over its tensors."""
         result: dict[str, list[TensorShare]] = {}
@@ -117,14 +135,6 @@ class Comparison:
             {"layer": layer, "before": _weighted(own, is_after=False), "after": _weighted(own, is_after=True)}
             for layer, own in result.items()
         ]
-
-
-def mean_share(shares: tuple[TensorShare, ...], *, is_after: bool = True) -> float | None:
-    """The mean over matrices, each counted once; over vectors if there is no matrix, None if there are none either."""
-    known = [share for share in shares if share.after is not None and share.before is not None]
-    counted = [share for share in known if len(share.shape) > 1] or known
-    values = [share.after if is_after else share.before for share in counted]
-    return sum(value for value in values if value is not None) / len(values) if values else None
 
 
 def _weighted(shares: list[TensorShare], *, is_after: bool) -> float:
