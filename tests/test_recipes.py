@@ -15,6 +15,7 @@ from regauge.checkpoints.outputs.provenance import hash_file, read_provenance
 from regauge.cli.main import main
 from regauge.hub.layer_stack import LayerStack
 from regauge.merging.assembly import Assembly
+from regauge.merging.recipes.merge_recipe import plan_recipe
 from regauge.merging.recipes.read_recipe import read_recipe
 
 transformers = pytest.importorskip("transformers")
@@ -772,7 +773,7 @@ def test_python_merges_as_the_command_does() -> None:
         "merge_method: ties\nbase_model: ./base\nmodels: [{model: ./one}, {model: ./two}]\nparameters: {weight: 0.5}\n"
     )
     expected = merged(text)
-    planned = rg.merging.plan_recipe("recipe.yml", "python")
+    planned = plan_recipe("recipe.yml", "python")
     assert not Path("python").exists()
     assert sum(one.nbytes for one in planned.shards) == sum(tensor.nbytes for tensor in expected.values())
     result = rg.merging.merge_recipe("recipe.yml", "python")

@@ -1,6 +1,8 @@
 """`regauge merge`: one checkpoint out of many, and a model card with the numbers next to it."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from regauge.cli.streaming import (
 )
 from regauge.hub import open_model, read_symmetry
 from regauge.merging import RULES, Rule
+from regauge.merging.merge_record import card_path
 
 SHARED = ("output", "recipe", *(one.name for one in fields(Matching)))
 SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
@@ -39,7 +42,7 @@ def run(options: Merge) -> None:
     weights = options.weights or None
     if options.tokenizer is not None:
         return _merge_folders(options, rule, weights)
-    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=rg.merging.card_path)
+    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
     task, test = None, None
     if options.data is not None or options.test is not None:
         from regauge.cli.tasks import matching_tasks  # what runs models takes a while to import
@@ -48,7 +51,9 @@ def run(options: Merge) -> None:
     method = _method(options, is_streamed=job.is_streamed)
     ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task}
     if job.is_streamed:
-        show_plan(rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
+        from regauge.merging.streamed import plan_merge
+
+        show_plan(plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
     elif options.dry_run:
         show_memory(job)
     if options.dry_run:
@@ -71,6 +76,8 @@ def run(options: Merge) -> None:
 
 def _merge_recipe(options: Merge) -> None:
     """Merge as a recipe says."""
+    from regauge.merging.recipes.merge_recipe import plan_recipe
+
     blank = {one.name: one.default for one in fields(Merge)} | {"checkpoints": ()}
     given = [name for name in SAID if getattr(options, name) != blank[name]]
     if given:
@@ -79,35 +86,34 @@ def _merge_recipe(options: Merge) -> None:
     assert options.recipe is not None
     provenance = provenance_of(options)
     settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
-    merge = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
     out = output_of(options, replace(provenance, settings=settings))
-    with show_work("merging", is_streamed=True) as progress:
-        made = merge(options.recipe, out, progress=progress, **_setting(options))
-    _tell_assembled(options, made)
+    make = plan_recipe if options.dry_run else rg.merging.merge_recipe
+    _assemble(options, partial(make, options.recipe, out))
 
 
 def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
     """Merge folders with different tokens."""
+    from regauge.merging.recipes.merge_recipe import plan_folders
+
     if rule.needs_task:
         raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
     ways: dict[str, Any] = {"tokenizer": options.tokenizer, "rule": rule, "weights": weights, "base": options.base}
-    merge = rg.merging.plan_folders if options.dry_run else rg.merging.merge_folders
     out = output_of(options, provenance_of(options))
+    make = plan_folders if options.dry_run else rg.merging.merge_folders
+    _assemble(options, partial(make, options.checkpoints, out, **ways))
+
+
+def _assemble(options: Merge, make: Callable[..., Any]) -> None:
+    """Merge tensor by tensor and tell the record, or tell the plan of it."""
     with show_work("merging", is_streamed=True) as progress:
-        made = merge(options.checkpoints, out, **ways, progress=progress, **_setting(options))
-    _tell_assembled(options, made)
-
-
-def _tell_assembled(options: Merge, made: "rg.merging.MergeResult | rg.merging.Assembled") -> None:
-    """Tell what was merged tensor by tensor, or would be."""
-    if isinstance(made, rg.merging.MergeResult):
-        tell_merged(made.record, options.output)
-        return
+        made = make(**_setting(options), progress=progress)
+    if not options.dry_run:
+        return tell_merged(made.record, options.output)
     if made.alignment is not None:
         show_plan(made.alignment)
-    size = size_text(sum(one.nbytes for one in made.shards))
+    size, count = size_text(sum(one.nbytes for one in made.shards)), len(made.shards)
     files = [{"file": one.file, "bytes": one.nbytes} for one in made.shards]
-    tell(f"to be written: {len(files)} file{'s' * (len(files) > 1)} of {size}: {options.output}", files=files)
+    tell(f"to be written: {count} file{'s' * (count > 1)} of {size}: {options.output}", files=files)
 
 
 def _setting(options: Merge) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from regauge.checkpoints.array_files import SUFFIXES
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
-from regauge.cli.options import UsageError
+from regauge.cli.options import Loss, UsageError
 from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.connect import prepare_statistics
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
-from regauge.hub import Loss, make_task, open_batches
+from regauge.hub import make_task, open_batches
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.zoo import (

@@ -1,5 +1,4 @@
 from .batches import open_batches as open_batches
-from .build_model import describe_inputs as describe_inputs
 from .build_model import name_model as name_model
 from .model import Model as Model
 from .model import open_model as open_model
@@ -7,7 +6,6 @@ from .networks import Networks as Networks
 from .networks import open_checkpoints as open_checkpoints
 from .networks import open_networks as open_networks
 from .networks import read_symmetry as read_symmetry
-from .tasks import Loss as Loss
 from .tasks import convert as convert
 from .tasks import dtype_of as dtype_of
 from .tasks import example_task as example_task
