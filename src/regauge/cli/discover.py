@@ -5,14 +5,15 @@ import json
 from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.options import Discover
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
-from regauge.hub import open_model
+from regauge.hub import Values, open_model
 
 
 def run(options: Discover) -> None:
     """Print the table, with the outcome of the verification or why there was none."""
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".json",))
-    values, verify = "never" if options.meta else "if small", not options.skip_verification
+    values: Values = "never" if options.meta else "if small"
+    verify = not options.skip_verification
     model = open_model(options.model, **vars(options.inputs), values=values, verify=verify)
     with show_status("building and tracing the model, and verifying what is found"):
         found = model.traced

@@ -10,7 +10,7 @@ from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.options import Canonicalize, ExampleInputs, UsageError
 from regauge.cli.output import show_status, tell_notes
 from regauge.cli.prune_options import Prune
-from regauge.hub import Model, Networks, name_model, open_model, open_networks, read_symmetry
+from regauge.hub import Model, Networks, Values, name_model, open_model, open_networks, read_symmetry
 
 
 def find_model(
