@@ -19,8 +19,8 @@ import torch
 from damage import LIMITED, Kind, bounded, check_kind, damage_bytes
 
 from regauge.checkpoints.formats.headers import read_header
+from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store, verify
 from regauge.zoo.formats import (
     Source,
     import_zoo,
