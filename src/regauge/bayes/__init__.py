@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = attach(
     | {"PosteriorPath": "regauge.bayes.prediction.posterior_landscape"}
     | dict.fromkeys(("Bin", "Calibration", "Entropy"), "regauge.bayes.prediction.predictive")
     | {"MixturePath": "regauge.bayes.transport.posterior_mixtures"}
-    | dict.fromkeys(("Displacement", "SquaredDistance"), "regauge.bayes.transport.wasserstein")
+    | {"SquaredDistance": "regauge.bayes.posteriors.couplings"}
+    | {"Displacement": "regauge.bayes.transport.wasserstein"}
     | {"Diagnostics": "regauge.bayes.variational.diagnostics"},
 )
