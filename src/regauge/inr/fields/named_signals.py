@@ -114,7 +114,7 @@ def read_signal(text: str) -> Signal:
         known = shape(name)
         found = ShapeSignal(known.vertices, known.faces)
     else:
-        found = _fit_unit_ball(_read_shape(Path(name)))
+        found = _fit_unit_ball(_read_shape(Path(name)), name)
     return replace(found, to="mesh") if tail == "mesh" else replace(found, to="points") if tail == "points" else found
 
 
@@ -181,10 +181,10 @@ def _read_shape(path: Path) -> ShapeSignal:
     return ShapeSignal(load_points(path).float(), None)
 
 
-def _fit_unit_ball(found: ShapeSignal) -> ShapeSignal:
+def _fit_unit_ball(found: ShapeSignal, name: str) -> ShapeSignal:
     vertices = found.vertices.double()
     if not bool(vertices.isfinite().all()):
-        raise ValueError("the shape has coordinates that are NaN or Inf; repair the file")
+        raise ValueError(f"the shape in {name!r} has coordinates that are NaN or Inf; repair the file")
     if found.faces is None:
         center = vertices.mean(0)
     else:
@@ -193,5 +193,5 @@ def _fit_unit_ball(found: ShapeSignal) -> ShapeSignal:
         center = ((a + b + c) / 3 * areas).sum(0) / areas.sum()
     radius = (vertices - center).norm(dim=1).max()
     if not radius > 0 or not bool(center.isfinite().all()):
-        raise ValueError("the shape has no extent: all its points are one, or its faces have no area")
+        raise ValueError(f"the shape in {name!r} has no extent: all its points are one, or its faces have no area")
     return replace(found, vertices=((vertices - center) / radius).float())

@@ -123,7 +123,8 @@ def load_mesh(path: str | Path) -> Mesh:
     if not isinstance(mesh, trimesh.Trimesh) or not len(mesh.faces):
         raise ValueError(f"{str(path)!r} holds no mesh; is it damaged, or a point cloud?")
     if path.suffix == ".stl":
-        mesh.merge_vertices()
+        with np.errstate(invalid="ignore"):  # vertices that are not finite are told by who uses them
+            mesh.merge_vertices()
     vertices = torch.from_numpy(np.array(mesh.vertices, np.float32))
     return require_mesh(Mesh(vertices, torch.from_numpy(np.array(mesh.faces, np.int64))), path)
 
