@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -194,7 +195,9 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
     path = FilePath(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
-    arrays = dict(read_npz(path))
+    if not is_zipfile(path):
+        raise ValueError(f"{str(path)!r} is damaged or holds no strips; write it again")
+    arrays = read_npz(path)
     if "about" not in arrays:
         raise ValueError(f"{str(path)!r} holds the arrays {sorted(arrays)[:5]}, but no strips")
     try:
