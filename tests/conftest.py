@@ -76,8 +76,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks in files stay on the disk, however small they are."""
-    for name in ("HELD", "MERGING"):
-        monkeypatch.setattr(f"regauge.alignment.streamed.job.{name}", 10**12)
+    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", lambda *job: False)
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_what_does_not_fit_says_what_helps(paths: list[Path], tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"GB that memory allows; allow 0\.1.* GB or more"):
         rg.align(a, b, SYMMETRY, memory=1000, out=out)
     with pytest.raises(
-        ValueError, match=r"needs the networks in memory, which takes .* GB, more than the 1 kB that are allowed"
+        ValueError, match=r"needs the networks in memory, which takes .* kB, more than the 1 kB that are allowed"
     ):
         rg.align(a, b, SYMMETRY, memory=1000, out=out, method=rg.FrankWolfe())
     with pytest.raises(ValueError, match="matching with restarts or init needs the networks in memory"):

@@ -224,7 +224,7 @@ def test_tensors_that_no_class_has_are_those_of_the_first_network(
 ) -> None:
     """Nothing says how they move, but those of the first network fit what is aligned to it; each is told by name."""
     if is_streamed:
-        monkeypatch.setattr("regauge.alignment.streamed.job.FileJob.is_streamed", True)
+        monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)
     first, second = save_with_extra()
     CASES["llama"].save(Path("plain"), 0)
     main([command, "one", "two", "-o", "out", "--json"])

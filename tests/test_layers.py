@@ -56,6 +56,7 @@ PURE = {
 BEFORE_PARSING = (
     "alignment/table.py",
     "merging/table.py",
+    "checkpoints/formats/file_formats.py",
     "__init__.py",
     "__main__.py",
     "names.py",
@@ -197,6 +198,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
                 "regauge.checkpoints.checkpoint_names",
+                "regauge.checkpoints.formats.file_formats",
                 "regauge.checkpoints.plain_files",
             }
 

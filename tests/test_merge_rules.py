@@ -472,8 +472,8 @@ def test_the_memory_of_a_rule_is_in_the_plan(tmp_path: Path) -> None:
     rg.merge(paths, NOTHING, out=out, memory="250MB")
     karcher_mean = RULES["karcher"].build()
     with pytest.raises(ValueError, match=r"combining 3 networks by KarcherMean\(steps=100\) holds 3\d\d MB at once"):
-        rg.merge(paths, NOTHING, rule=karcher_mean, out=out, memory="250MB", overwrite=True)
-    rg.merge(paths, NOTHING, rule=karcher_mean, out=out, memory="400MB", overwrite=True)
+        rg.merge(paths, NOTHING, rule=karcher_mean, out=rg.Output(out, overwrite=True), memory="250MB")
+    rg.merge(paths, NOTHING, rule=karcher_mean, out=rg.Output(out, overwrite=True), memory="400MB")
 
 
 def test_settings_of_a_rule_may_differ_from_tensor_to_tensor() -> None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import regauge as rg
-from regauge.alignment.streamed.job import align_job, open_job, plan_job
+from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.checkpoints.alignments import alignment_path, load_alignment
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.form import DTYPES, Form
+from regauge.checkpoints.job import open_job
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.merging.merge_record import card_path
@@ -39,21 +40,21 @@ def _wide(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _align_in_memory(a: Path, b: Path, out: Path, **form: Any) -> rg.Element:
-    return rg.align(a, b, SYMMETRY, out=out, overwrite=True, **form).element
+    return rg.align(a, b, SYMMETRY, out=rg.Output(out, overwrite=True, **form)).element
 
 
 def _align_streamed(a: Path, b: Path, out: Path, **form: Any) -> rg.Element:
-    job = open_job([a, b], 1, alignment_path, out=out, overwrite=True, form=Form.of(**form))
+    job = open_job([a, b], 1, alignment_path, out=rg.Output(out, overwrite=True, **form))
     assert job is not None
     return align_job(plan_job(job, SYMMETRY)).element
 
 
 def _merge_in_memory(a: Path, b: Path, out: Path, **form: Any) -> Any:
-    return rg.merge([a, b], SYMMETRY, method=rg.WeightMatching(), out=out, overwrite=True, **form)
+    return rg.merge([a, b], SYMMETRY, method=rg.WeightMatching(), out=rg.Output(out, overwrite=True, **form))
 
 
 def _merge_streamed(a: Path, b: Path, out: Path, **form: Any) -> Any:
-    job = open_job([a, b], 0, card_path, out=out, overwrite=True, form=Form.of(**form))
+    job = open_job([a, b], 0, card_path, out=rg.Output(out, overwrite=True, **form))
     assert job is not None
     return merge_job(plan_job(job, SYMMETRY), rule=rg.merging.Average(), weights=None, has_base=False)
 
@@ -194,8 +195,8 @@ def test_forms_that_make_no_sense(
 
 
 def test_a_form_is_for_files() -> None:
-    with pytest.raises(TypeError, match="`dtype` or `shard_size` must all be checkpoints"):
-        rg.align(_network(0), _network(1), SYMMETRY, dtype=torch.float16)
+    with pytest.raises(TypeError, match="`out` or `memory` must all be checkpoints"):
+        rg.align(_network(0), _network(1), SYMMETRY, out=rg.Output("out", dtype=torch.float16))
 
 
 def test_a_configuration_names_the_dtype_wherever_it_stands() -> None:

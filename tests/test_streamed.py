@@ -268,10 +268,10 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
 COMMAND = """
 import re, sys
 from pathlib import Path
-import regauge.alignment.streamed.job, regauge.cli.align, regauge.cli.merge
+import regauge.checkpoints.job, regauge.cli.align, regauge.cli.merge
 from regauge.cli.main import main
 from regauge.checkpoints.memory_limit import resident
-regauge.alignment.streamed.job.HELD = regauge.alignment.streamed.job.MERGING = 10**12
+regauge.checkpoints.job.FileJob.fits = lambda *job: False
 base = resident()
 main(sys.argv[1:])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())

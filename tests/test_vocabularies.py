@@ -320,7 +320,7 @@ def test_tokens_in_another_order_are_brought_to_the_first(
     order = torch.randperm(len(WORDS), generator=torch.Generator().manual_seed(2))
     write_moved(order, **settings)
     if is_streamed:
-        monkeypatch.setattr("regauge.alignment.streamed.job.FileJob.is_streamed", True)
+        monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)
     main(["align", "a", "b", "-o", "out"])
     count = int((order != torch.arange(len(order))).sum())
     assert f"tokens that have other numbers than in a are brought to them: {count} of b" in capsys.readouterr().err
@@ -355,7 +355,7 @@ def test_networks_are_aligned_under_a_union(is_tied: bool, is_streamed: bool, mo
     write_model("a", 0, WORDS, tie_word_embeddings=is_tied)
     write_model("b", 1, OTHER, tie_word_embeddings=is_tied)
     if is_streamed:
-        monkeypatch.setattr("regauge.alignment.streamed.job.FileJob.is_streamed", True)
+        monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)
     main(["align", "a", "b", "--tokenizer", "union", "-o", "out"])
     for row, own in zip(rows_of("out", "e"), rows_of("a", "e"), strict=True):
         torch.testing.assert_close(row, own)

@@ -31,7 +31,11 @@ from .alignment import align as align
 from .alignment import align_many as align_many
 from .alignment import align_pairs as align_pairs
 from .canonical import canonicalize as canonicalize
+from .checkpoints import Checkpoint as Checkpoint
+from .checkpoints import Output as Output
+from .checkpoints import load as load
 from .checkpoints import load_alignment as load_alignment
+from .checkpoints import save as save
 from .checkpoints import save_alignment as save_alignment
 from .comparison import compare as compare
 from .comparison import fingerprint as fingerprint

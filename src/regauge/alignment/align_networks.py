@@ -14,12 +14,12 @@ from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
-from regauge.alignment.streamed.job import Network, align_job, open_call, plan_job
+from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
-from regauge.checkpoints.form import Form
+from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
-from regauge.checkpoints.outputs.provenance import Provenance
+from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element, stack
 from regauge.core.given import as_networks, as_params, require_instance
@@ -45,14 +45,9 @@ class Setting(TypedDict, total=False):
 class FileSetting(Setting, total=False):
     """Keywords of `align`, and those for networks in files alone."""
 
-    out: str | Path | None
+    out: Output | str | Path | None
     memory: int | str | MemoryLimit | None
-    resume: bool
-    overwrite: bool
-    dtype: torch.dtype | None
-    shard_size: int | str | None
     progress: Progress
-    provenance: Provenance | None
 
 
 @overload
@@ -74,14 +69,9 @@ def align(
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
-    out: str | Path | None = None,
+    out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    dtype: torch.dtype | None = None,
-    shard_size: int | str | None = None,
     progress: Progress = no_progress,
-    provenance: Provenance | None = None,
 ) -> Result[Any]:
     """Move the second network along its orbit, as close to the first as the method gets.
 
@@ -100,20 +90,13 @@ def align(
         method: `DataMatching()` unless given where there is a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
-        out: Where the moved network is written, with the names, dtypes and header of the second one: a `.safetensors`
-            file, or a folder with its shards and further files. The alignment is written next to it. For networks on
-            the disk only, as are the following.
-        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
-        resume: Whether to continue what an interrupted run left; in memory it is done anew.
-        overwrite: Whether the output may be replaced.
-        dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
-            refused. As in the network that the output takes over unless given.
-        shard_size: Bytes, or text such as "5GB", of the values in one file of an output folder; as there unless given.
+        out: Where the moved network is written, with the names, dtypes and header of the second one: a path, or an
+            `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         progress: Shows each pass over streamed files.
-        provenance: What the output says about where it comes from; this call, unless given.
 
     Raises:
-        FileExistsError: The output exists, and `overwrite` is false.
+        FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: A network is no dictionary of tensors, or the method no object; or the method takes tuples of
             dictionaries and got single ones, or the other way around.
@@ -133,12 +116,8 @@ def align(
             symmetry=symmetry,
             generator=generator,
             element=alignment_label(out),
-            provenance=provenance,
-            form=Form.of(dtype, shard_size),
             out=out,
             memory=memory,
-            resume=resume,
-            overwrite=overwrite,
         )
     if job is not None:
         if job.is_streamed:

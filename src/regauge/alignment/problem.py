@@ -113,7 +113,7 @@ class Problem(_Setting):
         Args:
             element: One element for each pair, or the same for all.
             moved: Tensors of the second networks that are moved already, bit for bit as the action would.
-            notes: What could not be taken over.
+            notes: Sentences about what could not be taken over.
         """
 
         def numbers(values: Tensor | Sequence[float] | float) -> Tensor:

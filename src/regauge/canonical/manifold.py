@@ -50,7 +50,7 @@ class Manifold:
 
     Attributes:
         symmetry: With every size known.
-        spheres: What lies on spheres; all other values are Euclidean.
+        spheres: The values that lie on spheres; all other values are Euclidean.
         left: Sentences about freedom that canonical forms keep.
 
     References:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.described import describe_kind
+from regauge.checkpoints.formats.file_formats import is_single_file
+from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import save
 from regauge.core.element import Element, Value
 from regauge.core.given import describe
@@ -36,15 +38,14 @@ class Alignment:
 def alignment_path(checkpoint: str | Path) -> Path:
     """The path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a folder."""
     path = Path(checkpoint)
-    if not path.name.endswith(".safetensors"):
-        return path / IN_FOLDER
-    return path if path.name.endswith(SUFFIX) else path.with_name(path.name.removesuffix(".safetensors") + SUFFIX)
+    if path.name.endswith(SUFFIX):
+        return path
+    return path.with_name(path.stem + SUFFIX) if is_single_file(path) else path / IN_FOLDER
 
 
-def alignment_label(checkpoint: str | Path | None) -> str:
+def alignment_label(out: Output | str | Path | None) -> str:
     """The name of that file for a provenance, which is the same for all names of outputs."""
-    is_file = checkpoint is None or str(checkpoint).endswith(".safetensors")
-    return f"*{SUFFIX}" if is_file else IN_FOLDER
+    return f"*{SUFFIX}" if out is None or Output.of(out).is_file else IN_FOLDER
 
 
 class Aligned(Protocol):
@@ -61,7 +62,7 @@ def save_alignment(alignment: Aligned, path: str | Path, *, overwrite: bool = Fa
     """Write an alignment to a safetensors file, whole or not at all; `regauge apply` reads it too.
 
     Args:
-        alignment: What `regauge.align` returned, or an `Alignment`.
+        alignment: The result of `regauge.align`, or an `Alignment`.
         path: The file, named `....safetensors`.
         overwrite: Whether a file of that name may be replaced.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES, find_cached, split_entry
+from regauge.checkpoints.checkpoint_names import find_cached, split_entry
 from regauge.checkpoints.form import AS_STORED, Form
 from regauge.checkpoints.formats.adapters import (
     CONFIG,
@@ -25,10 +25,12 @@ from regauge.checkpoints.formats.adapters import (
 )
 from regauge.checkpoints.formats.adapters import FILES as ADAPTER_FILES
 from regauge.checkpoints.formats.changes import Change
-from regauge.checkpoints.formats.headers import PROVENANCE, StoredTensor, read_header
+from regauge.checkpoints.formats.file_formats import format_of, weight_suffixes
+from regauge.checkpoints.formats.file_formats import load as load_named
+from regauge.checkpoints.formats.headers import PROVENANCE, OpenedFile, StoredTensor
 from regauge.checkpoints.formats.location import locate, shards_of, split_sum
-from regauge.checkpoints.formats.quantized import GGUF, refusal, require_unquantized
-from regauge.checkpoints.formats.state_dicts import load_torch_file, match, shorten
+from regauge.checkpoints.formats.quantized import require_unquantized
+from regauge.checkpoints.formats.state_dicts import match, shorten
 from regauge.checkpoints.names.adapted import changes_of_files, require_untied
 from regauge.checkpoints.plain_files import read_json, require_plain
 from regauge.checkpoints.tensor_spec import TensorSpec
@@ -54,17 +56,20 @@ class Checkpoint(Mapping[str, Tensor]):
     """A network in a file, or in shards with their index, opened once.
 
     It is a mapping from names to tensors. Those of safetensors files are read anew whenever they are asked for, until
-    `params` reads them all; torch files are read as a whole when they are opened, with `weights_only=True`.
+    `params` reads them all; torch files are read as a whole when they are opened, with `weights_only=True`. The formats
+    are listed in `FORMATS`, to which other packages add theirs.
 
     Attributes:
-        label: What messages call it: the path that the user gave.
+        label: The name in messages: the path that the user gave.
         path: The file, or the index of the shards.
-        stored: Where every tensor lies, by name: names, dtypes and order of what `write` writes.
+        stored: The place of every tensor, by name: names, dtypes and order of what `write` writes.
         metadata: The strings in the header of each file, without its provenance.
-        form: How a network that takes over these files is written.
+        form: The form in which a network that takes over these files is written.
         home: The path of the network that is in these files: the label without adapters.
         notes: Sentences about a result that takes over these files.
-        read_so_far: What was read from the disk.
+        replaced: Contents of files that such a result, in a folder, has in the place of those here; None for those that
+            it leaves out.
+        read_so_far: The bytes read from the disk.
     """
 
     notes: tuple[str, ...]
@@ -80,6 +85,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.label, self.path, self.stored, self.metadata = label, path, stored, metadata
         self.read_so_far, self.form = Reading(), AS_STORED
         self.home, self.notes = label, ()
+        self.replaced: Mapping[str, bytes | None] = {}
         self._params = params
         self._changes: Mapping[str, tuple[Change, ...]] = {}
         self._adapters: tuple[Path, ...] = ()
@@ -226,7 +232,7 @@ class Checkpoint(Mapping[str, Tensor]):
         by_file: dict[Path, list[TensorSpec]] = {path: [] for path in self.metadata}
         for one in self.stored.values():
             by_file[one.file].append(TensorSpec(one.name, one.shape, one.dtype))
-        stem = self.path.name.removesuffix(".index.json").removesuffix(SUFFIX) if self.is_safetensors else "model"
+        stem = Path(self.path.name.removesuffix(".index.json")).stem if self.is_safetensors else "model"
         if file is None and (len(by_file) > 1 or self.form.shard_size is not None):
             names = {p: p.name if p.suffix == SUFFIX else p.stem.replace("pytorch_", "") + SUFFIX for p in by_file}
             shards = [Shard(names[path], tuple(own), self.metadata[path]) for path, own in by_file.items()]
@@ -239,6 +245,11 @@ class Checkpoint(Mapping[str, Tensor]):
         own = ADAPTER_FILES[0] if self.is_adapter else "model.safetensors"
         return self.form.layout([Shard(file or own, tuple(every), self.header)], stem)
 
+    def _take_over(self, source: "Checkpoint") -> None:
+        """Become another view of the files of a checkpoint: what is said and written about them stays."""
+        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+        self.notes, self.replaced = source.notes, source.replaced
+
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
         """A checkpoint of the same files with other values; further names, such as of tied tensors, are not written."""
         absent = [name for name in self.stored if name not in params]
@@ -246,6 +257,12 @@ class Checkpoint(Mapping[str, Tensor]):
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
         result = copy(self)
         result._params, result._changes, result._files = dict(params), {}, {}
+        return result
+
+    def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
+        """The same, whose result in a folder has these files in the place of those here; see `replaced`."""
+        result = copy(self)
+        result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
     def written_as(self, form: Form) -> "Checkpoint":
@@ -353,7 +370,7 @@ def load(path: str | Path, *, entry: str | None = None) -> Params:
 
     Args:
         path: As for `Checkpoint.open`.
-        entry: Which network of a training checkpoint is read, such as "state_dict_ema".
+        entry: The network of a training checkpoint that is read, such as "state_dict_ema".
     """
     with Checkpoint.open(path, entry=entry) as checkpoint:
         return checkpoint.params
@@ -396,35 +413,24 @@ def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Se
         )
 
 
-def _read(file: Path, entry: str | None) -> tuple[Mapping[str, StoredTensor], Mapping[str, str], Params | None]:
-    """The tensors of one file and the strings in its header; values too where they cannot be read one by one."""
+def _read(file: Path, entry: str | None) -> OpenedFile:
+    """Open one file by its format; the strings in its header come without its provenance."""
     require_plain(file)
-    if entry is not None and file.suffix not in TORCH_SUFFIXES:
-        raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
     with file.open("rb") as stream:
         begin = stream.read(len(POINTER))
         if begin == POINTER:
             raise ValueError(f"{str(file)!r} stands for a file in Git LFS; run `git lfs pull` to fetch the file itself")
-        if begin.startswith(GGUF):
-            raise ValueError(refusal(str(file), "a GGUF file", "gguf"))
-    if file.suffix == SUFFIX:
-        try:
-            header = read_header(file)
-        except ValueError as error:
-            raise ValueError(
-                f"{str(file)!r} is not a readable safetensors file ({error}); it is damaged, was not copied "
-                "completely, or is of a newer format: fetch it again, or convert it"
-            ) from error
-        return header.tensors, {k: text for k, text in header.metadata.items() if k != PROVENANCE}, None
-    if file.suffix not in TORCH_SUFFIXES:
+    known = format_of(file, begin)
+    if known is None:
+        read = ", ".join(weight_suffixes(is_read=True))
         raise ValueError(
-            f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is .safetensors, .index.json "
-            "(sharded), .pt, .pth, .bin, .ckpt or a folder that holds one of them; convert it, or rename it if that "
-            "is wrong"
+            f"{str(file)!r} ends in {file.suffix!r}, but a checkpoint is {read}, .index.json (sharded) or a folder "
+            "that holds one of them; convert it, or rename it if that is wrong"
         )
-    params = load_torch_file(file, entry)
-    stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
-    return stored, {}, params
+    if entry is not None and not known.has_entries:
+        raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
+    opened: OpenedFile = load_named(known.opener)(file, entry)
+    return opened._replace(metadata={k: text for k, text in opened.metadata.items() if k != PROVENANCE})
 
 
 def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Names of checkpoints that are not paths, and what they mean; nothing here imports torch.
 
-`FILE:NAME` is one of the networks in a torch file. `org/model` is a model of the Hugging Face hub, which is read from
+`FILE:NAME` is one of the networks in a file. `org/model` is a model of the Hugging Face hub, which is read from
 the cache of that hub on this machine, where it lies there; nothing is fetched.
 """
 
@@ -8,12 +8,12 @@ import os
 import re
 from pathlib import Path
 
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-"""Endings of files that torch wrote."""
+from regauge.checkpoints.formats.file_formats import weight_suffixes
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names of models of the hub."""
 ADDRESS = re.compile(r"[a-z0-9]+:/", re.IGNORECASE)
-"""What addresses begin with, as paths, in which slashes are single."""
+"""The beginning of addresses as paths, in which slashes are single."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 CACHES = (
     ("HF_HUB_CACHE", ""),
@@ -25,11 +25,11 @@ CACHES = (
 
 
 def split_entry(path: str) -> tuple[str, str | None]:
-    """A torch file and the network in it where a path that is not there is `FILE:NAME`; else the path."""
+    """A file and the network in it where a path that is not there is `FILE:NAME`; else the path."""
     if Path(path).exists():
         return path, None
     for place in (k for k, letter in enumerate(path[:-1]) if letter == ":"):
-        if path[:place].endswith(TORCH_SUFFIXES) and Path(path[:place]).is_file():
+        if path[:place].endswith(weight_suffixes(has_entries=True)) and Path(path[:place]).is_file():
             return path[:place], path[place + 1 :]
     return path, None
 
@@ -55,7 +55,7 @@ def say_absent(path: str) -> str:
     if ADDRESS.match(path):
         return f"{path!r} is an address, and regauge fetches nothing: download the checkpoint, and name the file"
     text = f"there is no checkpoint {path!r}; check the path"
-    if not HUB_NAME.fullmatch(path) or "/" not in path or path.endswith((".safetensors", ".json", *TORCH_SUFFIXES)):
+    if not HUB_NAME.fullmatch(path) or "/" not in path or path.endswith((".json", *weight_suffixes(is_read=True))):
         return text
     return (
         f"{text}, or if it is a model of the Hugging Face hub, fetch it, since regauge does not: "

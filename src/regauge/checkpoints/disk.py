@@ -16,7 +16,7 @@ except ImportError:  # Windows, where files that are open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 PARTIAL = ".partial"
-"""How the names of files end that are not complete."""
+"""The ending of the names of files that are not complete."""
 TEMPORARY = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{12}}{re.escape(PARTIAL)}", re.DOTALL)
 """The names under which files are written before they have their own."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,8 +26,8 @@ class FullDiskError(OSError):
     """A disk without room for an output, or a used up quota.
 
     Args:
-        path: Of the output.
-        nbytes: How much the output still needs, if that is known.
+        path: The path of the output.
+        nbytes: The bytes that the output still needs, if that is known.
         remedy: What to do.
     """
 

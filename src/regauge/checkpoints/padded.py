@@ -27,10 +27,11 @@ from regauge.core.rounding import round_to
 class Padded(Checkpoint):
     """An adapter with other ranks and scales, which changes its network as before.
 
+    Its configuration, where that becomes another one, is among what is `replaced`.
+
     Attributes:
         source: The adapter in its files.
         factors: Rank and scale of every module.
-        config: Its configuration, where that is another one than in its folder.
     """
 
     def __init__(self, source: Checkpoint, factors: Mapping[str, Factors], config: bytes | None) -> None:
@@ -48,8 +49,10 @@ class Padded(Checkpoint):
             if there.scale != wanted.scale:
                 self._scales |= dict.fromkeys((there.up, *there.offsets), there.scale / wanted.scale)
         super().__init__(source.label, source.path, stored, source.metadata)
-        self.source, self.factors, self.config = source, factors, config
-        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+        self.source, self.factors = source, factors
+        self._take_over(source)
+        if config is not None:
+            self.replaced = {**source.replaced, CONFIG: config}
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
+from regauge.checkpoints.formats.file_formats import is_single_file, weight_suffixes, writer_of
 from regauge.checkpoints.formats.headers import encode_header
 from regauge.checkpoints.plain_files import require_suffix
 from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
@@ -45,7 +46,7 @@ class Shard:
 
 def path_beside(checkpoint: Path, ending: str) -> Path:
     """The path of a report of a checkpoint: `out` with the ending for `out.safetensors`, or `regauge` in a folder."""
-    if checkpoint.suffix == SUFFIX:
+    if is_single_file(checkpoint):
         return checkpoint.with_name(checkpoint.stem + ending)
     return checkpoint / f"regauge{ending}"
 
@@ -92,14 +93,14 @@ def save(
     overwrite: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write parameters to a safetensors file: `load(save(params, path))` has the same bits, shapes and dtypes.
+    """Write parameters to a file, of safetensors: `load(save(params, path))` has the same bits, shapes and dtypes.
 
     The file appears under its name only when it is complete and on the disk. Tensors that share memory (tied
     parameters, views) are written in full under every name.
 
     Args:
         params: Parameters and buffers by name.
-        path: Ends in `.safetensors`, in a folder that exists.
+        path: Ends in `.safetensors`, or as another format that is written, in a folder that exists.
         overwrite: Whether a file of that name may be replaced.
         metadata: Strings to store in the file's header.
 
@@ -110,7 +111,7 @@ def save(
         FileExistsError: The file exists, and `overwrite` is false.
         FileNotFoundError: Its folder does not exist.
         OSError: The disk is full.
-        ValueError: The name does not end in `.safetensors`, or a tensor holds no values (meta device).
+        ValueError: The name ends otherwise, or a tensor holds no values (meta device).
     """
     path = Path(path)
     require_writable(path, overwrite=overwrite)
@@ -121,7 +122,7 @@ def save(
     specs = sorted(layout_of(params), key=lambda spec: -spec.dtype.itemsize)  # values stay aligned
     shard = Shard(path.name, tuple(specs), metadata or {})
     with whole_file(path, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
-        file.writelines(_encode(shard, lambda name: iter([params[name].detach()])))
+        file.writelines(writer_of(path.name)(shard, lambda name: iter([params[name].detach()])))
     return path
 
 
@@ -129,14 +130,14 @@ def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
     """Write one file whole or not at all; returns its size and the CRC-32 of its bytes."""
     crc, translated = 0, pieces if shard.translate is None else shard.translate(pieces)
     with whole_file(folder / shard.file, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
-        for part in _encode(shard, translated):
+        for part in writer_of(shard.file)(shard, translated):
             file.write(part)
             crc = zlib.crc32(part, crc)
         return file.tell(), crc
 
 
-def _encode(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
-    """The bytes of a file: its header and its values, piece by piece."""
+def encode_safetensors(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file: its header and its values, piece by piece."""
     yield encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
     for spec in shard.tensors:
         count = 0
@@ -179,13 +180,13 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
     return Path(path)
 
 
-def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] = (SUFFIX,)) -> None:
-    """Raise unless a file of that name can be written, before any work is done for it.
+def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] | None = None) -> None:
+    """Raise unless a file of that name, by default one of weights, can be written, before any work is done for it.
 
     What a killed run left of such a file is removed.
     """
     path = Path(path)
-    require_suffix(path, suffixes)
+    require_suffix(path, weight_suffixes(is_written=True) if suffixes is None else suffixes)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
     if path.is_dir():

@@ -10,12 +10,13 @@ from typing import Literal, TypeAlias
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import FileJob, open_job, plan_job
+from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
 from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.job import MERGING, FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, resident, size_text
 from regauge.checkpoints.names.converted import Converted
 from regauge.checkpoints.names.from_transformers import expected_of, name_for
@@ -25,7 +26,7 @@ from regauge.checkpoints.writing import SUFFIX, Shard, save_text
 from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.models import read_networks
 from regauge.cli.options import Merge, UsageError
-from regauge.cli.output import form_of, tell, warn
+from regauge.cli.output import output_of, tell, warn
 from regauge.cli.streaming import configure, method_of, show_plan, show_work, tell_merged
 from regauge.cli.vocabulary import bring_together, choose_template, template_files, unite
 from regauge.core.element import Element
@@ -92,24 +93,13 @@ def assemble(options: Merge, request: Request) -> None:
     """Write the merged checkpoint and its card, and print the card."""
     if options.data is not None or options.refine:
         raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
-    form = form_of(options.written)
+    out = output_of(options, request.provenance)
     if request.dtype is not None:
-        if form.dtype is not None:
+        if out.dtype is not None:
             raise UsageError("the recipe says the dtype of the result; leave --dtype out, or dtype in the recipe")
-        form = replace(form, dtype=Form.of(request.dtype).dtype)
+        out = replace(out, dtype=Form.of(request.dtype).dtype)
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    resume, overwrite = options.resume, options.overwrite
-    job = open_job(
-        request.folders,
-        0,
-        card_path,
-        out=options.output,
-        memory=limit,
-        resume=resume,
-        overwrite=overwrite,
-        provenance=request.provenance,
-        form=form,
-    )
+    job = open_job(request.folders, 0, card_path, out=out, memory=limit, copies=MERGING * len(request.folders))
     assert job is not None
     if not options.dry_run:
         job.require_name()
@@ -190,15 +180,10 @@ def _align(
             "recipe": request.provenance.to_json(progress),
             "form": repr(first.form),
         }
-        resume, overwrite = job.resume, job.overwrite
         staging = None
         if not options.dry_run:
-            assert job.out is not None
             nbytes = 0 if request.layers else sum(shard.nbytes for shard in job.shards)
-            made = Staging(
-                job.out, inputs, resume=resume, overwrite=overwrite, provenance=job.provenance, nbytes=nbytes
-            )
-            staging = stack.enter_context(made)
+            staging = stack.enter_context(job.stage(inputs, nbytes))
         why = () if request.align is False or not others else ("not aligned: the models have different tensors",)
         return staging, _Ready(job.checkpoints, Symmetry(()), (None,) * len(labels), reports=why)
     where = options if options.model is not None or model is None else replace(options, model=str(model))

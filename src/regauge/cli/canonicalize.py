@@ -7,10 +7,10 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.alignment.engine.frames import moves_statistics
-from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.source import move_pieces, move_tensor
 from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.models import read_networks

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from regauge.alignment.streamed.job import FileJob, open_job
+from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.cli.gauge_options import Gauge
 from regauge.cli.options import Apply, Canonicalize, Repair
-from regauge.cli.output import form_of
+from regauge.cli.output import output_of
 from regauge.cli.provenance import provenance_of
 from regauge.cli.prune_options import Prune
 
@@ -31,11 +31,8 @@ def open_checkpoints(
         paths,
         0,
         beside,
-        out=options.output,
+        out=output_of(options, provenance or provenance_of(options)),
         memory=None if isinstance(options, Apply | Repair) else options.memory or None,
-        overwrite=options.overwrite,
-        provenance=provenance or provenance_of(options),
-        form=form_of(options.written),
     )
     assert job is not None
     job.require_output()

@@ -7,7 +7,7 @@ import torch
 
 import regauge as rg
 from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
-from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES
+from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.location import locate
 from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.compare_many import run_many
@@ -63,7 +63,7 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Path]:
 def _is_checkpoint(path: Path) -> bool:
     """Whether a path is a folder with a checkpoint, or a file of weights."""
     if not path.is_dir():
-        return path.suffix in (".safetensors", *TORCH_SUFFIXES) and not path.name.endswith(ALIGNMENT)
+        return path.suffix in weight_suffixes(is_read=True) and not path.name.endswith(ALIGNMENT)
     try:
         locate(path)
     except (OSError, ValueError):

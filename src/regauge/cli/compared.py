@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import open_job
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.job import open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident
 from regauge.checkpoints.names.from_transformers import name_by
 from regauge.cli.compare_options import Compare

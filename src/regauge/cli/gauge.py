@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import FileJob
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.writing import path_beside, save_text
 from regauge.cli.audit import write_mappings

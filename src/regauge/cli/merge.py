@@ -70,11 +70,8 @@ def run(options: Merge) -> None:
                 task=task,
                 test=test,
                 generator=generator,
-                out=job.out,
+                out=job.output,
                 memory=job.limit,
-                resume=job.resume,
-                overwrite=job.overwrite,
-                provenance=job.provenance,
             )
     tell_merged(result.record, options.output)
 

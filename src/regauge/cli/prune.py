@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import FileJob
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.writing import SUFFIX, path_beside, save_text
 from regauge.cli.checkpoint_jobs import open_checkpoints
@@ -89,10 +89,11 @@ def run(options: Prune) -> None:
     assert result.certificate is not None
     if not result.certificate.ok:
         raise UsageError(f"{result.certificate}; nothing was written: please report this model")
+    files: dict[str, bytes | None] = {}
     if configs is not None and configs.found is not None and configs.changes():
-        job = replace(job, files={**job.files, CONFIG: configs.text().encode()})
+        files = {CONFIG: configs.text().encode()}
     changes = {} if configs is None else configs.changes()
-    job = replace(job, checkpoints=(_resized(found.checkpoints[0], result.params),))
+    job = replace(job, checkpoints=(_resized(found.checkpoints[0], result.params).replacing(files),))
     facts = _facts(options, params, result, changes)
 
     def save_beside(path: Path) -> None:
@@ -150,7 +151,7 @@ def _resized(checkpoint: Checkpoint, params: Params) -> Checkpoint:
     """A checkpoint with the tensors of the smaller network, under the names of the model."""
     first = next(iter(checkpoint.stored.values()))
     result = Checkpoint(checkpoint.label, checkpoint.path, {}, checkpoint.metadata)
-    result.form, result.home, result.notes = checkpoint.form, checkpoint.home, checkpoint.notes
+    result._take_over(checkpoint)
     seen: set[int] = set()
     stored = {}
     for name, tensor in params.items():

@@ -8,12 +8,13 @@ from typing import Any
 
 import regauge as rg
 from regauge.alignment import METHODS, Method
-from regauge.alignment.streamed.job import FileJob, StreamedJob, open_job
+from regauge.alignment.streamed.job import StreamedJob
 from regauge.checkpoints.alignments import alignment_label, alignment_path
+from regauge.checkpoints.job import ALIGNING, MERGING, FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
 from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
-from regauge.cli.output import form_of, show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.output import output_of, show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.transformers_models import Values
 from regauge.cli.vocabulary import bring_together, model_with
@@ -34,19 +35,9 @@ def read_job(
     is written is named by `beside`.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    resume, overwrite = options.resume, options.overwrite
     provenance = provenance_of(options, element=alignment_label(options.output) if beside is alignment_path else None)
-    job = open_job(
-        paths,
-        source,
-        beside,
-        out=options.output,
-        memory=limit,
-        resume=resume,
-        overwrite=overwrite,
-        provenance=provenance,
-        form=form_of(options.written),
-    )
+    copies = ALIGNING if isinstance(options, Align) else MERGING * len(paths)
+    job = open_job(paths, source, beside, out=output_of(options, provenance), memory=limit, copies=copies)
     assert job is not None
     if not options.dry_run:
         job.require_output()
@@ -54,7 +45,7 @@ def read_job(
     tokenizer = options.tokenizer if isinstance(options, Align) else None
     united = bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
     united.require_place(options.output)
-    job = replace(job, checkpoints=united.networks, files={**job.files, **united.files})
+    job = replace(job, checkpoints=united.networks)
     if job.is_streamed and options.data is not None:
         raise UsageError(f"--data runs the model and {job.needs_memory}")
     values: Values = "if small" if options.data is None else "always"

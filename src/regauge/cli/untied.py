@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from regauge.alignment.streamed.job import FileJob
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.plain_files import read_object
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
@@ -46,7 +46,7 @@ def untied(name: str | None, job: FileJob) -> Iterator[tuple[str, FileJob]]:
         if left == tied:
             raise UsageError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
         source = _with_copies(job.source, [names for names in tied if names not in left])
-        yield place, replace(job, checkpoints=(source,), files={**job.files, CONFIG: text.encode()})
+        yield place, replace(job, checkpoints=(source.replacing({CONFIG: text.encode()}),))
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:

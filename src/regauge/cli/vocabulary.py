@@ -203,7 +203,10 @@ def unite(
         config.count_tokens(plan.size)
         files[CONFIG] = config.content
     vocabularies = dict.fromkeys(path for folder in places for path in tokenizer_files(folder))
-    moved = tuple(Retokenized(one, axes, own, [*vocabularies]) for one, own in zip(networks, plan.own, strict=True))
+    moved: tuple[Checkpoint, ...] = tuple(
+        Retokenized(one, axes, own, [*vocabularies]) for one, own in zip(networks, plan.own, strict=True)
+    )
+    moved = tuple(one.replacing(files) if k == source else one for k, one in enumerate(moved))
     taken = ", ".join(f"{int(own.sum())} of {folder}" for folder, own in zip(folders, plan.taken, strict=True))
     note = f"vocabulary: {len(vocabulary)} tokens in {plan.size} rows; rows taken from other networks: {taken}"
     return United(moved, plan, files, note)

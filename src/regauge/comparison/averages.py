@@ -12,13 +12,13 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 RESIDUAL = 0.4
-"""What lies outside of the averages of the parents, as a share of what independent steps to them would leave."""
+"""Largest part outside of the averages of the parents, as a share of what independent steps to them would leave."""
 NEEDLESS = 0.25
 """A parent without which the average is off by less than this share of an independent step to it is none."""
 FAINT = 0.01
 """Weight up to which a network is no parent."""
 SUM = 1e3
-"""How much more than distances it counts that weights add up to one."""
+"""The weight of the condition that weights add up to one, relative to distances."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Average:
 
     Attributes:
         child: Its name.
-        parents: Those that it was made of, as far as they are compared.
-        weights: Of the parents, as their distances say; they add up to one.
+        parents: The networks that it was made of, as far as they are compared.
+        weights: The weights of the parents, from their distances; they add up to one.
         is_told: Whether its provenance names them; otherwise they are those that it is an average of by its weights.
     """
 
@@ -52,10 +52,10 @@ def find_averages(
     averages, too. Parents that others replace, such as a child of another parent, are none.
 
     Args:
-        names: Of all networks.
+        names: The names of all networks.
         squares: Squared distances modulo the group, of whole networks and not relative; NaN where they are not known.
-        related: Those that are related to another one, among which averages are looked for.
-        parents: What the provenance of some of them names.
+        related: The networks that are related to another one, among which averages are looked for.
+        parents: The parents that the provenance of some of them names.
     """
     found: dict[str, Average] = {}
     for child in (name for name in names if name in related or name in parents):
@@ -99,7 +99,7 @@ class _Fit(NamedTuple):
     """The average of some points that is nearest to point 0.
 
     Attributes:
-        weights: Of the points.
+        weights: The weights of the points.
         gap: Its squared distance.
         steps: What steps from point 0 to each of the points leave of it, if they are independent.
     """

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.streamed.balancing import balance_streamed
-from regauge.alignment.streamed.job import FileJob
 from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.source import Moved, move_tensor
 from regauge.canonical.null_spaces import has_null_spaces
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.core.act import Site
 from regauge.core.balance import has_balance

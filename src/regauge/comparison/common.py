@@ -75,7 +75,8 @@ class Part(Checkpoint):
             if name in shapes
         }
         super().__init__(source.label, source.path, stored, source.metadata)
-        self.source, self.form, self.read_so_far = source, source.form, source.read_so_far
+        self.source = source
+        self._take_over(source)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype in which a tensor is read."""
@@ -104,7 +105,7 @@ def find_common(
     Args:
         a: The first network, perhaps on the meta device, or a checkpoint of which the headers are read.
         b: The second one.
-        symmetry: Of the first one's architecture.
+        symmetry: The symmetry of the first one's architecture.
         has_widths: Whether groups may have other numbers of units; their tensors are left out otherwise.
     """
     first, second = (

@@ -13,12 +13,13 @@ from torch import Tensor
 from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import bind_networks
-from regauge.alignment.streamed.job import FileJob, Network, open_job, plan_job
+from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.source import Moved
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import FileJob, Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.comparison import Comparison, mean_share
@@ -293,7 +294,7 @@ def _weigh(
         measure: Tests independence.
         origins: Where both networks come from.
         given: Both networks as they are stored, if what is compared is their function alone.
-        distances: Those of the fingerprints of the second network and of the references from the first one's.
+        distances: Distances of the fingerprints of the second network and the references from the first one's.
     """
     shapes = compared_shapes(a, symmetry)
     read, _ = _readers(a, b, symmetry)

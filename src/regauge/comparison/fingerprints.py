@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from regauge.alignment.streamed.job import Network, open_job
 from regauge.canonical.null_spaces import without_null_spaces
+from regauge.checkpoints.job import MERGING, Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
 from regauge.core.arguments import check_arguments
@@ -68,7 +68,8 @@ def fingerprint(
         params: A network, or a population with one leading model axis; or the path of a checkpoint. Buffers that move
             do not count.
         symmetry: The symmetry of the architecture.
-        memory: How much a network in files may hold: bytes, or text such as "2GB"; half of the machine's unless given.
+        memory: The limit on memory for a network in files: bytes, or text such as "2GB"; half of the machine's unless
+            given.
         progress: Shows each pass over files that are streamed.
 
     Returns:
@@ -83,7 +84,7 @@ def fingerprint(
         Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of
         Lipschitz mappings into a Hilbert space, for the projection.
     """
-    job = open_job((params,), 0, memory=memory)
+    job = open_job((params,), 0, memory=memory, copies=MERGING)
     if job is not None:
         job = job.named_by(symmetry)
         if job.is_streamed:

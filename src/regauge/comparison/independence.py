@@ -28,9 +28,9 @@ class Independence:
     """The outcome of the test.
 
     Attributes:
-        p_value: How often independent networks look at least as alike: (1 + draws that do) / (1 + draws).
-        z_score: How many standard deviations of the null the statistic lies above its mean, both exact.
-        draws: How many random elements were drawn.
+        p_value: The share of independent networks that look at least as alike: (1 + draws that do) / (1 + draws).
+        z_score: The number of standard deviations of the null by which the statistic exceeds its mean, both exact.
+        draws: The number of random elements.
         groups: The groups whose order was tested.
     """
 
@@ -74,7 +74,7 @@ def measure_independence(
         symmetry: With every size known.
         names: The compared tensors.
         generator: Source of the draws.
-        draws: How many; the smallest p-value is 1 / (1 + draws).
+        draws: The number of random elements; the smallest p-value is 1 / (1 + draws).
 
     References:
         Zhu et al. (2025), Independence tests for language models, section 3, for tests by exchangeable units of MLPs;
@@ -139,6 +139,8 @@ def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*
     """The direction of what each unit has, summed up in few numbers."""
     length = values.shape[-1]
     if length > SKETCH:
+        # A count sketch (Charikar et al. 2002): with random signs, the same in both networks, the inner products of
+        # sketches are those of the values in expectation.
         source = torch.Generator().manual_seed(length)
         signs = 1 - 2 * torch.randint(2, (length,), generator=source).to(values)
         buckets = torch.arange(length) % SKETCH
@@ -154,5 +156,6 @@ def _moments(matrix: Float[Tensor, "n n"]) -> tuple[float, float, float]:
     mean = rows.mean()
     # The squares of what is left without the means of rows and columns.
     squares = (matrix - mean).square().sum(dtype=double)
+    # Hoeffding (1951): the variance over orders is the sum of the squares, centered by rows and columns, over n - 1.
     left = squares - n * ((rows - mean).square().sum() + (columns - mean).square().sum())
     return float(matrix.trace()), n * float(mean), max(0.0, float(left)) / max(1, n - 1)

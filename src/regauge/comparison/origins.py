@@ -10,8 +10,9 @@ from torch import Tensor
 from regauge.alignment.streamed.source import move_tensor
 from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.state_dicts import shorten
-from regauge.checkpoints.outputs.provenance import WEIGHTS, Input, hash_file, read_provenance
+from regauge.checkpoints.outputs.provenance import Input, hash_file, read_provenance
 from regauge.core.element import Element
 from regauge.core.escaping import escape
 from regauge.core.symmetry import Symmetry
@@ -19,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 CHOOSING = ("align", "canonicalize", "apply", "merge")
 """Commands whose outputs have their units in an order that somebody chose."""
 NO_PARENTS = ("model", "symmetry", "data", "test", "reference", "matcher", "alignment", "tokenizer", "statistics")
-"""What commands read without making their output of its weights."""
+"""Inputs of commands whose weights are no part of the output."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Origin:
         """Whether it names another network among those that it was made of, by the hashes of its weights."""
         if not self.parents or not isinstance(other, Checkpoint):
             return False
-        own = frozenset(hash_file(path) for path in Input("", other.home).files if path.name.endswith(WEIGHTS))
+        files = [path for path in Input("", other.home).files if path.name.endswith(weight_suffixes(is_read=True))]
+        own = frozenset(map(hash_file, files))
         return any(own and own == hashes for _, hashes in self.parents)
 
     def undo(self, network: Mapping[str, Tensor] | Checkpoint) -> "Undo | None":
@@ -160,7 +162,8 @@ def _parents(document: Mapping[str, Any], command: str) -> Iterator[tuple[str, f
     """The networks that an output was made of; what only served as a reference is none."""
     for one in document["inputs"]:
         is_reference = one["as"] in NO_PARENTS or (command == "align" and one["as"] == "a")
-        hashes = frozenset(digest for name, digest in one["sha256"].items() if name.endswith(WEIGHTS))
+        of_weights = weight_suffixes(is_read=True)
+        hashes = frozenset(digest for name, digest in one["sha256"].items() if name.endswith(of_weights))
         if hashes and not is_reference:
             yield str(one["path"]), hashes
 

@@ -16,7 +16,7 @@ Read = Callable[[str], Iterator[tuple[Tensor, Tensor]]]
 CONSTANT = 1e-10
 """Below this share of its squares nothing in a tensor tells units apart."""
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""What networks are stored in, coarse ones first: files may hold such values in a wider format."""
+"""Formats in which networks are stored, coarse ones first; files may hold such values in a wider one."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class TensorShare:
     """One tensor of two networks.
 
     Attributes:
-        name: That of the tensor.
+        name: The name of the tensor.
         shape: Its shape.
         before: The share of the first network's tensor that the second one's explains as stored: the squared
             correlation, zero where it is negative; None where nothing tells units apart in one of both.
-        after: The same after the second network was moved.
+        after: The share after the second network was moved.
         weight: What tells units apart in the first network's tensor: its squares around what all elements keep.
         squares: Squared distances as stored and moved, and the squared norm of the first network's tensor.
-        formats: Those that hold all values of the first network's tensor, and of the second one's.
+        formats: The formats that hold all values of the first network's tensor, and of the second one's.
         equal: The formats in which both tensors are the same.
     """
 
@@ -61,7 +61,7 @@ def measure_shares(
     Args:
         read: Gives the pieces of a tensor of both networks.
         symmetry: With every size known.
-        element: What moves the second network.
+        element: The element that moves the second network.
         shapes: The tensors.
     """
     result = []

@@ -42,7 +42,7 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
     aligned to the first: units of the wider one that meet no values are left out.
 
     Args:
-        common: What both networks have in common, with widths that differ.
+        common: The common part of both networks, with widths that differ.
         a: The first network.
         b: The second one.
 

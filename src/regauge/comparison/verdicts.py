@@ -22,14 +22,14 @@ Verdict = Literal[
 ALIGNED: Verdict = "aligned to A, or a distant descendant"
 """The verdict where the order of units is all that speaks for a relation."""
 UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
-"""What order alone says."""
+"""The reason where only the order of units corresponds."""
 
 EQUAL = 1e-6
 """Relative distance up to which networks are identical but for rounding, whatever their format."""
 REGAUGED = 1.0
 """Relative distance modulo the group of a moved copy, in units of the coarser format's precision; at least `MOVED`."""
 MOVED = 1e-5
-"""The same for formats so fine that the alignment's own rounding decides."""
+"""That distance for formats so fine that the alignment's own rounding decides."""
 CERTAIN = 6.0
 """Standard deviations of the null above which units correspond in the order in which they are stored."""
 SURPRISING = 0.001
@@ -41,7 +41,7 @@ STRANGE = 0.2
 FAINT = 0.02
 """Share beyond chance up to which the order of units decides nothing: no descendant is so far away."""
 EVERYTHING = 0.85
-"""Where alignment explains this share of any network, it says nothing."""
+"""A share that strangers explain from which on the explained share is no evidence."""
 ENOUGH = 200
 """Numbers that must be left modulo the group: with fewer, strangers resemble one another too often."""
 
@@ -54,17 +54,17 @@ class Evidence:
         is_equal: Whether all values are equal, or are after rounding to the coarser of both formats.
         precision: Spacing of the numbers around one in the coarser format in which one of the networks can be written.
         stored: Distance as stored, relative to the first network's norm.
-        modulo: The same modulo the group.
+        modulo: The distance modulo the group.
         free: The number of compared values, less the dimension of the group.
         share: Mean share of the first network's matrices that the second one explains after alignment, if any can be.
-        chance: What strangers explain at most; see `by_chance`. None if it was not measured.
-        p_value: Of independence, by the order of units as stored; None where no group can be tested. It is exact where
-            nobody chose that order.
+        chance: The share that strangers explain at most; see `by_chance`. None if it was not measured.
+        p_value: The p-value of independence, by the order of units as stored; None where no group can be tested. It is
+            exact where nobody chose that order.
         z_score: The statistic behind it.
         is_whole: Whether all of both networks is compared.
         is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
             there need be no element that leads from one network to the other.
-        parent: That one of the networks says that it was made of the other one; empty if none does.
+        parent: A sentence if one network's provenance names the other one as a parent; else empty.
     """
 
     is_equal: bool

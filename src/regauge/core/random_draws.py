@@ -87,7 +87,7 @@ class Drawn:
         displacements: By how many units further each unit takes its values.
         logs: Binary logarithms of the scales of each kind of factor; None where there are no scales.
         signs: Signs of each kind of factor; None where there are none.
-        shifts: What each kind of half period adds; None where there are none.
+        shifts: The amount that each kind of half period adds; None where there are none.
     """
 
     displacements: Int[Tensor, "models moves"]

@@ -46,12 +46,12 @@ class Task:
         module: Runs parameters; its own are not used. It always runs in evaluation mode.
         batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
             arguments. They are read several times, so give a list, a data loader, or another collection.
-        criterion: From the output and the targets to the mean loss of a batch, differentiable.
-        outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
+        criterion: The mean loss of a batch from the output and the targets, differentiable.
+        outputs: The output that is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: What is done to an average of networks before it is evaluated, such as `reset_batchnorm`, and to the
-            networks that it is compared with: the ends of a line, what is merged. Nothing unless given.
-        name: What the data are called in cards and reports.
+        prepare: Prepares an average of networks before it is evaluated, such as `reset_batchnorm`, and the networks
+            that it is compared with: the ends of a line, what is merged. Nothing is prepared unless given.
+        name: The name of the data in cards and reports.
 
     Raises:
         TypeError: `module` is no module, or `batches` is no collection of pairs.
@@ -170,7 +170,7 @@ class Task:
 
 
 Judge = Task | Callable[[Params], Mapping[str, float]]
-"""What evaluates networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
+"""A judge of networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
 
 
 def choose_and_judge(

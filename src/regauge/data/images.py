@@ -95,7 +95,7 @@ DIGITS_TEST = 360
 
 
 LUMINANCE = (0.299, 0.587, 0.114)
-"""What red, green and blue add to the luminance (ITU-R BT.601)."""
+"""Weights of red, green and blue in the luminance (ITU-R BT.601)."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ImageData:
     """Images and their classes.
 
     Attributes:
-        name: What people call it.
+        name: The usual name.
         train_images: float32 in [0, 1], `[n, channels, height, width]`.
         train_labels: int64, `[n]`.
         test_images: As the training images.
@@ -178,7 +178,7 @@ def mnist(folder: str | Path | None = None) -> ImageData:
     """MNIST: 60,000 handwritten digits of 28 x 28 pixels for training and 10,000 for testing.
 
     Args:
-        folder: Where its four IDX files are, gzipped or not; `mnist` in the folder that the environment variable
+        folder: The folder of its four IDX files, gzipped or not; `mnist` in the folder that the environment variable
             `REGAUGE_DATA` names if left out, or else they are downloaded once.
 
     Raises:

@@ -43,7 +43,7 @@ class _Part:
 
     Attributes:
         groups: These groups with their placements here.
-        whole: The same groups with all of their placements, which decide how elements are multiplied.
+        whole: These groups with all of their placements, which decide how elements are multiplied.
     """
 
     parameter: str

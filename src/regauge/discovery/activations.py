@@ -29,7 +29,7 @@ from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
 
 Change = Callable[[Tensor], Tensor]
-"""What is made of a value before it is read; the same object each time, so that graphs are made once."""
+"""A function of a value before it is read; give the same object each time, so that graphs are made once."""
 SELECTIONS = words("index index_select gather embedding")
 """Operators that pick entries of their first operand."""
 ROUNDING = 0.25
@@ -156,7 +156,7 @@ class Activations:
             parameters. A group that moves no value that is reported has no placements.
         read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
             each once, before copies and changes of shape. Of groups that none of these shows, all values.
-        notes: What could not be said, in sentences.
+        notes: Sentences about what is not known.
         intermediate: All intermediate values of the model.
     """
 
@@ -201,7 +201,7 @@ def activations(
         inputs: One batch of positional inputs.
         symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
         kwargs: Keyword inputs.
-        outputs: Which outputs must stay, as it was given to `discover`.
+        outputs: The outputs that must stay, as it was given to `discover`.
         only_read: Whether no other values are reported than those that layers read (see `Activations.read`), a
             fraction of all, which needs less time and memory to check.
 

@@ -49,8 +49,8 @@ class Slots:
 
     Attributes:
         blocked: Slots that nothing may act on, except reordering.
-        places: Where the slots of parameters lie.
-        watched: Where those of intermediate values lie that were asked for.
+        places: The places of the slots of parameters.
+        watched: The places of the slots of those intermediate values that were asked for.
         unread: Values that were asked for, but of which no operator says how they move.
         atoms: The atom of each slot.
     """

@@ -43,7 +43,7 @@ def structure_of(
 
     Args:
         program: The traced model.
-        module: The same.
+        module: The traced module.
         inputs: Example inputs.
         kwargs: Keyword inputs.
         keep: Names or patterns of further tensors that are structure.

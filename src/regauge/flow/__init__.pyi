@@ -1,10 +1,10 @@
 from .couplings import Coupling as Coupling
 from .files import load_flow as load_flow
 from .files import save_flow as save_flow
-from .fitting import Config as Config
 from .fitting import divide as divide
 from .fitting import fit as fit
 from .flow import Flow as Flow
+from .flow_config import FlowConfig as FlowConfig
 from .guiding import BatchLoss as BatchLoss
 from .judgement import Judgement as Judgement
 from .judgement import Score as Score
@@ -25,3 +25,5 @@ from .thesis import thesis_config as thesis_config
 from .times import TIMES as TIMES
 from .times import BetaTime as BetaTime
 from .times import UniformTime as UniformTime
+
+Config = FlowConfig

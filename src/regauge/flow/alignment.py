@@ -37,9 +37,9 @@ def align_points(space: Space, reference: Tensor, points: Points) -> Points:
     one point for all networks of an orbit.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         reference: One point, `[values]`, or one for each, `[models, values]`.
-        points: What is moved, `[models, values]`.
+        points: Points that are moved, `[models, values]`.
     """
     return move_near(space, reference, sort_points(space, points))
 

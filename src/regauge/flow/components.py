@@ -28,8 +28,8 @@ class Components(Manifold):
 
     Attributes:
         networks: The Euclidean space of all values of networks.
-        mean: Of each value, `[values]`.
-        unit: What each value is divided by, as above.
+        mean: The mean of each value, `[values]`.
+        unit: The divisor of each value, as above.
         axes: Orthonormal directions in these units, `[components, values]`.
         sizes: Deviations along these, `[components]`.
         roots: For each tensor, by its number, roots of the covariances of what is left over, `[classes, classes]`.
@@ -51,8 +51,8 @@ class Components(Manifold):
 
         Args:
             space: A Euclidean one.
-            points: Of the networks.
-            count: Of components.
+            points: The points of the networks.
+            count: The number of components.
             balance: How much variance a tensor has after values are divided by their units: the number of its values to
                 this power.
 

@@ -14,7 +14,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, sort_points
 from regauge.flow.components import Components
-from regauge.flow.design import Design
+from regauge.flow.flow_config import Design
 from regauge.flow.likelihood import integrate_density
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
@@ -24,7 +24,7 @@ from regauge.flow.resizing import find_places
 from regauge.flow.sampling import Field, Guidance, Solver, diffuse, follow_thesis, integrate
 from regauge.flow.space import Space
 from regauge.flow.velocity import Velocity
-from regauge.learn.training import Trained
+from regauge.learn.course import Trained
 from regauge.storage.architecture import Architecture
 
 AT_ONCE = 256
@@ -40,12 +40,12 @@ class Flow:
 
     Attributes:
         velocity: The net and what it adds to.
-        space: Where the points of networks live: a `Space`, or the `Components` of one.
-        prior: Where samples begin.
+        space: The space of the points of networks: a `Space`, or the `Components` of one.
+        prior: The distribution in which samples begin.
         moments: Statistics of the networks that the flow was fitted to.
-        design: What it is made of.
-        classes: What samples can be drawn for, the values of the column of labels; none without one.
-        about: What is known about the training, as JSON.
+        design: The settings that it is built from.
+        classes: The classes that samples can be drawn for: the values of the column of labels; none without one.
+        about: Facts about the training, as JSON.
         trained: The course of the training; None of a flow that was loaded.
         reference: The point to which networks are aligned, `[values]` of `networks`; None where none were in the fit.
     """
@@ -115,7 +115,7 @@ class Flow:
         Args:
             count: How many.
             generator: The source of all chance.
-            steps: Of the solver.
+            steps: The number of steps of the solver.
             solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of
                 `follow_thesis`, which does not follow the flow, for flows that predict ends.
             noise: See `diffuse`, or `follow_thesis`.
@@ -171,7 +171,7 @@ class Flow:
 
         Args:
             population: Networks with a leading model axis. What is computed has their precision.
-            steps: Of Runge and Kutta's method.
+            steps: The number of steps of Runge and Kutta's method.
             probes: Random vectors by which divergences are estimated, the same for all networks; None: exact, at the
                 cost of one backward pass for each value.
             label: One of `classes`, for a flow with labels.

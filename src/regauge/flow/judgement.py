@@ -27,8 +27,8 @@ class Score:
         loss_deviation: Standard deviation of the loss over networks.
         accuracy: Mean accuracy over networks.
         calibration: Expected calibration error of single networks, mean over them.
-        average_loss: Of the average of all class probabilities.
-        average_accuracy: As above.
+        average_loss: The loss of the average of all class probabilities.
+        average_accuracy: The accuracy of that average.
         distance: Median distance to the nearest training network, in units of that of held-out networks: about 1 for
             new networks, 0 for copies.
         copied: Share of the networks that are nearer to a training network than 95% of held-out networks are, and than
@@ -70,11 +70,11 @@ class Judgement:
     Attributes:
         scores: The generated networks first, held-out ones second.
         one_answer: Accuracy of one answer for all examples; None without a task of classes.
-        losses: Of each network, by the names of the scores.
+        losses: The losses of each network, by the names of the scores.
         reliability: For single networks and for the average of all, generated and held out: confidence, accuracy and
             share of the answers in bins of confidence. Empty without a task of classes.
         places: Training, held-out and generated networks in the plane of the training networks' largest variance.
-        share: What that plane shows of the variance.
+        share: The share of the variance that the plane shows.
     """
 
     scores: tuple[Score, ...]

@@ -19,7 +19,7 @@ from regauge.flow.novelty import NEAR, NEARER, count_near, nearest, spread
 from regauge.flow.space import Representation, Space
 
 BINS = 15
-"""Of the calibration error."""
+"""Bins of the calibration error."""
 AT_ONCE = 64
 """Networks that are run at a time."""
 LARGE = 2000
@@ -53,7 +53,7 @@ def judge(
         samples: Generated networks with a leading model axis; two at least.
         train: The networks that the flow was fitted to; if they are checkpoints, of runs that `held_out` has none of.
         held_out: Networks of the same kind that it never saw; two at least.
-        symmetry: Of the networks.
+        symmetry: The symmetry of the networks.
         evaluate: A task, or a function from the parameters of one network to its metrics, with "loss" among them.
         generator: Source of the controls; a fixed one unless given.
 

@@ -18,7 +18,7 @@ def integrate_density(
     on the sphere.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         field: The velocity.
         x: Points at time 1.
         steps: Their number.

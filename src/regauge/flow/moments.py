@@ -23,7 +23,7 @@ class Moments:
     """Statistics of the points of networks, in float64.
 
     Attributes:
-        mean: Of each coordinate, `[values]`; zero where signs flip it.
+        mean: The mean of each coordinate, `[values]`; zero where signs flip it.
         deviation: About the mean, never zero.
         root: Root mean square, never zero.
         factor: The lower triangular root of the covariances of Euclidean coordinates, `[values, values]` in float32,

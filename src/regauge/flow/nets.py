@@ -57,7 +57,7 @@ class Perceptron:
     """A plain net over all coordinates, which is not equivariant: for networks that were aligned.
 
     Attributes:
-        width: Of the hidden layers.
+        width: The width of the hidden layers.
         depth: Number of hidden layers.
     """
 
@@ -78,9 +78,9 @@ class Tokens:
     one more token.
 
     Attributes:
-        width: Of tokens.
+        width: The width of tokens.
         depth: Number of blocks.
-        heads: Of attention.
+        heads: The number of heads of attention.
     """
 
     width: int = 64

@@ -25,7 +25,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
     """The distance to the nearest of other networks of each point, `[models]`, and the number of that network.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         points: Aligned to the middle that the others were aligned to.
         others: Such as training networks.
         is_same: Whether these are the same networks, of which none is the nearest to itself.
@@ -63,10 +63,10 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
     """The share of networks that are nearer to others than nearly all held-out networks are.
 
     Args:
-        distances: To the nearest other network of each.
-        held_out: Those of held-out networks to training networks.
-        share: Of the median of these, which a distance must be below, too: where held-out networks are all at about one
-            distance, a little less is no sign of a copy.
+        distances: The distance of each network to the nearest other one.
+        held_out: The distances of held-out networks to training networks.
+        share: The share of the median of these that a distance must be below, too: where held-out networks are all at
+            about one distance, a little less is no sign of a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())

@@ -49,7 +49,7 @@ class PlainGaussian:
     """Independent normal values of one deviation; uniform on the spheres.
 
     Attributes:
-        deviation: Of all values.
+        deviation: The deviation of all values.
         mean: Share of the networks' mean that is the mean.
 
     References:
@@ -88,8 +88,8 @@ class Prior:
 
     Attributes:
         space: Where it lives.
-        mean: Of each coordinate, `[values]`; those on spheres do not count.
-        deviation: Of each coordinate, as above.
+        mean: The mean of each coordinate, `[values]`; those on spheres do not count.
+        deviation: The deviation of each coordinate, as above.
         root: Root mean square of each coordinate on a sphere before it is normalized; only ratios count.
         factor: Where Euclidean coordinates covary, the lower triangular root of their covariances, `[values, values]`.
     """

@@ -80,9 +80,9 @@ class Space(Manifold):
 
     Attributes:
         symmetry: With every size known.
-        representation: How networks become points.
+        representation: The representation of networks as points.
         spheres: The coordinates that lie on spheres.
-        normed: Those that are brought to spheres as networks leave a flat space.
+        normed: The values that are brought to spheres as networks leave a flat space.
         order: The flat place of every coordinate among all values of `names`, one tensor after the other.
         names: Tensors whose values are coordinates; `LOG_NORM` is the last one where there is such a coordinate.
         positive: Those whose values are kept as logarithms.
@@ -111,8 +111,8 @@ class Space(Manifold):
         Args:
             population: Some networks, with a leading model axis: they say which tensors there are, and which of these
                 are positive or no floating-point numbers.
-            symmetry: Of the networks.
-            representation: How networks become points.
+            symmetry: The symmetry of the networks.
+            representation: The representation of networks as points.
 
         Raises:
             KeyError: There is no parameter of the head's name.

@@ -2,19 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regauge.flow.flow_config import Predicts
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
 from regauge.flow.nets import Clock, OverNetworks
 from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
-Predicts = Literal["velocity", "end"]
 LATEST = 0.99
 """Time after which the rest of the way to a predicted end is divided by one hundredth."""
 
@@ -55,10 +54,10 @@ class Velocity(nn.Module):
     """The velocity at points and times, tangent to the space.
 
     Args:
-        space: Of the points.
-        prior: Of the starts.
-        moments: Of the ends.
-        net: What is learned, from points that are standardized to their unit.
+        space: The space of the points.
+        prior: The prior of the starts.
+        moments: The moments of the ends.
+        net: The net that is trained, from points that are standardized to their unit.
         clock: Tells the net time and class.
         predicts: "velocity", or "end": the ends are predicted, and the velocity is the rest of the way by the rest of
             the time.

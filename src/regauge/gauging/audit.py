@@ -69,12 +69,12 @@ def audit(
     Args:
         table: Pairs with patterns; see `read_table`.
         params: One network, under the names that the table means.
-        symmetry: Of the model, under its own names; says what a broken pair leaves out.
+        symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
         module: The model, on a real device.
         inputs: Positional inputs.
         kwargs: Keyword inputs.
         generator: Source of the factors.
-        outputs: Which outputs are compared.
+        outputs: The outputs that are compared.
         convert: From `params` to the parameters under the names of the model.
     """
     with InDouble():

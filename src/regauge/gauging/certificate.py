@@ -61,11 +61,11 @@ def certify(
 
     Args:
         params: The network as it was.
-        moves: What moves it.
+        moves: The moves of the network.
         module: Its architecture, on a real device.
         inputs: Positional inputs.
         kwargs: Keyword inputs.
-        outputs: Which outputs are compared.
+        outputs: The outputs that are compared.
         each_group: Whether every group is tried alone, too.
     """
     model = _Model(module, inputs, dict(kwargs or {}), outputs)

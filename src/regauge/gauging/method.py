@@ -26,7 +26,7 @@ class GaugeProblem:
         task: Model and data, for methods that run it; None otherwise.
         generator: The source of chance; None for methods without.
         test: Other data, which choose nothing; None where there are none.
-        dtypes: Of the tensors as they were given, where they are others.
+        dtypes: The dtypes of the tensors as they were given, where they are others.
     """
 
     params: Params

@@ -18,11 +18,11 @@ class Trials:
     """Networks of one orbit, compared by what rounding does to them.
 
     Attributes:
-        measure: What was compared; the lower, the better.
+        measure: The quantity that was compared; the lower, the better.
         values: It for each network that was tried, the one as it is first.
-        kept: Which of them was kept.
-        whole: The same without rounding, where it is a loss.
-        judged: The same on data that chose nothing, of the network as it is and of the one that was kept.
+        kept: The network that was kept.
+        whole: The value without rounding, where it is a loss.
+        judged: Values on data that chose nothing, of the given network and of the one that was kept.
     """
 
     measure: str
@@ -75,14 +75,14 @@ class GaugeResult:
 
     Attributes:
         params: The moved network: of the same names, shapes, dtypes and devices.
-        moves: What took it there, one after the other.
-        objective: What the method maximizes; never less than `initial`.
-        initial: The same for the network as it was.
+        moves: The moves that took it there, one after the other.
+        objective: The objective of the method, which is maximized; never less than `initial`.
+        initial: The objective of the network as it was.
         history: The objective at the start and after each step; it never falls.
-        unit: Of the objective, such as "dB" for a ratio of signal to rounding noise.
+        unit: The unit of the objective, such as "dB" for a ratio of signal to rounding noise.
         fixed: Groups and gains that were left as they are, each with the reason.
         notes: Sentences about what was chosen.
-        certificate: How much the outputs changed; None where there was no task to run.
+        certificate: The change of the outputs; None where there was no task to run.
         trials: The networks that were compared, if there were several.
     """
 

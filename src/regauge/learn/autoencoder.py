@@ -16,8 +16,8 @@ from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
 from regauge.checkpoints.writing import save
 from regauge.core.params import Params, below, require_finite, select, work_dtype
+from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
-from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
@@ -44,9 +44,9 @@ class Autoencoder:
     Attributes:
         encoder: Reads networks.
         decoder: Makes networks.
-        settings: Of the decoder.
+        settings: The settings of the decoder.
         rest: Tensors of a network that are not made: buffers, and what has no influence.
-        about: What is known about the training, as JSON: "scores" on test networks, of the autoencoder and of what it
+        about: Facts about the training, as JSON: "scores" on test networks, of the autoencoder and of what it
             is compared with; numbers of networks ("networks"); the settings.
         trained: The course of the training; None of one that was loaded.
         tested: Numbers of the test networks; None of one that was loaded.

@@ -30,7 +30,7 @@ class Distillation:
     The factor keeps gradients as large as they are at temperature one. Classes lie along the last axis.
 
     Attributes:
-        temperature: What logits are divided by.
+        temperature: The divisor of logits.
 
     References:
         Hinton et al. (2015), Distilling the knowledge in a neural network, section 2; paper 002, section 4.

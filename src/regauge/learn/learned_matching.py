@@ -20,8 +20,8 @@ from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
+from regauge.learn.course import Trained
 from regauge.learn.populations import to_net
-from regauge.learn.training import Trained
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import UnitFeatures
@@ -60,11 +60,11 @@ class LearnedMatching(Method):
     many units there are: networks with other widths than those of the training are matched, too.
 
     Attributes:
-        net: Of any layers, with the head `UnitFeatures`; see `fit_matching`.
+        net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.
         share: The share of the vectors while sweeping, from 0 to 1.
         sweeps: Most sweeps; with none vectors decide alone.
         scales: As in `WeightMatching`.
-        about: What is known about the training, as JSON.
+        about: Facts about the training, as JSON.
         trained: The course of the training; None of one that was loaded.
 
     References:

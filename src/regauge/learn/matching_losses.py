@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +18,18 @@ from regauge.core.interpolation import interpolate
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch, Task
+from regauge.learn.learn_configs import LineKind
 from regauge.learn.learned_matching import TIES, completing
 from regauge.learn.soft_matching import SoftMoves, copy_loss, relative_distances
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
 from regauge.weightspace.metanet import Metanet
 
-LineKind = Literal["loss", "outputs"]
-"""What is lowered between networks: the task's loss, or how far outputs are from the mix of both networks' outputs."""
 MOST_SHARP, START = 100.0, 20.0
 """Cosines are multiplied by less than the first, by the second at the start: sharper plans have no useful gradients."""
 KEPT = 1 << 27
 """Features of pairs in all layers, for as many networks as are read with a gradient at once: some gigabytes."""
 RATE = 10.0
-"""How much faster than other parameters the sharpness is learned."""
+"""The learning rate of the sharpness, relative to other parameters."""
 
 
 class Siamese(nn.Module):
@@ -70,11 +68,11 @@ class Losses:
     """The losses of one architecture, with the shapes of one layout.
 
     Attributes:
-        siamese: What is trained.
-        symmetry: Of the networks, with every size known.
-        weights: Of the losses.
+        siamese: The net that is trained.
+        symmetry: The symmetry of the networks, with every size known.
+        weights: The weights of the losses.
         task: For the line; None for none.
-        line: What is lowered on it.
+        line: The loss that is lowered on it.
         tolerance: Largest error of the sums of plans.
         max_iterations: Most Sinkhorn iterations.
     """
@@ -105,8 +103,8 @@ class Losses:
         Args:
             first: The networks.
             second: The partner of each; the next network among the first ones if None.
-            copies: Of the first ones, if copies are to be recognized.
-            batch: Of the task, for the line.
+            copies: Copies of the first ones, if copies are to be recognized.
+            batch: A batch of the task, for the line.
             chance: Source of the points on the lines.
         """
         placed, sharpness, count = self.placed(first), self.siamese.sharpness, _count(first)

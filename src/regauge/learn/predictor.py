@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from regauge.checkpoints.described import DAMAGE, damage
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
+from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
-from regauge.learn.training import Trained
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.store import Store
 from regauge.weightspace.files import load_net, save_net
@@ -36,8 +36,8 @@ class Predictor:
 
     Attributes:
         net: Its first outputs are those of the target.
-        target: What is predicted.
-        about: What is known about the training, as JSON: scores of the net and of what it is compared with ("scores"),
+        target: The target of the predictor.
+        about: Facts about the training, as JSON: scores of the net and of what it is compared with ("scores"),
             numbers of networks ("networks"), and the settings.
         trained: The course of the training; None of one that was loaded.
         tested: Predicted and measured values of the test networks and their numbers; None of one that was loaded.

@@ -20,8 +20,8 @@ class Rendering:
     Attributes:
         module: Runs the networks.
         inputs: What they are run on: a tensor, a tuple of positional or a mapping of keyword arguments.
-        mean: Of each output over some networks, `[outputs]`; zero before `standardize`.
-        deviation: Of all outputs around their means.
+        mean: The mean of each output over some networks, `[outputs]`; zero before `standardize`.
+        deviation: The deviation of all outputs around their means.
 
     References:
         INR2JLS, which reads networks of images by decoding the images.

@@ -48,11 +48,11 @@ def logits_of(
     """The logits of one group from the vectors of both networks; None if it has none.
 
     Args:
-        placed: Where groups act on the vectors.
+        placed: The placements of groups on the vectors.
         a: Vectors of the first networks, `[pair, (bases ...,) size, width]`.
         b: Vectors of the second ones.
-        sharpness: What cosines are multiplied by.
-        name: Of the group.
+        sharpness: The factor of cosines.
+        name: The name of the group.
         blocks: The sizes of what it is repeated within, and again of what can come there; see `SoftElement.blocks_of`.
     """
     group = placed.symmetry[name]
@@ -116,8 +116,8 @@ class SoftMoves:
     matched. What vectors say nothing about stays as the hard element left it, as do scales, shifts and matrices.
 
     Args:
-        placed: Where groups act on the vectors.
-        symmetry: Of the networks, with every size known.
+        placed: The placements of groups on the vectors.
+        symmetry: The symmetry of the networks, with every size known.
         names: Tensors that are moved.
         tolerance: Largest error of a row's sum in a plan.
         max_iterations: Most Sinkhorn iterations, whatever the error is then.

@@ -34,7 +34,7 @@ class Part:
         rule: The rule that combines the sources.
         factors: The factors of the sources.
         key: The name that random numbers are drawn for.
-        depth: How deep it lies, for rules with settings.
+        depth: The relative depth of the tensor, for rules with settings.
     """
 
     spec: TensorSpec
@@ -54,12 +54,12 @@ class Assembly:
     the others, and rounded once.
 
     Attributes:
-        parts: What is made, by name.
+        parts: The parts that are made, by name.
         networks: The checkpoints, under the vocabulary of the result.
         symmetry: Where their elements act.
         elements: Move the networks; None for those that stay.
         tokens: Where vocabularies differ, what rows are taken from others.
-        seed: Of the random numbers of rules.
+        seed: The seed of the random numbers of rules.
     """
 
     parts: Mapping[str, Part]

@@ -33,13 +33,13 @@ class Blend:
     the base or the first network.
 
     Attributes:
-        rule: How tensors are combined.
+        rule: The rule that combines tensors.
         symmetry: With every size known.
         networks: Parameters by name, or checkpoints.
         base: The network that task vectors are relative to, where there is one.
         weights: One for each network; what the rule takes for equal ones unless given.
         elements: Move the networks; the identity for the one whose coordinates the result has. None moves nothing.
-        seed: Of the random numbers of the rule.
+        seed: The seed of the random numbers of the rule.
     """
 
     rule: Rule

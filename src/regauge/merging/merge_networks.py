@@ -8,13 +8,13 @@ from typing import Never
 import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.streamed.job import Network, open_call, plan_job
+from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.dtypes import dtype_notes
-from regauge.checkpoints.form import Form
+from regauge.checkpoints.job import MERGING, Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
-from regauge.checkpoints.outputs.provenance import Provenance
+from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import save_text
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, require_instance
@@ -45,14 +45,9 @@ def merge(
     test: Task | None = None,
     generator: torch.Generator | None = None,
     labels: Sequence[str] | None = None,
-    out: str | Path | None = None,
+    out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    dtype: torch.dtype | None = None,
-    shard_size: int | str | None = None,
     progress: Progress = no_progress,
-    provenance: Provenance | None = None,
 ) -> MergeResult:
     """Make one network of many: align them with one another, then average them or combine them by another rule.
 
@@ -72,13 +67,13 @@ def merge(
             enough for rules that make sense of one task vector.
         symmetry: The symmetry of that architecture.
         rest: Nothing: the networks are one list.
-        method: How to align, as in `align_many`: `DataMatching()` unless given where there is a task, else
+        method: The method of alignment, as in `align_many`: `DataMatching()` unless given where there is a task, else
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
             aligns every network to the first or to the base.
         weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,
             normalized to sum to one, equal unless given; for task vectors see the rule. The alignment does not depend
             on them.
-        rule: How the aligned networks are combined; `Average()` unless given.
+        rule: The rule that combines the aligned networks; `Average()` unless given.
         base: The network that task vectors are relative to. The networks are aligned to it, and the result is in its
             coordinates; without a base in those of the first network.
         task: Model, data and loss, for methods and rules that use them.
@@ -86,20 +81,13 @@ def merge(
             nothing (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
-        out: Where the result is written, with the names, dtypes and header of the base or the first network: a
-            `.safetensors` file, or a folder with its shards and further files. The record is written next to it. For
-            networks on the disk only, as are the following.
-        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
-        resume: Whether to continue what an interrupted run left; in memory it is done anew.
-        overwrite: Whether the output may be replaced.
-        dtype: What the floating-point tensors of the output are rounded to, once; values that it cannot hold are
-            refused. As in the network that the output takes over unless given.
-        shard_size: Bytes, or text such as "5GB", of the values in one file of an output folder; as there unless given.
+        out: Where the result is written, with the names, dtypes and header of the base or the first network: a path, or
+            an `Output`. The record is written next to it. For networks on the disk only, as are the following.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         progress: Shows each pass over streamed files.
-        provenance: What the output says about where it comes from; this call, unless given.
 
     Raises:
-        FileExistsError: The output exists, and `overwrite` is false.
+        FileExistsError: The output exists, and may not be replaced.
         TypeError: The networks are no list, one is no dictionary of tensors, or the rule or the method no object.
         ValueError: There are too few networks for the rule, or too many; weights, settings or labels do not fit, the
             networks cannot be aligned, the rule needs a base, a task or a generator that is not there, or has no use
@@ -126,12 +114,9 @@ def merge(
         card_path,
         symmetry=symmetry,
         generator=generator,
-        provenance=provenance,
-        form=Form.of(dtype, shard_size),
         out=out,
         memory=memory,
-        resume=resume,
-        overwrite=overwrite,
+        copies=MERGING * len(given),
     )
     if job is not None:
         if job.is_streamed:
@@ -197,7 +182,8 @@ def merge(
             unaligned_metrics=None if has_base else judged_by.evaluate_average(blend.unaligned().params),
         )
     if job is not None and job.out is not None:
-        record = replace(record, origin=() if job.provenance is None else job.provenance.facts())
+        origin = None if job.output is None else job.output.provenance
+        record = replace(record, origin=() if origin is None else origin.facts())
         job.write(merged, lambda path: save_text(record.card, path), progress)
     return MergeResult(merged, aligned.elements[start:], aligned.symmetry, record)
 

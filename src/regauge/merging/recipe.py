@@ -13,7 +13,7 @@ class Parameter:
     Attributes:
         choices: Pieces of names with one number, or a gradient over the depth. The first piece that occurs in the name
             of a tensor counts; None stands for every name.
-        line: Where it is in the recipe.
+        line: The line in the recipe.
     """
 
     choices: tuple[tuple[str | None, tuple[float, ...]], ...]
@@ -41,7 +41,7 @@ class Source:
         model: Its folder, or BASE+ADAPTER.
         layers: The first layer and the one after the last; None for all.
         parameters: Its own numbers.
-        line: Where it is in the recipe.
+        line: The line in the recipe.
     """
 
     model: Path
@@ -112,7 +112,7 @@ class Recipe:
         vocabulary: None if all models must have the same one.
         chat_template: A Jinja template, or "auto" for the most common one of the models; the base's unless given.
         align: Whether models are aligned; "auto" if it is needed.
-        notes: What is in the recipe and changes nothing here, in sentences.
+        notes: Sentences about settings of the recipe that change nothing here.
     """
 
     path: Path

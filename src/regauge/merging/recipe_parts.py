@@ -94,7 +94,7 @@ def plan_parts(
     """The parts of the result of a recipe.
 
     Args:
-        recipe: What is made.
+        recipe: The recipe.
         networks: The checkpoints by their folders, the one first whose names and dtypes the result has.
         order: Its names in the order of the model: those before the first layer belong to the first slice, those
             behind the last layer to the last one.

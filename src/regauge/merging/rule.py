@@ -108,7 +108,7 @@ class Rule(ABC):
             tensors: That of each network, or its difference from the base, in float32 or float64; they may be written
                 into. They are read when they are asked for, so that a sum holds one at a time.
             factors: Their factors.
-            target: What is made of them.
+            target: The tensor of the result.
 
         Returns:
             The tensor of the result, or its difference from the base.

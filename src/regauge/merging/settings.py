@@ -9,7 +9,7 @@ from typing import TypeAlias, Union
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""
 Numbers: TypeAlias = Number | tuple[Number, ...]
-"""The same for all networks, or one for each."""
+"""One number or setting for all networks, or one for each."""
 
 LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
@@ -26,7 +26,7 @@ class Setting:
     other tensors last.
 
     Attributes:
-        values: What holds for tensors of no other name, one number at least.
+        values: The numbers for tensors of no other name, at least one.
         where: Pieces of names with their own values. The first that occurs in the name of a tensor counts.
 
     References:

@@ -100,7 +100,7 @@ class KarcherMean(Rule):
     length alone. Where directions cancel, no mean of them is defined: then it is the weighted mean of the tensors.
 
     Attributes:
-        steps: How many moves are made at most. Without any it is the normalized mean of the directions, which mergekit
+        steps: The largest number of moves. Without any it is the normalized mean of the directions, which mergekit
             calls `multislerp`.
 
     References:
@@ -169,6 +169,7 @@ def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tens
     `work` is written over.
     """
     angle = 2 * math.atan2(length(torch.sub(end, start, out=work)), length(torch.add(end, start, out=work)))
+    # y - <x, y> x points along the arc, but its length is sin(angle): only its direction is used.
     torch.sub(end, start, alpha=_inner(start, end), out=work)
     reach = length(work)
     if reach > 0:

@@ -60,11 +60,11 @@ def merge_job(
 
     Args:
         streamed: The checkpoints, the base first where there is one, their plan, and the output.
-        rule: Of those that need no task.
+        rule: A rule that needs no task.
         weights: One for each network; see the rules.
         has_base: Whether the first checkpoint is the base.
-        seed: Of a random rule.
-        labels: What the record calls the networks, the base last; the paths unless given.
+        seed: The seed of a random rule.
+        labels: Names of the networks in the record, the base last; the paths unless given.
         progress: Shows each pass over the checkpoints, in bytes.
 
     Raises:

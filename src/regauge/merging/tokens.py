@@ -126,7 +126,7 @@ class Retokenized(Checkpoint):
                 stored[name] = one._replace(shape=shape, nbytes=nbytes)
         super().__init__(source.label, source.path, stored, source.metadata)
         self.source, self._axes, self._rows, self._vocabulary = source, axes, rows, tuple(files)
-        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+        self._take_over(source)
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -160,7 +160,7 @@ class SparseRule(VectorRule):
     """A rule that keeps a part of each task vector, and leaves to another rule how these are combined.
 
     Attributes:
-        rule: What combines them.
+        rule: The rule that combines them.
     """
 
     rule: VectorRule
@@ -250,7 +250,7 @@ class Breadcrumbs(SparseRule):
     Attributes:
         density: Share of entries that are kept, above zero and at most one; one number for each network, too.
         gamma: Share of entries that are dropped as outliers, in [0, 1); one number for each network, too.
-        rule: What combines the task vectors afterwards: the sum, or `ElectedMean()`.
+        rule: The rule that combines the task vectors afterwards: the sum, or `ElectedMean()`.
         keeps_sum: Whether what is kept is enlarged until its magnitudes have the sum that they had.
 
     References:
@@ -288,7 +288,7 @@ class Dare(SparseRule):
 
     Attributes:
         drop: Probability, in [0, 1); one number for each network, too.
-        rule: What combines the task vectors afterwards. `ElectedMean()` elects signs; `Ties(density)` trims before.
+        rule: Combines the task vectors afterwards. `ElectedMean()` elects signs; `Ties(density)` trims before.
         is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
 
     References:
@@ -341,7 +341,7 @@ class Della(SparseRule):
             number for each network, too.
         epsilon: How far the probabilities differ from it; both sums are above zero and at most one. It is half of the
             window of the paper, as in mergekit.
-        rule: What combines the task vectors afterwards: what agrees with an elected sign, or the sum.
+        rule: The rule that combines the task vectors afterwards: what agrees with an elected sign, or the sum.
         is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
 
     References:

@@ -32,9 +32,9 @@ class Removal:
         group: Its group.
         unit: Its number among all copies of the group, copy by copy.
         why: Nothing reads it; or it is zero, or another constant, whatever the input; or it is another unit's double.
-        of: That other unit.
+        of: The other unit.
         factors: For each place that reads a double what its weights are multiplied by when they are added up.
-        values: What each place that reads a constant reads.
+        values: The constant that each reader gets.
     """
 
     group: str

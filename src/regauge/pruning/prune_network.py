@@ -56,8 +56,8 @@ def prune(
 
     Args:
         params: One network, unchanged itself.
-        symmetry: That of its architecture.
-        share: Of the units of each group that are removed in all, from 0 to below 1; or a share for each group by name.
+        symmetry: The symmetry of its architecture.
+        share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name.
             With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
         criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
         task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,

@@ -13,7 +13,7 @@ from regauge.pruning.slices import kept_entries
 TRIALS = 64
 """Combinations of new numbers that are tried."""
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
-"""What modules raise whose numbers do not fit their tensors."""
+"""Errors of modules whose numbers do not fit their tensors."""
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Accept: TypeAlias = Callable[[nn.Module], bool]
@@ -34,7 +34,7 @@ def resize(
         module: The architecture, left as it is.
         params: The tensors of the smaller network.
         before: The symmetry of the module.
-        after: That of the smaller network.
+        after: The symmetry of the smaller network.
         accept: Whether a copy computes what it should; what it raises counts as no.
 
     Raises:

@@ -23,7 +23,7 @@ class PruneCertificate:
         exact: The change by the removals that should leave the function as it is.
         cut: The smaller network against the given one in which nothing reads the removed units; None where a norm over
             the units of a group makes these differ.
-        tolerance: What rounding allows in both.
+        tolerance: The change that rounding allows in both.
         given: The smaller network against the given one, with all of its units, on the first batch: how far pruning
             went.
     """
@@ -62,7 +62,7 @@ class Pruned:
         exact: Units that were removed without a change of the function, each with the reason.
         fixed: Groups that were left as they are, each with the reason.
         module: A copy of the task's module that has the new sizes and values and runs; None without a task.
-        certificate: What the outputs say; None without a task, because nothing was run then.
+        certificate: Changes of the outputs; None without a task, because nothing was run then.
         losses: What the task that judges says of the network as it was, without the exact removals, and at the end;
             empty without one.
         data: What the data are called that chose, and those that judged.

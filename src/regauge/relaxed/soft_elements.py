@@ -28,7 +28,7 @@ SIGN_START = 1.0
 
 
 APART = 20.0
-"""How much units of different classes lose, in units of the temperature; hard elements never exchange them."""
+"""The loss of pairs of different classes, in units of the temperature; hard elements never exchange them."""
 
 
 class SoftElement:
@@ -40,8 +40,8 @@ class SoftElement:
         symmetry: With every size known.
         keys: The matrices that will be asked for.
         pairs: Number of pairs.
-        confidence: What each row of a plan gives to the identity at the start; the rest is spread evenly.
-        temperature: Of the Sinkhorn operator; logits are scaled with it.
+        confidence: The share that each row of a plan gives to the identity at the start; the rest is spread evenly.
+        temperature: The temperature of the Sinkhorn operator; logits are scaled with it.
         like: A tensor of the dtype and the device of the matrices.
         tolerance: Rows of a plan may miss their sum by this much; a moderate number while logits still move.
         max_iterations: Most Sinkhorn iterations in one step; potentials go on from the last one.

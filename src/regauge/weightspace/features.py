@@ -41,7 +41,7 @@ class Features:
         values: For each such block a few functions of its values, `[models, *labels, functions]`, where layers multiply
             by these; no layer changes them.
         odd: What signs change, if no canonical form has fixed these before; nothing changes the others.
-        shares: What units count for in means; units of groups without shares count alike.
+        shares: Shares of units in means; units of groups without shares count alike.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]

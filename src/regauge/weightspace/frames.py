@@ -24,7 +24,7 @@ class Frame:
         symmetry: The symmetry of the networks.
         plan: The steps that are taken.
         parts: The parts that are fixed: some of "sign", "scale", "shift" and "linear".
-        open: Those of them that no values determine for some group, so that networks of one orbit can differ in them.
+        open: The fixed parts that no values determine for some group, so that networks of one orbit can differ in them.
         is_weighed: Whether a unit that is split in two has the canonical form of one.
     """
 

@@ -58,10 +58,10 @@ class Metanet(nn.Module):
         symmetry: Of the networks, with every size known; or those of several architectures, which then share
             everything that belongs to no single tensor.
         layer: Settings of the layers, one of `LAYERS`.
-        head: What comes out: `Invariant`, `Equivariant` or `UnitFeatures`.
+        head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: Length of the vectors of units, pairs and networks.
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
-        values: How single values are encoded.
+        values: The encoding of single values.
         parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
             "permutation"; all unless given. `net.parts` says what holds.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
@@ -215,7 +215,7 @@ class Metanet(nn.Module):
         classes, kernels) are inputs of maps, and must be as long as they were. The statistics of `standardize` stay.
 
         Args:
-            symmetry: Of the other networks.
+            symmetry: The symmetry of the other networks.
             module: Their architecture, for nets with probes.
 
         Raises:

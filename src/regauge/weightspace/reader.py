@@ -45,12 +45,12 @@ class Reader:
         """The reader of networks for some layers.
 
         Args:
-            symmetry: Of the networks.
-            number: That of the parameters that are its own.
+            symmetry: The symmetry of the networks.
+            number: The index of the parameters that are its own.
             layer: Settings of the layers.
             depth: Their number.
             wanted: The parts that are respected.
-            left: Those of them that layers are to respect without a canonical form, where they can.
+            left: The parts that layers are to respect without a canonical form, where they can.
             contracted: See `compile_layout`.
             readers: See `compile_layout`.
         """

@@ -32,7 +32,7 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
     convolutions, none of vectors and embeddings.
 
     Args:
-        symmetry: Of the networks, or of those of several architectures.
+        symmetry: The symmetry of the networks, or of those of several architectures.
 
     Raises:
         ValueError: A parameter of one name sums over units in one architecture and not in another.

@@ -134,7 +134,7 @@ class ActivationCosts:
         a: Correlations, covariances or mean products, first network against second, summed over values where groups
             act alike.
         b: Identity matrices.
-        reach: What the objective could be at most: every unit correlated perfectly.
+        reach: An upper bound of the objective: every unit correlated perfectly.
     """
 
     symmetry: Symmetry

@@ -222,7 +222,7 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
     Args:
         a: Blocks of the first network.
         b: Blocks of the second network.
-        sites: Where inner groups act.
+        sites: The sites of inner groups.
         is_permuted: Whether all pairs count, or only each block with itself.
     """
     ndim, size = a.ndim - 2, a.shape[1]

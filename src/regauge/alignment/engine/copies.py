@@ -51,7 +51,7 @@ def are_moved_copies(
     """Whether second networks have the statistics of the first ones, moved against their activations.
 
     Args:
-        symmetry: Of all networks.
+        symmetry: The symmetry of all networks.
         a: The first networks, `[pair, ...]`.
         kept: The second ones, aligned with their own statistics.
         moved: The second ones with the statistics of the first taken over.

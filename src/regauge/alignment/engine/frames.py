@@ -55,7 +55,7 @@ class Frame:
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         given: The second networks as they are.
-        sides: What balances the first and the second networks; None where they are compared as they are.
+        sides: Elements that balance the first and the second networks; None where they are compared as they are.
         buffers: Whether running statistics are moved.
         rigid: For groups of invertible matrices, the pairs in which it is rotated only, because its values are
             singular within rounding in one of the networks.

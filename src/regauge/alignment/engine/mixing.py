@@ -30,8 +30,8 @@ class Responses:
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Of the first networks, `[pair, ...]`.
-        b: Of the second networks.
+        a: Tensors of the first networks, `[pair, ...]`.
+        b: Tensors of the second networks.
         reach: An upper bound of their inner product.
     """
 

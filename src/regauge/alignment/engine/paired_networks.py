@@ -27,15 +27,15 @@ class PairedNetworks:
     on the CPU.
 
     Args:
-        families: What is chosen; their sites are relative to the tensors without their leading axis.
+        families: The families that are chosen; their sites are relative to the tensors without their leading axis.
         a: First networks, `[pair, ...]`.
         b: Second networks.
-        start: Where to begin, a batch of elements without positive scales; the identity unless given.
+        start: The start, a batch of elements without positive scales; the identity unless given.
 
     Attributes:
         pairs: Number of pairs.
         sites: For each tensor the sites of all groups that are chosen.
-        writes: How often the value of each group was set; zero where it is the identity.
+        writes: The number of times that the value of each group was set; zero where it is the identity.
     """
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
@@ -81,7 +81,7 @@ class PairedNetworks:
 
         Args:
             family: Its groups.
-            rows: Which pairs.
+            rows: The pairs.
             relative: The step.
             moved: The tensors of these pairs after the step, as far as they are known.
         """

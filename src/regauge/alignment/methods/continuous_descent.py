@@ -53,7 +53,7 @@ class ContinuousDescent(Method):
         steps: The number of steps of Adam.
         lr: Its learning rate at the start for rotations, in radians, and for matrices; it falls to zero along half a
             cosine.
-        scale_lr: That for the logarithms of scales, which may move much further.
+        scale_lr: The learning rate of the logarithms of scales, which may move much further.
         checks: The number of times that h is judged, evenly spaced; the last one is at the end.
 
     References:

@@ -18,7 +18,7 @@ from regauge.core.params import Params, label
 from regauge.core.symmetry import Symmetry
 
 GaussianCost = Literal["wasserstein", "mean", "kl", "symmetric kl"]
-"""What `GaussianMatching` compares."""
+"""The cost that `GaussianMatching` minimizes."""
 ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 
 
@@ -51,9 +51,9 @@ class GaussianMatching(Method):
     and are not needed for buffers. A divergence needs all of them, since it is infinite between certain values.
 
     Attributes:
-        cost: What is compared.
-        std_weight: What standard deviations count under the Wasserstein cost; means count 1.
-        method: What matches the Gaussians: one that compares parameters, without data. Unless given, weight matching
+        cost: The cost that is minimized.
+        std_weight: The weight of standard deviations under the Wasserstein cost; that of means is 1.
+        method: The method that matches the Gaussians, by parameters, without data. Unless given, weight matching
             for two and `MergeMany` for many, which bring each to the Wasserstein barycenter of the others. Both leave
             positive scales as they are, so that the distance itself is minimized; `WeightMatching()` makes the
             outcome independent of how the posteriors are scaled.

@@ -49,7 +49,7 @@ class WeightMatching(Method):
             among those that end at or above the identity: the objective says next to nothing about that loss.
             The objective that is reported is that of the kept climb, so it is never below the identity's; the
             loss is compared between climbs only.
-        init: Where the first climb begins instead of at `start`: an element from another method or an earlier
+        init: The start of the first climb in place of `start`: an element from another method or an earlier
             result. What matching does not choose is left out of it: positive factors, and of an invertible
             matrix all but its nearest rotation. For `align_pairs` a single element or one for each pair.
         max_sweeps: Most sweeps over the groups in each climb.

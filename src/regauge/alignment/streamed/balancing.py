@@ -60,7 +60,7 @@ def fit_streamed(
         a: The first network.
         b: The second network, moved next to the first.
         symmetry: With every size known, and gains of frozen normalization counted.
-        groups: Those that are fitted; see `fitted_groups`.
+        groups: The groups that are fitted; see `fitted_groups`.
         parts: Tensors that are fitted together; see `fitted_parts`.
         passes: Counts what is read.
     """

@@ -81,7 +81,7 @@ def align_streamed(
         b: The network that moves.
         plan: Made for both.
         method: Without restarts and `init`.
-        state: Where an earlier run stopped; `keep` is given later ones.
+        state: The state of an earlier run; `keep` is given later ones.
         keep: Keeps a state for a later run.
         progress: Counts bytes.
 

@@ -23,7 +23,7 @@ from regauge.core.params import work_dtype
 from regauge.core.symmetry import Symmetry
 
 MAX_SHARED = 4
-"""How many of the families of signs that act in several working sets are chosen; the others keep their signs."""
+"""Most families of signs, of those that act in several working sets, that are chosen; others keep their signs."""
 MARGIN = 1.1
 """Signs of a spread group join working sets as long as none becomes larger than the largest one by this factor."""
 
@@ -103,7 +103,7 @@ def make_plan(
         symmetry: With every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
-        balances: How networks are balanced; see `balances_of`.
+        balances: The kinds of balancing; see `balances_of`.
         held: Bytes that the process holds already, such as what tracing the model left behind.
 
     Raises:

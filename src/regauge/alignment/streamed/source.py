@@ -181,7 +181,8 @@ class Moved(Checkpoint):
 
     def __init__(self, source: Checkpoint, move: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__(source.label, source.path, source.stored, source.metadata)
-        self.source, self.form, self.read_so_far = source, source.form, source.read_so_far
+        self.source = source
+        self._take_over(source)
         self._move = move
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:

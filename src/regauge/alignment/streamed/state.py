@@ -1,6 +1,5 @@
 """The state of a streamed alignment, and the file that keeps it for a later run."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.writing import save
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.element import Element, Value
 from regauge.core.symmetry import Symmetry
 
@@ -66,7 +64,7 @@ class State:
         climbs: A climb for each way in which the networks are balanced; empty before that.
         chosen: The number of the climb that is kept, when all have ended.
         found: The element that it found, between the networks as they are.
-        fits: How many steps of fitting scales are done.
+        fits: The number of steps of fitting scales that are done.
         notes: Sentences about what could not be taken over from the first network.
         timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
     """
@@ -77,6 +75,9 @@ class State:
     fits: int = 0
     notes: list[str] = field(default_factory=list)
     timings: list[str] = field(default_factory=list)
+
+
+WORK = "streamed alignment"
 
 
 def save_state(state: State, path: Path) -> None:
@@ -92,13 +93,19 @@ def save_state(state: State, path: Path) -> None:
 
     climbs = [document(climb, str(k)) for k, climb in enumerate(state.climbs)]
     whole = {**document(state, ""), "climbs": climbs}
-    save(tensors, path, overwrite=True, metadata={"state": json.dumps(whole)})
+    StateFile(path, work=WORK).write(tensors, whole, {})
 
 
-def load_state(path: Path, groups: Iterable[str]) -> State:
-    """Read what `save_state` wrote, for a symmetry with these groups."""
-    with Checkpoint.open(path) as file:
-        whole, tensors = json.loads(file.header["state"]), file.params
+def load_state(path: Path, groups: Iterable[str]) -> State | None:
+    """Read what `save_state` wrote, for a symmetry with these groups; None without a file.
+
+    Raises:
+        StateError: The file is damaged, or none.
+    """
+    kept = StateFile(path, work=WORK).read({})
+    if kept is None:
+        return None
+    tensors, whole = kept
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():
         place, group = key.split("/", 1)

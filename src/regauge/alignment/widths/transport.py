@@ -124,7 +124,7 @@ def _action(p: Placement) -> tuple[object, ...]:
 
 
 SignCharacter = tuple[int, ...]
-"""Which families of signs act at a place, 0 or 1 each."""
+"""Exponents, 0 or 1, of the families of signs at a place."""
 
 
 REPLICAS = 4
@@ -140,7 +140,7 @@ class UnitPlan:
     """A transport plan between the units of two layers.
 
     Attributes:
-        mass: How much of each pair, float64 `[n_a, n_b]`; rows sum to 1/n_a and columns to 1/n_b.
+        mass: The mass of each pair, float64 `[n_a, n_b]`; rows sum to 1/n_a and columns to 1/n_b.
         sign: The sign with which each pair is joined, int8 `[families, n_a, n_b]`.
     """
 

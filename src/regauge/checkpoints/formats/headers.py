@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.core.params import Params
 from regauge.core.typed_json import parse_json
 
 DTYPES = {
@@ -46,7 +47,7 @@ BUFFER = 16384
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: `start` is its first byte there, or None in torch files, which are read as a whole."""
+    """A tensor in a file: `start` is its first byte there, or None in files that are read as a whole."""
 
     name: str
     file: Path
@@ -54,6 +55,20 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     start: int | None
     nbytes: int
+
+
+class OpenedFile(NamedTuple):
+    """An opened file: its tensors by name, the strings in its header, and values that are read already."""
+
+    tensors: Mapping[str, StoredTensor]
+    metadata: Mapping[str, str]
+    params: Params | None = None
+
+    @classmethod
+    def of(cls, file: Path, params: Params, metadata: Mapping[str, str] | None = None) -> "OpenedFile":
+        """A file that was read as a whole."""
+        stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
+        return cls(stored, metadata or {}, params)
 
 
 class Header(NamedTuple):
@@ -102,6 +117,19 @@ def read_header(file: Path) -> Header:
     if start + end != size:
         raise ValueError(f"it has {size} bytes instead of {start + end}")
     return Header(tensors, metadata, start, size)
+
+
+def open_safetensors(file: Path, entry: str | None) -> OpenedFile:
+    """Open a safetensors file: its header is read, and no values; it has no entries."""
+    assert entry is None
+    try:
+        header = read_header(file)
+    except ValueError as error:
+        raise ValueError(
+            f"{str(file)!r} is not a readable safetensors file ({error}); it is damaged, was not copied completely, or "
+            "is of a newer format: fetch it again, or convert it"
+        ) from error
+    return OpenedFile(header.tensors, header.metadata)
 
 
 def encode_header(tensors: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:

@@ -2,22 +2,20 @@
 
 from pathlib import Path
 
-from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES, find_cached, say_absent
+from regauge.checkpoints.checkpoint_names import find_cached, say_absent
 from regauge.checkpoints.formats.adapters import CONFIG, is_adapter
 from regauge.checkpoints.formats.adapters import FILES as ADAPTER_FILES
+from regauge.checkpoints.formats.file_formats import every_format, weight_suffixes
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.plain_files import read_json
 
 MANIFEST = "store.json"
 """The file that makes a folder a store of a population, which is no checkpoint."""
 
-FOLDER_FILES = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-)
-"""What a folder is searched for, in this order, and then for an adapter."""
+
+def folder_files() -> tuple[str, ...]:
+    """Names of files for which a folder is searched, in this order, before an adapter is looked for."""
+    return tuple(name for one in every_format().values() for name in one.names)
 
 
 def locate(path: str | Path) -> Path:
@@ -66,7 +64,7 @@ def _is_name(shard: object) -> bool:
     """Whether it can be the name of a file of weights next to an index."""
     if not isinstance(shard, str) or "\0" in shard:
         return False
-    return Path(shard).name == shard and shard.endswith((".safetensors", *TORCH_SUFFIXES))
+    return Path(shard).name == shard and shard.endswith(weight_suffixes(is_read=True))
 
 
 def split_sum(path: str) -> tuple[str, str] | None:
@@ -82,19 +80,17 @@ def split_sum(path: str) -> tuple[str, str] | None:
 
 
 def _in_folder(folder: Path) -> Path:
-    for name in (*FOLDER_FILES, *ADAPTER_FILES):
+    for name in (*folder_files(), *ADAPTER_FILES):
         if (folder / name).exists():
             return folder / name
-    found = sorted(folder.glob("*.safetensors.index.json")) or sorted(folder.glob("*.safetensors"))
-    found = [file for file in found if not file.name.endswith(".alignment.safetensors")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(
-            f"the folder {str(folder)!r} holds several checkpoints ({shorten([f.name for f in found])}); name one"
-        )
-    for file in sorted(folder.glob("*.gguf")):
-        return file
+    for pattern in (pattern for one in every_format().values() for pattern in one.alone):
+        found = [file for file in sorted(folder.glob(pattern)) if not file.name.endswith(".alignment.safetensors")]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValueError(
+                f"the folder {str(folder)!r} holds several checkpoints ({shorten([f.name for f in found])}); name one"
+            )
 
     if (folder / MANIFEST).exists():
         raise FileNotFoundError(
@@ -102,5 +98,5 @@ def _in_folder(folder: Path) -> Path:
             f"what it holds, and `regauge zoo export {folder} -o FOLDER` writes files"
         )
     raise FileNotFoundError(
-        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(FOLDER_FILES)} or one other .safetensors file)"
+        f"the folder {str(folder)!r} holds no checkpoint ({', '.join(folder_files())} or one other .safetensors file)"
     )

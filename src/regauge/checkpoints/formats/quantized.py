@@ -7,15 +7,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import torch
 
 PACKED = frozenset((torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32))
 """Integer dtypes in which codes are packed; indices are int64."""
 UNPACKED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
-GGUF = b"GGUF"
-"""The first bytes of a GGUF file."""
 CONFIGURATIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Files that some tools write next to the weights, and the method that they belong to."""
 
@@ -53,7 +51,7 @@ LOADED = {
     "dequantize=True))",
     "gguf": "AutoModel.from_pretrained(FOLDER, gguf_file=FILE)",
 }
-"""How transformers loads the values of a quantized network."""
+"""Ways in which transformers loads the values of a quantized network."""
 
 
 def require_unquantized(label: str, file: Path, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -82,6 +80,11 @@ def require_unquantized(label: str, file: Path, dtypes: Mapping[str, torch.dtype
             raise ValueError(
                 refusal(label, f"{method or 'codes with scales'}: {name!r} is {dtypes[name]}{more}", method)
             )
+
+
+def refuse_gguf(file: Path, entry: str | None) -> Never:
+    """Raise a ValueError: GGUF files hold codes."""
+    raise ValueError(refusal(str(file), "a GGUF file", "gguf"))
 
 
 def refusal(label: str, found: str, method: str | None) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.formats.entries import choose_network
+from regauge.checkpoints.formats.headers import OpenedFile
 from regauge.checkpoints.formats.quantized import refusal
 from regauge.core.movable import VALUES
 from regauge.core.params import Params
@@ -123,17 +124,22 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
     return {str(name): tensor.detach() for name, tensor in content.items()}
 
 
+def open_torch_file(file: Path, entry: str | None) -> OpenedFile:
+    """Read a torch file as a whole, or one of the networks in it."""
+    return OpenedFile.of(file, load_torch_file(file, entry))
+
+
 def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
     """The parameters of a checkpoint under exactly the names of a model's `state_dict()`.
 
     Tied parameters are often stored once; they are filled in under their other names.
 
     Args:
-        params: What the checkpoint holds.
+        params: The tensors that the checkpoint holds.
         expected: The `state_dict()` of the model, possibly on the meta device (where only one of tied names
             needs to be in the checkpoint as well).
-        label: What the error calls the checkpoint.
-        model: What it calls the model.
+        label: The name of the checkpoint in the error.
+        model: The name of the model there.
 
     Returns:
         The parameters in the model's order. Dtypes stay those of the checkpoint.

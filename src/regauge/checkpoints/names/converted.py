@@ -24,7 +24,7 @@ class Converted(Checkpoint):
 
     Attributes:
         source: The checkpoint as it is in the files.
-        conversion: What the module's tensors consist of there.
+        conversion: The sources there of the module's tensors.
     """
 
     def __init__(self, source: Checkpoint, conversion: Conversion, params: Params | None = None) -> None:
@@ -34,8 +34,8 @@ class Converted(Checkpoint):
             nbytes = blank.numel * blank.dtype.itemsize
             stored[name] = StoredTensor(name, first.file, blank.dtype, blank.shape, first.start, nbytes)
         super().__init__(source.label, source.path, stored, source.metadata, params)
-        self.source, self.conversion, self.read_so_far, self.form = source, conversion, source.read_so_far, source.form
-        self.home, self.notes = source.home, source.notes
+        self.source, self.conversion = source, conversion
+        self._take_over(source)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -63,7 +63,7 @@ class Converted(Checkpoint):
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
         result = Converted(self.source, self.conversion, dict(params)).written_as(self.form)
-        result.notes = self.notes
+        result.notes, result.replaced = self.notes, self.replaced
         return result
 
     def written_as(self, form: Form) -> "Converted":

@@ -24,7 +24,7 @@ class Sharing(Checkpoint):
 
     Attributes:
         source: The checkpoint.
-        other: That of which it has some.
+        other: The checkpoint of which it has some tensors.
         shared: The names of these.
     """
 
@@ -36,7 +36,7 @@ class Sharing(Checkpoint):
             stored[name] = other.stored[name]._replace(file=like.file, start=like.start)
         super().__init__(source.label, source.path, stored, source.metadata)
         self.source, self.other, self.shared = source, other, frozenset(shared)
-        self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
+        self._take_over(source)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -94,7 +94,7 @@ def _settle(checkpoint: Checkpoint, source: Checkpoint, wanted: Sequence[str], n
         known = Conversion({name: name for name in checkpoint.stored})
     extra = (*known.ignored, *wanted)
     result = Converted(source, replace(known, extra=extra, ignored=extra)).written_as(checkpoint.form)
-    result.notes = (*checkpoint.notes, *notes)
+    result.notes, result.replaced = (*checkpoint.notes, *notes), checkpoint.replaced
     return result
 
 

@@ -5,15 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES
 from regauge.checkpoints.disk import PARTIAL
 from regauge.checkpoints.formats.adapters import CONFIG as ADAPTER_CONFIG
+from regauge.checkpoints.formats.file_formats import INDEX, weight_suffixes
 from regauge.checkpoints.outputs.replacing import OURS
 from regauge.checkpoints.plain_files import leads_out
-from regauge.checkpoints.writing import SUFFIX
 
-WEIGHTS = (SUFFIX, *TORCH_SUFFIXES, ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz", ".pkl", ".index.json")
-"""How files end that hold values of another network or of its training; they are left."""
 LARGE = 100_000_000
 """Bytes of a file from which on it is left."""
 
@@ -36,8 +33,8 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
     Args:
         source: The network.
-        folder: Where its files are copied to.
-        out: Where they will be.
+        folder: The folder to which its files are copied.
+        out: The folder in which they will be.
 
     Returns:
         What was copied and left; the weights, and what regauge wrote, are neither.
@@ -71,7 +68,7 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
 
 def _goes_along(path: Path) -> bool:
-    """Whether a file is small and holds no weights; whether all files of a folder do so."""
+    """Whether a file is small and holds no values, of another network or a training; whether all of a folder do so."""
     if path.is_dir():
         return not path.is_symlink() and all(_goes_along(inner) for inner in path.iterdir())
-    return path.is_file() and not path.name.endswith(WEIGHTS) and path.stat().st_size < LARGE
+    return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE

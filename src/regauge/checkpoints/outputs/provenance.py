@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import TORCH_SUFFIXES, find_cached
+from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.headers import PROVENANCE, read_header
 from regauge.checkpoints.formats.location import locate, shards_of, split_sum
 from regauge.checkpoints.plain_files import leads_out, short_paths
@@ -28,8 +29,6 @@ IN_FOLDER = "regauge.json"
 """The provenance of a checkpoint that is a folder."""
 DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
 """Endings of the files of a folder that say what its weights are, or how its tokens are read."""
-WEIGHTS = (SUFFIX, *TORCH_SUFFIXES)
-"""Endings of files of weights."""
 BLOCK = 1 << 20
 """Bytes that are hashed at once."""
 
@@ -133,10 +132,11 @@ class Provenance:
 
 def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """A provenance in short: the version and the command, and each input with the hashes of its weights."""
+    of_weights = weight_suffixes(is_read=True)
     facts = [(escape(f"regauge {document['regauge']}, {document['command']}"), "")]
     for one in document["inputs"]:
         digests: Mapping[str, str] = one["sha256"]
-        named = [(n, digest[:12]) for n, digest in digests.items() if n.endswith(WEIGHTS) or len(digests) == 1]
+        named = [(n, digest[:12]) for n, digest in digests.items() if n.endswith(of_weights) or len(digests) == 1]
         weights = [f"{escape_code(name)} {escape(digest)}" for name, digest in named[:4]]
         facts.append((escape(f"{one['as']} {one['path']}"), ", ".join(weights) + (" ..." if len(named) > 4 else "")))
     return tuple(facts)

@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from regauge.checkpoints.formats.location import FOLDER_FILES, locate, shards_of
-from regauge.checkpoints.writing import SUFFIX, flush
+from regauge.checkpoints.formats.file_formats import INDEX, weight_suffixes
+from regauge.checkpoints.formats.location import folder_files, locate, shards_of
+from regauge.checkpoints.writing import flush
 
 OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
 """Names of the files that regauge writes next to weights: alignment, card and provenance."""
@@ -21,7 +22,7 @@ def own_files(folder: Path) -> set[str]:
 
     Damaged ones are among them, and shards that no index names.
     """
-    heads = {name for name in FOLDER_FILES if (folder / name).is_file()}
+    heads = {name for name in folder_files() if (folder / name).is_file()}
     heads |= {name for name in [_only_checkpoint(folder)] if name is not None}
     own = heads.union(OURS)
     for head in heads:
@@ -101,7 +102,7 @@ def _only_checkpoint(folder: Path) -> str | None:
         name = locate(folder).name
     except (OSError, ValueError):
         return None
-    return name if name.endswith((SUFFIX, ".index.json")) else None
+    return name if name.endswith((*weight_suffixes(is_written=True), INDEX)) else None
 
 
 def _link(old: Path, new: Path, skipped: Collection[str]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint, index_metadata
 from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_disks_told, require_space
+from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.formats.headers import PROVENANCE
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.outputs.carrying import Carried, carry_files
@@ -39,7 +40,6 @@ from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance
 from regauge.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
 from regauge.checkpoints.writing import (
     INDEX,
-    SUFFIX,
     Pieces,
     Shard,
     flush,
@@ -126,7 +126,7 @@ class Staging:
 
     def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
         """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
-        if self.provenance is not None and self.out.suffix == SUFFIX:
+        if self.provenance is not None and is_single_file(self.out):
             text = self.provenance.to_json(progress)
             shards = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
         elif self.provenance is not None:
@@ -151,7 +151,7 @@ class Staging:
 
     def publish(self, shards: Sequence[Shard], source: Checkpoint | None = None) -> Checkpoint:
         """Put the output in its place, a folder with the name of the index and the further files of another one."""
-        if self.out.suffix == SUFFIX:
+        if is_single_file(self.out):
             for path in self.content.iterdir():
                 flush(path)
             self._save(is_complete=True)
@@ -278,7 +278,7 @@ def _is_complete(folder: Path) -> bool:
 
 def _require_name(out: Path, *, overwrite: bool) -> None:
     """Raise unless an output may have its name."""
-    if out.suffix == SUFFIX:
+    if is_single_file(out):
         return require_writable(out, overwrite=overwrite)
     require_parent(out)
     if os.path.lexists(out) and not (overwrite and out.is_dir()):

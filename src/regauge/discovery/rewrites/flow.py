@@ -30,7 +30,7 @@ class Change:
     Attributes:
         entries: What is added whatever the inputs are, if that is known. Otherwise labels: equal labels mean equal
             changes, and the label zero means no change.
-        is_known: Which of both.
+        is_known: Whether the entries are known.
     """
 
     entries: Tensor

@@ -27,13 +27,13 @@ class Folded:
     """A network that computes the same function with gains of one.
 
     Attributes:
-        params: Of the same names, shapes, dtypes and devices: the architecture stays as it is.
+        params: Parameters of the same names, shapes, dtypes and devices: the architecture stays as it is.
         ones: Gains that are exactly one now, for `discover(..., ones=folded.ones)`.
         zeros: Biases, or parts of them, that others have taken up.
         centered: Parameters whose mean along an axis was removed, because a norm behind it removes it anyway:
             name and axis.
         max_error: Largest relative change of the outputs on the example inputs, in float64.
-        notes: What stayed as it was, and why, in sentences.
+        notes: Sentences about what stayed as it was, and why.
     """
 
     params: Params
@@ -82,8 +82,8 @@ def fold(
         module: Its architecture; its own parameters are not used.
         example_inputs: As for `discover`.
         example_kwargs: Keyword inputs.
-        outputs: Which outputs must stay, as for `discover`.
-        symmetry: What `discover` finds for the module without `ones`; found anew if it is left out.
+        outputs: The outputs that must stay, as for `discover`.
+        symmetry: The symmetry that `discover` finds for the module without `ones`; found anew if it is left out.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.

@@ -42,13 +42,13 @@ class BestGauge(GaugeMethod):
     result is never worse than it. The objective is what decides, with its sign turned.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         methods: In the order in which they are tried; the first of equally good ones is kept. Unless given, scales are
             equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the error of the
             weights, with a task by function, too.
         by: Whether the loss of the task decides, or the rounding error of the weights; the loss unless given, where
             there is a task.
-        steps: Of learned rotations, where no methods are given.
+        steps: The number of steps of learned rotations, where no methods are given.
         is_kept_always: Whether the best network that a method moved is kept, even where the one as it is loses less.
     """
 
@@ -149,8 +149,8 @@ def default_methods(
     are left whose rounding error would grow.
 
     Args:
-        scheme: How weights are rounded.
-        steps: Of learned rotations.
+        scheme: The rounding scheme of weights.
+        steps: The number of steps of learned rotations.
         is_loss: Whether a loss decides.
         is_learned: Whether rotations are learned.
         is_by_function: Whether they may be learned by function, which holds many gradients in memory.

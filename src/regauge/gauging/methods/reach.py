@@ -29,8 +29,8 @@ class Point:
     """A point of the orbit.
 
     Attributes:
-        matrices: Of the groups that rotate, acting where gains are one.
-        scales: Of the whole symmetry, acting after them; None where there are none.
+        matrices: Matrices of the groups that rotate, acting where gains are one.
+        scales: Scales of the whole symmetry, acting after them; None where there are none.
     """
 
     matrices: Element
@@ -139,7 +139,7 @@ class Tangents:
 
     Attributes:
         turns: The parameters of rotations.
-        stretches: Those of whole linear groups and of scales.
+        stretches: The parameters of whole linear groups and of scales.
     """
 
     def __init__(self, rotating: Symmetry, symmetry: Symmetry, start: Point, *, is_whole: bool) -> None:

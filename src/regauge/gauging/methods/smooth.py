@@ -42,9 +42,9 @@ class Smooth(GaugeMethod):
     Looked at is the first batch of the task.
 
     Attributes:
-        scheme: How weights are rounded.
-        activations: How activations are rounded while alphas are compared, each token or example with a scale of its
-            own; not at all where it is None.
+        scheme: The rounding scheme of weights.
+        activations: The rounding scheme of activations while alphas are compared, each token or example with a scale of
+            its own; None does not round them.
         alpha: The exponent; searched where it is None.
         grid: Exponents that are tried between zero and one.
         statistic: The size of activations: their mean or their largest magnitude.

@@ -101,7 +101,7 @@ class Store:
         Args:
             folder: Its folder, or the URL of one on object storage, such as "s3://bucket/mlps": any protocol of fsspec.
                 Shards that are not there yet are copied to the cache; such a store can be read alone.
-            progress: Of the copying.
+            progress: Shows the copying.
 
         Raises:
             FileNotFoundError: There is none.

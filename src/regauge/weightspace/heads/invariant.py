@@ -25,7 +25,7 @@ class Invariant:
     Sets and blocks have maps of their own, whose results are added up; then follows an MLP.
 
     Attributes:
-        outputs: How many numbers for each network.
+        outputs: The number of outputs for each network.
         hidden: Width of the hidden layer; that of the net unless given.
         dropout: Share of the hidden units that are dropped in training.
     """

@@ -10,10 +10,10 @@ POOLED = -1
 """In place of a hub's axis: the values along this axis are pooled."""
 
 NOTHING = Grid((), (), ())
-"""Where everything is pooled."""
+"""The grid without axes, of hubs where everything is pooled."""
 
 Key = tuple[str, str]
-"""What features belong to: "units", "pairs" or "network", and the name of the set or block."""
+"""The owner of features: "units", "pairs" or "network", and the name of the set or block."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Hub:
     Attributes:
         grid: Its axes; none where everything is pooled.
         is_set: Whether it is one set of units, on which set layers work.
-        reads: What arrives.
-        writes: What goes out.
+        reads: The links whose features arrive.
+        writes: The links to which features go out.
     """
 
     grid: Grid
@@ -52,7 +52,7 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
     """The hubs of a layout: every set of units, every combination of sets that some block has, and the whole network.
 
     Args:
-        layout: Of the networks.
+        layout: The layout of the networks.
         targets: What is written, in the words of `weightspace.layers`.
         is_local: Whether features hear only from those that have units in common with them. Then the pooled features of
             a block go to itself alone, and those of the network exchange with those of units.

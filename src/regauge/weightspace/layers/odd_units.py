@@ -41,9 +41,9 @@ class OddUnits(nn.Module):
     hear, multiplied by functions of features that no sign changes.
 
     Args:
-        plan: What the layer is built for.
+        plan: The plan of the layer.
         hidden: Width of the hidden layers of its MLPs.
-        reaches: What is known of such features before it, for each layout.
+        reaches: The characters of such features before it, for each layout.
         is_pass: Whether features are at first sent as they are, so that layers begin as the network's own pass.
     """
 

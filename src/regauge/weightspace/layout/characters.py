@@ -82,7 +82,7 @@ def find_sources(
 
     Args:
         block: With two ends or more.
-        character: Of its features: its own, or an even one.
+        character: The character of its features: its own, or an even one.
         receiver: Number of the end whose units hear the sums.
         known: For each set of units the characters of the features that may be summed, in addition to those that
             nothing changes.

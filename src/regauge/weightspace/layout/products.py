@@ -52,7 +52,7 @@ class Reduction:
     Attributes:
         source: Name of a block or piece.
         axis: Counted with the model axis.
-        how: What is done with it.
+        how: The operation on the axis.
     """
 
     source: str

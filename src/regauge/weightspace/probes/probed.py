@@ -68,7 +68,7 @@ class Probed:
             inputs: Arguments: positional ones are named by their numbers, keywords by their names.
             per_example: Names of those that have `count` examples on their first axis.
             count: Number of examples.
-            outputs: Which outputs count, as for `discover`.
+            outputs: The outputs that count, as for `discover`.
             reads_units: Whether values that belong to units are read, besides the outputs.
 
         Raises:

@@ -19,7 +19,7 @@ from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.readings import Reading
 
 PLAIN = (bool, int, float, str, type(None))
-"""What arguments may be besides tensors."""
+"""Types that arguments may have besides tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Probes:
         examples: Positional arguments of the module, as for `discover`: a batch, the examples along the first axis.
         kwargs: Keyword arguments.
         inputs: Number of probes, or the lengths of the two or three axes of a sheet on which they lie.
-        outputs: Which outputs count, as it was given to `discover`.
+        outputs: The outputs that count, as it was given to `discover`.
         constant: Names of arguments (numbers of positional ones) that have no row for each example, although their
             first axis is as long.
         hidden: Width of the MLP on the outputs.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from regauge.storage.architecture import Architecture
-from regauge.training.descent import Descent
 from regauge.training.initialization import Initialization
 from regauge.training.settings import Setting, bounds, derive_seed, draw, require_setting
+from regauge.training.training_configs import DescentConfig
 from regauge.zoo.training.examples import Examples
 
 
@@ -112,7 +112,7 @@ class Discard:
     Attributes:
         step: The number of steps after which that is.
         worst: This share of every group, by validation loss; those already given up count.
-        above: Those with a validation loss above this, in nats or squared error.
+        above: Give up networks with a validation loss above this, in nats or squared error.
     """
 
     step: int
@@ -127,7 +127,7 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Config(Descent):
+class Config(DescentConfig):
     """A population: network i follows from this and from i, whichever others are trained with it.
 
     Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
@@ -136,18 +136,18 @@ class Config(Descent):
     in the same order and draw the same subset of the data; everything else is each network's own. With `group=1` that
     is too, at up to three times the cost.
 
-    What `Descent` says of steps, epochs, batches, optimizer and schedule holds here too. Batches follow one another
-    without a gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, which
-    each network draws from.
+    Steps, epochs, batches, optimizer and schedule are those of `DescentConfig`. Batches follow one another without a
+    gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, which each network
+    draws from.
 
     Attributes:
-        architecture: Of all networks.
+        architecture: The architecture of all networks.
         data: A name in `regauge.zoo.training.SETS`; `package.module:function` of a function that returns Examples, the
             same ones in every process; or what examples are called that are handed to `train`.
         count: How many networks; their ids are 0 to count - 1.
         seed: All chance comes from here and from ids.
         initialization: How they start.
-        subset: Of the examples; all if None.
+        subset: The subset of the examples; all if None.
         copies: Of every signal, where networks are signals: network i learns signal `i // copies`, and begins again
             after the last.
         group: Consecutive ids that share batches.

@@ -23,11 +23,11 @@ from regauge.zoo.training.examples import Examples, load_examples, require_train
 from regauge.zoo.training.stack_state import Block, Member, Running
 
 ACTIVATION_BYTES = 8 * 2**20
-"""Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
+"""Bytes of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
 CACHE_BYTES = 18 * 2**20
-"""Of all that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
+"""Bytes that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""The same on other devices than CPUs, which want many networks at once."""
+"""That number on other devices than CPUs, which need many networks at once."""
 MOMENTS = 2
 """Tensors of the size of the parameters that an optimizer keeps, at most."""
 STACK = 512
@@ -66,14 +66,14 @@ def train(
     two marks.
 
     Args:
-        config: Of the whole population.
+        config: The configuration of the whole population.
         ids: Which networks; all if None. Discarding a share needs whole groups.
         data: Examples to train on instead of those that `config.data` names.
         backend: How they are trained; what is fastest for the architecture and the device if None. Chains of layers,
             fully connected or (on a CPU) convolutional, have programs of their own in place of the stacked one.
         stack: Networks of a stack at most.
         device: Where.
-        dtype: Of parameters and examples.
+        dtype: The dtype of parameters and examples.
         advance: Advances by trained networks: every step by its part of them.
 
     Yields:

@@ -1,0 +1,67 @@
+"""The place of a result, and the form in which it is written."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.formats.file_formats import is_single_file
+from regauge.checkpoints.outputs.provenance import Provenance
+
+
+@dataclass(frozen=True, init=False)
+class Output:
+    """The place of a verb's result, one `.safetensors` file or a folder, and the form in which it is written.
+
+    The result appears under its name when all of it is on the disk. A path alone, `out="OUT"`, is `Output("OUT")`.
+
+    Attributes:
+        path: A `.safetensors` file, or a folder, which gets the shards and the further files of the network that the
+            result takes over.
+        overwrite: Whether an output of that name may be replaced. In a folder, files that are not of a checkpoint stay.
+        resume: Whether to continue what an interrupted run left; work in memory is done anew.
+        dtype: The dtype to which floating-point tensors are rounded, once, or its name; values that it cannot hold are
+            refused. As in the network that the result takes over unless given.
+        shard_size: Bytes, or text such as "5GB", of the values in one file of a folder; as there unless given.
+        provenance: The provenance of the output; the call that writes it, unless given.
+
+    Raises:
+        ValueError: The dtype is unknown, or the shard size cannot be read or is not positive.
+    """
+
+    path: Path
+    overwrite: bool = False
+    resume: bool = False
+    dtype: torch.dtype | None = None
+    shard_size: int | str | None = None
+    provenance: Provenance | None = None
+
+    def __init__(
+        self,
+        path: str | Path,
+        overwrite: bool = False,
+        resume: bool = False,
+        dtype: torch.dtype | str | None = None,
+        shard_size: int | str | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        form = Form.of(dtype, shard_size)
+        given = (Path(path), overwrite, resume, form.dtype, form.shard_size, provenance)
+        for name, value in zip(self.__dataclass_fields__, given, strict=True):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, out: "Output | str | Path") -> "Output":
+        """An output from a path, or as it is."""
+        return out if isinstance(out, Output) else cls(out)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is one file of weights, and no folder."""
+        return is_single_file(self.path)
+
+    @property
+    def form(self) -> Form:
+        """The form in which the network is written."""
+        return Form.of(self.dtype, self.shard_size)
