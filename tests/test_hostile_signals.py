@@ -16,7 +16,7 @@ from regauge.inr.fields.named_signals import ShapeSignal, read_signal
 from regauge.inr.rendering.mesh import Mesh, save_mesh, save_points
 from regauge.inr.rendering.strips import Strip, load_strips, save_strips
 
-EXAMPLES = [pytest.param(10), pytest.param(300, marks=pytest.mark.thorough)]
+EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]
 """How many files are tried."""
 SIDES = torch.tensor([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]])
 CORNERS = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
