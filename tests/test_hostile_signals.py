@@ -12,7 +12,7 @@ from damage import LIMITED, bounded, damage_bytes
 from PIL import Image
 
 from regauge.inr import Inr
-from regauge.inr.fields.named_signals import ShapeSignal, read_signal
+from regauge.inr.named_signals import ShapeSignal, read_signal
 from regauge.inr.rendering.mesh import Mesh, save_mesh, save_points
 from regauge.inr.rendering.strips import Strip, load_strips, save_strips
 

@@ -1,17 +1,16 @@
 """Numbers of a rule that may differ from tensor to tensor: by depth, and by what the tensor is called."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, Union
+
+from regauge.hub.layer_stack import LAYER
 
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""
 Numbers: TypeAlias = Number | tuple[Number, ...]
 """One number or setting for all networks, or one for each."""
-
-LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,6 +132,13 @@ def read_numbers(texts: Sequence[str]) -> Numbers:
     """Parse numbers or settings from texts: one for all networks, or one for each."""
     found = tuple(read_number(text) for text in texts)
     return found[0] if len(found) == 1 else found
+
+
+def as_weights(weights: "Sequence[Number | str] | None") -> tuple[Number, ...] | None:
+    """Weights of networks, each as it is or from its text form."""
+    if weights is None:
+        return None
+    return tuple(read_number(one) if isinstance(one, str) else one for one in weights)
 
 
 def _read_values(text: str, whole: str) -> tuple[float, ...]:

@@ -19,12 +19,13 @@ from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import nearest, spread
-from regauge.flow.space import Representation, Space
+from regauge.flow.representation import Representation
+from regauge.flow.space import Space
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows import studies
 from regauge.papers.flows.networks import Networks
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
-from regauge.zoo.training import Config, Examples, load_examples
+from regauge.zoo import Config, Examples, load_examples
 
 QUANTITIES = (
     Quantity("loss", 4),

@@ -1,0 +1,388 @@
+"""Soft correspondences: networks of one architecture and different widths, unit by unit, by optimal transport."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.transport_plans import entropy, in_order, transport
+from regauge.core.act import Site
+from regauge.core.assignment import assign
+from regauge.core.families import barycenter, compared, dot, unfold
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params, require_finite
+from regauge.core.signs import SignCode
+from regauge.core.symmetry import Symmetry
+from regauge.core.unit_plans import (
+    Axis,
+    SignCharacter,
+    UnitPlan,
+    default_readers,
+    map_tensor,
+    sign_character,
+    uncovered,
+)
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """The outcome of `correspond`.
+
+    Attributes:
+        plans: One plan for each group.
+        objective: The objective that was maximized.
+        initial: The objective where units are paired in their order (the identity for equal widths); never larger.
+        history: The objective at the start of the best climb and after each of its sweeps; it never falls.
+        is_converged: Whether no single plan could be improved any more.
+        symmetry_a: The symmetry of the first network, with sizes.
+        symmetry_b: The symmetry of the second network, with sizes.
+        readers: The axes along which parameters sum over units.
+    """
+
+    plans: Mapping[str, UnitPlan]
+    objective: float
+    initial: float
+    history: tuple[float, ...]
+    is_converged: bool
+    symmetry_a: Symmetry
+    symmetry_b: Symmetry
+    readers: frozenset[Axis]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {'x'.join(map(str, plan.mass.shape))}" for name, plan in self.plans.items())
+        end = "" if self.is_converged else "; it was still moving when it stopped"
+        return f"Correspondence({sizes}: objective {self.initial:.6g} -> {self.objective:.6g}{end})"
+
+    @property
+    def hard(self) -> dict[str, Tensor]:
+        """For each group of equal widths the permutation closest to its plan: unit `perm[i]` of B belongs to i of A."""
+        return {
+            name: torch.from_numpy(assign(plan.mass.numpy()))
+            for name, plan in self.plans.items()
+            if plan.mass.shape[0] == plan.mass.shape[1]
+        }
+
+    def apply(self, params_b: Mapping[str, Tensor]) -> Params:
+        """The second network in the widths of the first.
+
+        With the plan T of a group, an axis that gives its units their values becomes the average over the units
+        that belong together, `T / rows`; an axis that sums over the units shares their values out, `T / columns`.
+        Both are the permutation where the plan is one. Where B has every unit of A several times, with the outgoing
+        weights divided among the copies, the result computes what A computes; and where A is wider by a whole
+        factor and every unit of B goes to several units of A, the result computes what B computes.
+
+        Args:
+            params_b: A network of the second one's shapes, unchanged. Buffers are mapped like parameters.
+
+        Raises:
+            KeyError: A parameter is missing.
+            ValueError: A parameter has another shape.
+        """
+        symmetry_b = self.symmetry_b.bind(params_b)
+        result = dict(params_b)
+        for name, sites in self.symmetry_a.sites.items():
+            tensor = params_b[name]
+            if tensor.ndim != len(symmetry_b.shapes[name]):
+                raise ValueError(
+                    f"{name!r} has shape {tuple(tensor.shape)}, with a leading model axis: this is a population; "
+                    "apply the correspondence to one network at a time"
+                )
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name!r} holds {tensor.dtype}, which cannot be averaged; convert the network first")
+            work = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+            pairs = list(zip(sites, symmetry_b.sites[name], strict=True))
+            there = map_tensor(work, pairs, self.symmetry_a.shapes[name], self.plans, self.readers)
+            result[name] = there.to(tensor.dtype)
+        return result
+
+
+def correspond(
+    params_a: Mapping[str, Tensor],
+    params_b: Mapping[str, Tensor],
+    symmetry_a: Symmetry,
+    symmetry_b: Symmetry,
+    *,
+    regularization: float = 0.0,
+    readers: Collection[Axis] | None = None,
+    max_sweeps: int = 100,
+    tolerance: float = 1e-9,
+) -> Correspondence:
+    """Find which units of B belong to which units of A, where the two have different widths.
+
+    Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. With all plans fixed but one, the
+    cost of a pair of units is the squared distance of their weights, B's being mapped by the other plans; since the
+    masses are fixed, minimizing the total cost is maximizing the inner product `<a, map(b)>`, which is linear in
+    each plan. For equal widths that is the objective of weight matching, and without regularization every plan is a
+    permutation. Signs are chosen for each pair of units; scales stay as they are (balance them before), and shifts
+    of periodic units stay at zero.
+
+    Coordinate ascent as in weight matching: unknown plans begin uniform, the group that inputs, outputs and known
+    plans determine best comes first; each step is the exact optimum of one plan.
+
+    Departures from the paper: plans see incoming and outgoing weights and are improved in sweeps, not set once from
+    the input to the output; and outgoing weights are shared out by the masses of B's units, not averaged, so that
+    networks of different widths which compute the same are recognized as such.
+
+    Args:
+        params_a: The network that stays.
+        params_b: The network that will be mapped, of the same architecture in other widths.
+        symmetry_a: The symmetry of the first network; the same groups act on the same parameters in both.
+        symmetry_b: The symmetry of the second network.
+        regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical
+            product of the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less.
+            An average of units that differ varies less than each of them, so that the mapped network computes less
+            well the softer the plans are; exact plans average as little as the widths allow.
+        readers: The axes (parameter, axis) along which parameters sum over the units of a group. Unless given
+            those that discovery saw; where a symmetry does not say, axis 1 of linear and convolutional weights, axis 0
+            of transposed convolutions, none of embeddings.
+        max_sweeps: Most sweeps over the groups.
+        tolerance: A step must gain more than this share of `sum |a| |b|`.
+
+    Raises:
+        KeyError: A parameter that a symmetry moves is missing.
+        ValueError: The architectures differ in more than widths, a group is nested or rotates, it is not clear
+            which weights sum over the units of a group, or a parameter is not finite.
+
+    References:
+        Singh and Jaggi (2020), Model fusion via optimal transport, section 4 and algorithm 1.
+    """
+    if not 0 <= regularization < math.inf or max_sweeps < 1 or tolerance < 0:
+        raise ValueError(
+            f"regularization={regularization}, max_sweeps={max_sweeps}, tolerance={tolerance}: regularization and "
+            "tolerance must not be negative, and at least one sweep is needed"
+        )
+    require_finite(params_a, "the first network")
+    require_finite(params_b, "the second network")
+    symmetry_a, symmetry_b = (_reordering(s.bind(p)) for s, p in ((symmetry_a, params_a), (symmetry_b, params_b)))
+    held = next((name for name in symmetry_a.structure if name in symmetry_a.sites), None)
+    if held is not None:
+        raise ValueError(
+            f"plans average units, but {held!r} is structure, which has no average; align networks of equal widths, or "
+            f"discover the symmetries with move=[{held!r}]"
+        )
+    _require_same_architecture(params_a, params_b, symmetry_a, symmetry_b)
+    read = default_readers(symmetry_a) if readers is None else frozenset(readers)
+    _require_readers(symmetry_a, symmetry_b, read)
+    problem = _Problem(params_a, params_b, symmetry_a, symmetry_b, read, regularization)
+    plans, history, is_converged = problem.climb(problem.first_plans(), max_sweeps, tolerance)
+    ordered = {group.name: problem.plan(group, in_order(*problem.sizes[group.name])) for group in symmetry_a.groups}
+    initial = problem.objective(ordered)
+    if history[-1] < initial:
+        plans, history, is_converged = problem.climb(ordered, max_sweeps, tolerance)
+    return Correspondence(plans, history[-1], initial, history, is_converged, symmetry_a, symmetry_b, read)
+
+
+class _Problem:
+    """The objective as a function of all plans, and its ascent."""
+
+    def __init__(
+        self,
+        params_a: Mapping[str, Tensor],
+        params_b: Mapping[str, Tensor],
+        symmetry_a: Symmetry,
+        symmetry_b: Symmetry,
+        readers: frozenset[Axis],
+        regularization: float,
+    ) -> None:
+        self._readers, self._groups = readers, {group.name: group for group in symmetry_a.groups}
+        self.sizes = {name: (group.size, symmetry_b[name].size) for name, group in self._groups.items()}
+        self._a, self._b = compared([params_a, params_b], symmetry_a)
+        self._pairs = {name: list(zip(symmetry_a.sites[name], symmetry_b.sites[name], strict=True)) for name in self._a}
+        self._norms = {n: float(x.double().norm() * self._b[n].double().norm()) for n, x in self._a.items()}
+        self._touched = {
+            group: [n for n, pairs in self._pairs.items() if any(a.group.name == group for a, _ in pairs)]
+            for group in self._groups
+        }
+        self._softness = {group: regularization * self._typical_profit(group) for group in self._groups}
+
+    def plan(self, group: Group, mass: Tensor, sign: int = 1) -> UnitPlan:
+        """A plan with one sign for all pairs of units."""
+        return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
+
+    def first_plans(self) -> dict[str, UnitPlan]:
+        """Every plan chosen once, the best anchored first, the unknown ones at their average: uniform, without sign."""
+        plans = {}
+        for name, group in self._groups.items():
+            n, m = self.sizes[name]
+            plans[name] = self.plan(group, torch.full((n, m), 1 / (n * m), dtype=torch.float64), sign=0)
+        unknown, scores = set(plans), dict[str, float]()
+        while unknown:
+            scores |= {name: self._anchored(name, unknown) for name in unknown if name not in scores}
+            best = max((name for name in plans if name in unknown), key=scores.__getitem__)
+            plans[best] = self._best(best, plans)
+            unknown.remove(best)
+            for name in self._neighbors(best):
+                scores.pop(name, None)
+        return plans
+
+    def objective(self, plans: Mapping[str, UnitPlan], group: str | None = None) -> float:
+        """The inner product of the networks, and entropies; with a group the part that its plan changes."""
+        inner = sum(self._inner_product(name, plans) for name in (self._a if group is None else self._touched[group]))
+        soft = [name for name in (plans if group is None else [group]) if self._softness[name]]
+        return inner + sum(self._softness[name] * entropy(plans[name].mass) for name in soft)
+
+    def climb(
+        self, plans: Mapping[str, UnitPlan], max_sweeps: int, tolerance: float
+    ) -> tuple[dict[str, UnitPlan], tuple[float, ...], bool]:
+        """Improve one plan after the other until nothing gains: the plans, the history, and whether it converged."""
+        plans, least = dict(plans), tolerance * sum(self._norms.values())
+        history, dirty = [self.objective(plans)], set(plans)
+        while dirty and len(history) <= max_sweeps:
+            history.append(history[-1])
+            for name in [name for name in plans if name in dirty]:
+                dirty.remove(name)
+                tried = {**plans, name: self._best(name, plans)}
+                gain = self.objective(tried, name) - self.objective(plans, name)
+                if gain > least:
+                    plans, dirty = tried, dirty | self._neighbors(name)
+                    history[-1] += gain
+        drift = self.objective(plans) - history[-1]  # What rounding added up on the way.
+        return plans, tuple(value + drift for value in history), not dirty
+
+    def _inner_product(self, name: str, plans: Mapping[str, UnitPlan]) -> float:
+        shape = tuple(self._a[name].shape)
+        return dot(self._a[name], map_tensor(self._b[name], self._pairs[name], shape, plans, self._readers))
+
+    def _best(self, name: str, plans: Mapping[str, UnitPlan]) -> UnitPlan:
+        """The best plan of a group with all others fixed."""
+        group, profits = self._groups[name], self._profits(name, plans)
+        if not group.signs:
+            return self.plan(group, transport(profits[()], self._softness[name]))
+        code, matrices = SignCode.of(*profits), list(profits.values())
+        return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
+
+    def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
+        """The gain of the objective per unit of mass on each pair, by the families of signs that act."""
+        result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
+        for name, site_a, site_b in self._places(group):
+            axis, shape = site_a.placement.axis, list(self._a[name].shape)
+            shape[axis] = self._b[name].shape[axis]
+            others = [pair for pair in self._pairs[name] if pair[0].placement.axis != axis]
+            b = map_tensor(self._b[name], others, shape, plans, self._readers)
+            product = (unfold(self._a[name], site_a) @ unfold(b, site_b).mT).double().cpu()
+            key = sign_character(site_a)
+            result[key] = result.get(key, 0) + self._reach(group, name, axis) * product
+        return result
+
+    def _typical_profit(self, group: str) -> float:
+        """The profit of a pair of units whose weights are parallel and of average length."""
+        places = ((name, site.placement.axis) for name, site, _ in self._places(group))
+        mean_size = math.sqrt(math.prod(self.sizes[group]))
+        return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
+
+    def _reach(self, group: str, name: str, axis: int) -> int:
+        """The divisor of masses in `map_tensor`: units of B share their values out, those of A average."""
+        return self.sizes[group][1 if (name, axis) in self._readers else 0]
+
+    def _places(self, group: str) -> list[tuple[str, Site, Site]]:
+        """The tensors on which a group acts, with its sites in both networks."""
+        return [(n, a, b) for n in self._touched[group] for a, b in self._pairs[n] if a.group.name == group]
+
+    def _neighbors(self, group: str) -> set[str]:
+        """The groups whose best plan depends on a group's plan; itself, where it acts along two axes of a tensor."""
+        return {
+            site.group.name
+            for name, own, _ in self._places(group)
+            for site, _ in self._pairs[name]
+            if site.placement.axis != own.placement.axis
+        }
+
+    def _anchored(self, group: str, unknown: set[str]) -> float:
+        """The share of a group's tensors that does not depend on unknown plans."""
+        known = 0.0
+        for name in self._touched[group]:
+            hidden = [pair for pair in self._pairs[name] if pair[0].group.name in unknown - {group}]
+            a, b = (barycenter(x[name], [p[k] for p in hidden]) for k, x in enumerate((self._a, self._b)))
+            if a is not None and b is not None:
+                known += float(a.norm() * b.norm())
+        return known / (sum(self._norms[name] for name in self._touched[group]) or 1.0)
+
+
+def _reordering(symmetry: Symmetry) -> Symmetry:
+    """The symmetry without groups that only scale or sign units in their places: they are left as they are."""
+    for group in symmetry.groups:
+        if group.matrix != "none":
+            raise ValueError(
+                f"group {group.name!r} is {group.matrix}: its axes have no units to pair; a correspondence needs "
+                "elementwise nonlinearities between the layers"
+            )
+        if group.is_base or group.within:
+            place = "has other groups repeated within it" if group.is_base else f"is repeated within {group.within}"
+            raise ValueError(
+                f"group {group.name!r} {place}: correspondences of nested groups (heads, experts, normalization "
+                "groups) are not supported; with equal widths `regauge.align` matches them"
+            )
+    return replace(symmetry, groups=tuple(group for group in symmetry.groups if group.is_permuted))
+
+
+def _require_same_architecture(
+    params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry_a: Symmetry, symmetry_b: Symmetry
+) -> None:
+    """Refuse networks that differ in more than the sizes of groups.
+
+    Raises:
+        ValueError: Parameters, groups or what groups act on differ, or an axis that no group moves.
+    """
+    only_a, only_b = (sorted(x.keys() - y.keys()) for x, y in ((params_a, params_b), (params_b, params_a)))
+    if only_a or only_b:
+        raise ValueError(
+            f"the two networks have different parameters: only the first has {only_a[:5]}, only the second "
+            f"has {only_b[:5]}; they may differ in widths, not in layers"
+        )
+    names_a, names_b = ([group.name for group in s.groups] for s in (symmetry_a, symmetry_b))
+    if names_a != names_b:
+        raise ValueError(
+            f"the groups of the first network are {names_a[:10]}, those of the second {names_b[:10]}; networks of one "
+            "architecture have the same groups in the same order"
+        )
+    for one, other in zip(symmetry_a.groups, symmetry_b.groups, strict=True):
+        if (one.kind, one.scales, one.signs, one.shifts) != (other.kind, other.scales, other.signs, other.shifts):
+            raise ValueError(
+                f"group {one.name!r} has kind {one.kind} in the first network and {other.kind} in the second, or other "
+                "families of scales, signs or shifts"
+            )
+        if [_action(p) for p in one.placements] != [_action(p) for p in other.placements]:
+            raise ValueError(
+                f"group {one.name!r} does not act alike in both networks; they may differ in widths, not in layers or "
+                "kernel sizes"
+            )
+    for name, tensor in params_a.items():
+        both = ((tensor.shape, symmetry_a), (params_b[name].shape, symmetry_b))
+        free = [[len(uncovered(s.sites.get(name, []), k, n)) for k, n in enumerate(shape)] for shape, s in both]
+        if free[0] != free[1]:
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)} in the first network and {tuple(params_b[name].shape)} in "
+                "the second, and that is more than groups of other widths: outside of groups its axes have "
+                f"{free[0]} and {free[1]} entries"
+            )
+
+
+def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozenset[Axis]) -> None:
+    """Refuse groups of unequal widths that nothing reads, or that nothing gives its values.
+
+    Raises:
+        ValueError: There is one, or a reader is no axis that a group acts on.
+    """
+    axes = {(p.parameter, p.axis) for group in symmetry_a.groups for p in group.placements}
+    if readers - axes:
+        raise ValueError(
+            f"readers {sorted(readers - axes)[:5]} are no axes on which a group acts; they are {sorted(axes)[:10]}"
+        )
+    for group in symmetry_a.groups:
+        if group.size == symmetry_b[group.name].size:
+            continue
+        roles = {(p.parameter, p.axis) in readers for p in group.placements}
+        if len(roles) < 2:
+            missing = "sums over its units" if True not in roles else "gives its units their values"
+            raise ValueError(
+                f"of the axes of group {group.name!r} none {missing}; name the axes that sum over units in `readers`, "
+                "as (parameter, axis)"
+            )
+
+
+def _action(p: Placement) -> tuple[object, ...]:
+    """A key of what a placement does, apart from the positions of its units."""
+    values = math.prod(size for size, _ in p.repeats)
+    return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)

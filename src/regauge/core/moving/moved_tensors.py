@@ -1,0 +1,147 @@
+"""Gather indices, factors and shifts of each tensor under random elements, as broadcast tables."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import torch
+from jaxtyping import Int, Num
+from torch import Tensor
+
+from regauge.core.act import Site
+from regauge.core.moving.random_draws import Draws, blank
+from regauge.core.symmetry import Symmetry
+
+Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
+"""Tables whose sum is where rows come from if nothing moves, and over which axes of the tensor each is spread."""
+LONG_ROW = 4
+"""From this many values behind the last axis that a group acts on, whole rows are moved."""
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """Columns of a table, spread over some axes of a tensor; `step` is what a displacement by one unit means there."""
+
+    columns: Int[Tensor, " columns"] | slice
+    shape: tuple[int, ...]
+    step: int = 0
+
+    def of(self, table: Num[Tensor, "models width"]) -> Tensor:
+        """`[models, *shape]`."""
+        if isinstance(self.columns, slice):
+            return table[:, self.columns].view(len(table), *self.shape)
+        return table.gather(1, self.columns.expand(len(table), -1)).view(len(table), *self.shape)
+
+    def spread(self, shape: tuple[int, ...], width: int) -> Int[Tensor, " values"]:
+        """The column of each value of a tensor."""
+        return torch.arange(width)[self.columns].view(self.shape).expand(shape).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class MovedTensor:
+    """A tensor, counted in rows of `run` values, and what moves it."""
+
+    name: str
+    shape: tuple[int, ...]
+    run: int
+    moves: tuple[Term, ...]
+    factors: tuple[Term, ...]
+    shifts: tuple[Term, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return math.prod(self.shape)
+
+    def unmoved(self, first: Int[Tensor, " models"]) -> Unmoved:
+        """Source indices of all rows under the identity; `first` is the index of each network's first row."""
+        (shape, counted), *others = self._counted
+        return (shape, counted + first.view(-1, *[1] * len(self.shape))), *others
+
+    def place(
+        self,
+        table: Int[Tensor, "models width"],
+        unmoved: Unmoved,
+        out: Int[Tensor, "models *shape"],
+    ) -> None:
+        """Write where each row comes from; `unmoved` may be of more networks."""
+        totals = []
+        for shape, total in unmoved:
+            total = total[: len(table)]
+            for term in self.moves:
+                if term.shape == shape:
+                    total = torch.add(total, term.of(table), alpha=term.step)
+            totals.append(total)
+        if len(totals) == 1:
+            out.copy_(totals[0])
+        else:
+            torch.add(reduce(torch.add, totals[:-1]), totals[-1], out=out)
+
+    def multiply(self, table: Num[Tensor, "models width"], out: Num[Tensor, "models *shape"]) -> None:
+        """Write the product of the factors of each row."""
+        terms = [term.of(table) for term in self.factors]
+        is_whole = tuple(map(max, zip(*(term.shape for term in terms), strict=True))) == tuple(out.shape)
+        if len(terms) > 1 and is_whole:
+            torch.mul(reduce(torch.mul, terms[:-1]), terms[-1], out=out)
+        elif terms:
+            out.copy_(reduce(torch.mul, terms))
+        else:
+            out.fill_(1)
+
+    @cached_property
+    def _counted(self) -> tuple[tuple[tuple[int, ...], Tensor], ...]:
+        """The places of unmoved rows as a sum of small tables: over the axes of each term, and over those left."""
+        left, tables = [axis for axis, n in enumerate(self.shape) if n > 1], []
+        for shape in dict.fromkeys(term.shape for term in self.moves):
+            mine = [axis for axis in left if shape[axis] > 1]
+            left = [axis for axis in left if axis not in mine]
+            tables.append((shape, self._count(mine)))
+        return (*tables, ((), self._count(left))) if left or not tables else tuple(tables)
+
+    def _count(self, axes: Sequence[int]) -> Tensor:
+        """Places along some axes, with ones in the shape for the others."""
+        total = torch.zeros([1] * (1 + len(self.shape)), dtype=torch.int32)
+        for axis in axes:
+            steps = torch.arange(self.shape[axis], dtype=torch.int32) * math.prod(self.shape[axis + 1 :])
+            total = total + steps.view([1] + [-1 if k == axis else 1 for k in range(len(self.shape))])
+        return total
+
+
+def moved_tensors(symmetry: Symmetry, draws: Draws, names: Iterable[str]) -> list[MovedTensor]:
+    """The moves, factors and shifts of each named tensor; tensors that nothing moves are left out."""
+    found = [_moved_tensor(symmetry, draws, name) for name in names]
+    return [tensor for tensor in found if tensor.moves or tensor.factors or tensor.shifts]
+
+
+def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
+    shape, sites = tuple(symmetry.shapes[name]), symmetry.sites[name]
+    last = 1 + max(site.placement.axis for site in sites)
+    run = math.prod(shape[last:])
+    shape, run = (shape[:last], run) if run >= LONG_ROW else (shape, 1)
+    moves, factors, shifts = [], [], []
+    for site in sites:
+        place = site.placement
+        if site.group.name in draws.moves:
+            step = place.stride * math.prod(shape[place.axis + 1 :])
+            moves.append(_term(symmetry, site, shape, draws.moves[site.group.name], blank(draws.moves), step))
+        factor, shift = draws.factor_of(site.group, place), draws.shift_of(site.group, place)
+        if factor is not None:
+            factors.append(_term(symmetry, site, shape, draws.factors[factor], blank(draws.factors)))
+        if shift is not None:
+            shifts.append(_term(symmetry, site, shape, draws.shifts[shift], blank(draws.shifts)))
+    return MovedTensor(name, shape, run, tuple(moves), tuple(factors), tuple(shifts))
+
+
+def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
+    """The column of each unit's displacement or factor; the column of the identity where the site does not act."""
+    spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
+    if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:
+        return Term(columns, spread, step)
+    slots, copies = site.units, site.group.size
+    for index, base in zip(reversed(site.base_index), reversed(site.group.within), strict=True):
+        slots, copies = slots + index * copies, copies * symmetry[base].size
+    whole = torch.full([shape[axis] for axis in site.axes], blank)
+    whole[..., site.positions] = slots + columns.start
+    order = sorted(range(whole.ndim), key=lambda k: site.axes[k])
+    return Term(whole.permute(order).reshape(-1), spread, step)

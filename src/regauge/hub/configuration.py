@@ -1,0 +1,230 @@
+"""The configuration of a network that was made of others: how many layers it has, and how many tokens."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.names.converted import Converted
+from regauge.checkpoints.names.from_transformers import name_for
+from regauge.checkpoints.names.transformers_models import CODE, REMOTE
+from regauge.checkpoints.plain_files import read_object
+from regauge.core.params import Params
+from regauge.hub.folder_model import build_folder
+from regauge.hub.layer_stack import LayerStack
+from regauge.hub.tokenizers import holds_tokens
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+
+
+class Configuration:
+    """A config.json that is edited: its text part, where a network has several."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            from transformers import AutoConfig
+
+            self._config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            self.document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        except (ImportError, ValueError, KeyError, OSError) as error:
+            reason = CODE if REMOTE in str(error) else " ".join(str(error).split())
+            raise ValueError(
+                f"{str(folder / CONFIG)!r} is needed to say how many layers and tokens the result has, but is no "
+                f"configuration that transformers knows: {reason}"
+            ) from error
+        self._text = self._config.get_text_config()
+        inside = [name for name in self._config.sub_configs if getattr(self._config, name, None) is self._text]
+        self._part = self.document.get(inside[0], {}) if inside else self.document
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self._count("num_hidden_layers", "layers")
+
+    @property
+    def tokens(self) -> int:
+        """The number of rows of embeddings."""
+        return self._count("vocab_size", "tokens")
+
+    def keep_layers(self, kept: Sequence[int], stack: str | None = None) -> None:
+        """Say that the layers are these of the old ones; what is said of each layer goes along.
+
+        Args:
+            kept: The numbers of old layers, in their new order.
+            stack: A part of the name of the stack of layers, where a network has several.
+
+        Raises:
+            ValueError: No setting says how many layers there are.
+        """
+        if stack is None:
+            count, part = self.layers, self._part
+            key = type(self._text).attribute_map.get("num_hidden_layers", "num_hidden_layers")
+        else:
+            count, (*place, key) = self._find_count(stack)
+            part = _part_at(self.document, place)
+        _keep(part, key, count, kept)
+
+    def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
+        """How many layers a stack has, and which setting says so: the one that makes it longer, and no other stack."""
+        settings, names = self._config.to_dict(), list(self.build())
+        layers = LayerStack.of(names, str(self.folder), stack)
+        count = layers.count
+        places = sorted(_places(settings, count), key=lambda place: "layer" not in place[-1])
+        for place in places:  # A default may follow another setting.
+            if "layer" in place[-1]:
+                _part_at(self.document, place[:-1]).setdefault(place[-1], count)
+        for place in places:
+            larger = copy.copy(self)
+            larger.document = copy.deepcopy(self.document)
+            _keep(_part_at(larger.document, place[:-1]), place[-1], count, [*range(count), count - 1])
+            try:
+                found = list(larger.build())
+            except (ValueError, RuntimeError):  # not a number that can be changed alone
+                continue
+            new = [name for name in found if name not in names]
+            if new and all((own := layers.split(name)) is not None and own[0] == count for name in new):
+                return count, place
+        raise ValueError(
+            f"no setting of {str(self.folder / CONFIG)!r} says alone how many layers {layers.prefix.removesuffix('.')} "
+            "has, so that no other number of them can be written"
+        )
+
+    def count_tokens(self, count: int) -> None:
+        """Say how many rows embeddings have."""
+        self._set("vocab_size", count)
+
+    def renumber(self, number: Callable[[int], int | None]) -> dict[str, bytes | None]:
+        """Give tokens that configurations name by their numbers their new ones; those that are gone are left out.
+
+        Returns:
+            The configuration of generation, where there is one.
+        """
+        _renumber(self.document, number)
+        path = self.folder / GENERATION
+        if not path.is_file():
+            return {}
+        document = read_object(path)
+        _renumber(document, number)
+        return {GENERATION: _encode(document)}
+
+    @property
+    def content(self) -> bytes:
+        """The file."""
+        return _encode(self.document)
+
+    @contextmanager
+    def as_folder(self) -> Iterator[Path]:
+        """A folder that holds nothing else."""
+        with TemporaryDirectory() as name:
+            (Path(name) / CONFIG).write_bytes(self.content)
+            yield Path(name)
+
+    @property
+    def module(self) -> nn.Module:
+        """Its model, without values."""
+        with self.as_folder() as folder:
+            return build_folder(folder, "never")[0]
+
+    def build(self) -> Params:
+        """The tensors of its model, without values."""
+        return self.module.state_dict()
+
+    def names_in(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
+        """The tensors of the model in their order, and the names of those in the files that hold them."""
+        module = self.module
+        view, names = name_for(checkpoint, module), list(module.state_dict())
+        if not isinstance(view, Converted):
+            return {name: (name,) for name in names}
+        renamed, made = view.conversion.renamed, view.conversion.made
+        there = {name: (renamed[name],) if name in renamed else () for name in names}
+        return there | {name: tuple(dict.fromkeys(box.source for box in boxes)) for name, boxes in made.items()}
+
+    def token_axes(self) -> dict[str, int]:
+        """The axis of tokens of every tensor of the model that has one.
+
+        It is found by building the model with one token more: what becomes larger has such an axis.
+        """
+        larger = copy.copy(self)
+        larger.document = copy.deepcopy(self.document)
+        larger._part = larger.document if self._part is self.document else _same_part(self, larger)
+        larger.count_tokens(self.tokens + 1)
+        before, after = self.build(), larger.build()
+        axes = {}
+        for name, tensor in before.items():
+            differing = [k for k, (n, m) in enumerate(zip(tensor.shape, after[name].shape, strict=True)) if n != m]
+            if differing:
+                axes[name] = differing[0]
+        if not axes:
+            raise ValueError(f"no tensor of the model of {str(self.folder)!r} has an axis of tokens")
+        return axes
+
+    def _count(self, name: str, what: str) -> int:
+        found = getattr(self._text, name, None)
+        if not isinstance(found, int):
+            raise ValueError(f"{str(self.folder / CONFIG)!r} does not say how many {what} there are ({name!r})")
+        return found
+
+    def _set(self, name: str, value: int) -> None:
+        self._part[type(self._text).attribute_map.get(name, name)] = value
+
+
+def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where settings are this number."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _places(value, count, (*place, key))
+        elif value == count and isinstance(value, int) and not isinstance(value, bool):
+            yield (*place, key)
+
+
+def _part_at(document: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
+    for key in place:
+        if not isinstance(document.get(key), dict):
+            document[key] = {}
+        document = document[key]
+    return document
+
+
+def _keep(part: dict[str, Any], key: str, count: int, kept: Sequence[int]) -> None:
+    """Keep some of as many layers in a part of a configuration, where a setting says how many there are."""
+    for name, value in part.items():
+        if "layer" in name and isinstance(value, list) and len(value) == count:
+            part[name] = [value[k] if k < count else value[-1] for k in kept]
+    part[key] = len(kept)
+
+
+def _same_part(one: Configuration, other: Configuration) -> dict[str, Any]:
+    found: dict[str, Any] = next(other.document[key] for key, value in one.document.items() if value is one._part)
+    return found
+
+
+def _renumber(document: dict[str, Any], number: Callable[[int], int | None]) -> None:
+    for key, value in list(document.items()):
+        if key.endswith("forced_decoder_ids") and isinstance(value, list):  # pairs of a position and a token
+            pairs = [(pair[0], _renumbered(pair[1], number)) for pair in value if isinstance(pair, list)]
+            document[key] = [list(pair) for pair in pairs if pair[1] is not None]
+        elif holds_tokens(key) and value is not None:
+            document[key] = _renumbered(value, number)
+        elif isinstance(value, dict):
+            _renumber(value, number)
+
+
+def _renumbered(value: Any, number: Callable[[int], int | None]) -> Any:
+    """A token's number, or a list or dictionary of them, without those that are gone."""
+    if isinstance(value, list):
+        return [new for old in value if (new := _renumbered(old, number)) not in (None, [])]
+    if isinstance(value, dict):
+        return {key: new for key, old in value.items() if (new := _renumbered(old, number)) is not None}
+    return number(value) if isinstance(value, int) and value >= 0 else value
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

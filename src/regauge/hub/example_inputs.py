@@ -1,0 +1,264 @@
+"""Inputs that a transformers model runs on, made up from its configuration and from the names of what it reads."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 8
+"""Length of the example sentence of a language model."""
+SAMPLES = 4000
+"""Length of an example sound, and of its spectrum in frames by the next."""
+FRAMES = 64
+TRIALS = 30
+"""Combinations of shapes of several inputs that are tried."""
+
+MASKED = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+"""Masks, and the tokens that they are of."""
+MEDIA = {
+    "pixel_values": ("get_image_features", ("image_token_id", "image_token_index")),
+    "pixel_values_videos": ("get_video_features", ("video_token_id", "video_token_index")),
+    "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
+    "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
+}
+"""Inputs beside text, what makes features of them, and how configurations name the token that these are put for."""
+COMPANIONS = (
+    *("image_sizes", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "input_features_mask", "bbox"),
+    *("feature_attention_mask", "padding_mask", "future_values", "future_time_features", "decoder_input_values"),
+)
+"""Further inputs that models may read, and that some cannot do without."""
+Maker: TypeAlias = Callable[[], Tensor]
+Kwargs: TypeAlias = dict[str, Tensor]
+
+
+def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
+    """Small inputs that a transformers model runs on, those first that reach most of its weights.
+
+    Of a model that reads images or sounds beside text the last are embeddings: what makes embeddings is not reached by
+    them then, and the axes of the embeddings themselves stay as they are.
+
+    Raises:
+        ValueError: No inputs are known that the model runs on.
+    """
+    made, device = _Made(module, config), next(module.parameters()).device
+    reason = ""
+    has_any = False
+    for trial in made.trials():
+        kwargs = {name: tensor.to(device) for name, tensor in trial.items()}
+        try:
+            with torch.no_grad():
+                is_text = device.type == "meta" and not made.media
+                _ = is_text or module(**kwargs)
+        except NotImplementedError:  # Something depends on values, which only a trace can follow without them.
+            pass
+        except Exception as error:  # A model can fail in any way on inputs that are not its own.
+            reason = reason or f"with {', '.join(kwargs)}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            continue
+        has_any = True
+        yield kwargs
+    if not has_any:
+        reason = reason or f"it takes {', '.join(made.first) or made.main!r}"
+        raise ValueError(
+            f"no example inputs are known that {type(module).__name__} runs on ({reason}); write a factory that "
+            "returns (module, (), {...}), or give `input_shape=`"
+        )
+
+
+def with_masks(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs with the masks that say that every token counts, for models that do not run without in a trace."""
+    known, masks = inspect.signature(module.forward).parameters, {}
+    for name, tokens in MASKED.items():
+        if name in known and tokens in kwargs:
+            masks[name] = torch.ones_like(kwargs[tokens])
+    return {**kwargs, **masks}
+
+
+class _Made:
+    """Inputs of one model, by the names of the arguments of its `forward`."""
+
+    def __init__(self, module: nn.Module, config: Any) -> None:
+        self.module, self.config = module, config
+        parameters = inspect.signature(module.forward).parameters
+        self.known = list(parameters)
+        named = getattr(module, "main_input_name", "input_ids")
+        self.main = named if isinstance(named, str) else named[0]
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        required = [n for n, p in parameters.items() if p.default is p.empty and p.kind in plain]
+        if not required or self.main in required:
+            required = [self.main, *required]
+        is_pair = getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in self.known
+        first = [name for name in required if name in self.known] + ["decoder_input_ids"] * is_pair
+        self.first = list(dict.fromkeys(first))
+        self.media = [name for name in MEDIA if name in self.known]
+        self.has_text = "input_ids" in self.known
+        self.generator = torch.Generator().manual_seed(0)
+
+    def trials(self) -> Iterator[Kwargs]:
+        """Inputs that the model may take."""
+        beside = self.media if self.has_text else []
+        rest = [name for name in self.first if name not in (*beside, "input_ids")]
+        together = [beside] * (len(beside) > 1) + [[medium] for medium in beside]
+        for media in together:
+            yield from self._with_text([*media, *rest])
+        if not beside or len(rest) < len(self.first) - ("input_ids" in self.first):
+            yield from self._combined(self.first)
+            companions = [name for name in COMPANIONS if name in self.known and name not in self.first]
+            yield from self._combined([*self.first, *companions]) if companions else ()
+        elif self._is_text_alone():
+            yield from self._combined(self.first)
+        if beside and "inputs_embeds" in self.known:
+            needed = [name for name in self.first if name != "input_ids"]
+            yield from self._combined([*needed, "inputs_embeds"])
+
+    def _is_text_alone(self) -> bool:
+        """Whether a model has no part of its own for what it could read beside text."""
+        return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
+
+    def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
+        """Media, and text with marks in the place of which their features are put, or without."""
+        companions = [name for name in COMPANIONS if name in self.known]
+        for more in [[], companions] if companions else [[]]:
+            for kwargs in self._combined([*names, *more]):
+                text = self._marked(kwargs)
+                if text is not None:
+                    yield kwargs | {"input_ids": text}
+                yield kwargs | {"input_ids": self._tokens()}
+
+    def _combined(self, names: Sequence[str]) -> Iterator[Kwargs]:
+        """Inputs of these names in all combinations of shapes; none if one of the names is unknown."""
+        offers = [self._offers(name) for name in names]
+        if names and all(offers):
+            for chosen in itertools.islice(itertools.product(*offers), TRIALS):
+                yield {name: make() for name, make in zip(names, chosen, strict=True)}
+
+    def _offers(self, name: str) -> list[Maker]:
+        """What an input of this name may be."""
+        if name == "pixel_values_videos":
+            return self._pictures()[1:]
+        if name == "pixel_values":
+            return self._patches() if "image_grid_thw" in self.known else self._pictures()
+        if name.startswith(("input_features", "input_values", "decoder_input_values", "spectrogram", "audio_")):
+            return self._masks(2, FRAMES) if name.endswith("mask") else self._sounds()
+        if name.startswith(("past_", "future_")):
+            return self._series(name)
+        if name.endswith("mask") or name == "past_values_padding":
+            return self._masks(2, TOKENS)
+        if name.endswith(("input_ids", "_ids")):
+            return [self._tokens]
+        height, width = self._sides()
+        integers: dict[str, list[Any]] = {
+            "image_sizes": [[height, width]] * 2,
+            "image_grid_thw": [[1, 4, 4]] * 2,
+            "spatial_shapes": [[4, 4]] * 2,
+            "bbox": [[[1, 2, 3, 4]] * TOKENS] * 2,
+            "freq": [[0]] * 2,
+        }
+        if name in integers:
+            whole = partial(torch.tensor, integers[name])
+            return [whole, lambda: whole().float() / 8] if name == "bbox" else [whole]
+        if name.endswith(("states", "embeds", "latents")) or name == "inputs":
+            return [partial(self._noise, 2, TOKENS, self._width())]
+        return []
+
+    def _noise(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def _masks(self, *shape: int) -> list[Maker]:
+        return [partial(torch.ones, *shape, dtype=torch.int64)]
+
+    def _tokens(self) -> Tensor:
+        try:
+            text = self.config.get_text_config()
+        except ValueError:  # There are several.
+            text = self.config
+        count = getattr(text, "vocab_size", None) or self._setting("vocab_size", 16)
+        return torch.randint(3, max(4, int(count)), (2, TOKENS), generator=self.generator)
+
+    def _width(self) -> int:
+        try:
+            return int(self.module.get_input_embeddings().weight.shape[-1])  # type: ignore[operator]
+        except (AttributeError, NotImplementedError, TypeError):
+            return int(self._setting("hidden_size", 32))
+
+    def _sides(self) -> tuple[int, int]:
+        size = self._setting(("image_size", "crop_size", "img_size", "input_size"), 224)
+        if isinstance(size, Mapping):
+            size = (size.get("height", 224), size.get("width", 224))
+        return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
+
+    def _pictures(self) -> list[Maker]:
+        """Images, sequences of them, and sequences with the channels first."""
+        sides, channels = self._sides(), self._setting(("num_channels", "in_channels", "in_chans"), 3)
+        frames = self._setting(("num_frames", "frames_per_clip"), None)
+        shapes: list[tuple[int, ...]] = [(channels, *sides)]
+        for count in [1, 4] if frames is None else [int(frames)]:
+            shapes += [(count, channels, *sides), (channels, count, *sides)]
+        return [partial(self._noise, 2, *shape) for shape in shapes]
+
+    def _patches(self) -> list[Maker]:
+        """Flat patches of two images, which the grid counts."""
+        side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", 1)
+        channels = self._setting(("in_channels", "in_chans", "num_channels"), 3)
+        return [partial(self._noise, 2 * 4 * 4, channels * frames * side * side)]
+
+    def _sounds(self) -> list[Maker]:
+        """Spectra with frequencies or times first, and waves."""
+        bins = self._setting(("num_mel_bins", "feature_size", "n_mels", "input_feat_per_channel"), 80)
+        positions = self._setting("max_source_positions", 1500)
+        weights = [p for p in self.module.parameters() if p.ndim in (2, 3)]
+        widths = dict.fromkeys([bins, *(p.shape[1] for p in weights[:3])])
+        shapes: list[tuple[int, ...]] = [(1, bins, 2 * positions), (1, SAMPLES), (1, 1, SAMPLES)]
+        shapes += [(2, FRAMES, width) for width in widths]
+        shapes += [(2, self._setting("max_length", FRAMES), bins), (2, 1, FRAMES, bins)]
+        is_wave = self.main == "input_values"
+        return [partial(self._noise, *shape) for shape in (shapes[1:] + shapes[:1] if is_wave else shapes)]
+
+    def _series(self, name: str) -> list[Maker]:
+        """Values of several series over time, and what is known of every time."""
+        lags = self._setting("lags_sequence", None) or [0]
+        past, future = self._setting("context_length", 32) + max(lags), self._setting("prediction_length", None) or 1
+        length = past if name.startswith("past_") else future
+        if name.endswith("time_features"):
+            return [partial(self._noise, 2, length, self._setting("num_time_features", 0))]
+        wide = self._setting(("num_input_channels", "input_size"), 1)
+        shapes = [(2, length, wide), (2, length)] if wide > 1 else [(2, length), (2, length, wide)]
+        if name.endswith("values"):
+            return [partial(self._noise, *shape) for shape in shapes]
+        return [partial(torch.ones, shape) for shape in shapes]
+
+    def _marked(self, kwargs: Kwargs) -> Tensor | None:
+        """Text behind as many marks as the media have features, for models that put the features in their places."""
+        marks = []
+        for medium in (name for name in MEDIA if name in kwargs):
+            method, names = MEDIA[medium]
+            mark = next((v for n in names if (v := getattr(self.config, n, None)) is not None), None)
+            find = getattr(self.module, method, None)
+            if mark is None or find is None:
+                return None
+            taken = inspect.signature(find).parameters
+            device = next(self.module.parameters()).device
+            try:
+                with torch.no_grad():
+                    found = find(**{name: t.to(device) for name, t in kwargs.items() if name in taken})
+            except Exception:  # A model can fail in any way on media that it does not take alone.
+                return None
+            marks.append(torch.full((2, _count(getattr(found, "pooler_output", found))), int(mark)))
+        return torch.cat([*marks, self._tokens()], 1)
+
+    def _setting(self, names: str | Sequence[str], default: Any) -> Any:
+        """The first of these settings that the configuration has, or that of one of its parts."""
+        parts = [self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)]
+        wanted = (names,) if isinstance(names, str) else names
+        found = (getattr(part, name, None) for part in parts for name in wanted)
+        return next((value for value in found if value is not None), default)
+
+
+def _count(found: Any) -> int:
+    """How many features each of two images or sounds has."""
+    if isinstance(found, list | tuple):
+        return int(found[0].shape[-2])
+    return int(found.shape[-2]) if found.ndim > 2 else len(found) // 2

@@ -1,0 +1,60 @@
+"""The model of a Hugging Face folder, with inputs on which it can be traced."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from regauge.checkpoints.names.from_transformers import find_factory
+from regauge.checkpoints.names.transformers_models import is_of_transformers
+from regauge.core.symmetry import Symmetry
+from regauge.hub.example_inputs import Kwargs, example_inputs
+from regauge.hub.user_code import users_code
+
+MATERIALIZED = 150_000_000
+"""A folder's model with more parameters than this is built on the meta device, without values."""
+EXPERTS = "batched_mm"
+"""Of the ways in which transformers computes experts, the one whose operators and shapes depend on no values."""
+Values = Literal["never", "if small", "always"]
+"""Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
+
+
+def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:
+    """The model of a folder with config.json in evaluation mode, and example inputs, the most telling ones first."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
+            "package.module:factory or file.py:factory"
+        )
+    try:
+        build = find_factory(folder)
+    except ImportError as error:
+        raise ValueError("a folder with config.json needs transformers: pip install 'regauge[transformers]'") from error
+    with users_code(f"transformers cannot build the model of {str(folder)!r}"):
+        with torch.device("meta"):
+            module = traceable(build())
+        is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
+        if values == "always" or (values == "if small" and is_small):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # What the verification says of the symmetry is the same in every run.
+                module = traceable(build())
+    return module.eval(), example_inputs(module, module.config)
+
+
+def traceable(module: nn.Module) -> nn.Module:
+    """A model whose experts are computed in the way that can be traced; its weights and its function are the same."""
+    model: Any = module
+    model.set_experts_implementation(EXPERTS)
+    return module
+
+
+def unreached_parts(module: nn.Module, symmetry: Symmetry) -> list[str]:
+    """The models that a model of transformers consists of, such as one of images, none of whose tensors is used."""
+    unused, parts = set(symmetry.unused), []
+    for name, part in module.named_modules():
+        own = [f"{name}.{one}" for one, tensor in part.named_parameters() if tensor.ndim]
+        if name and is_of_transformers(part) and own and unused.issuperset(own):
+            parts.append(name)
+    return [name for name in parts if not any(name.startswith(f"{other}.") for other in parts)]

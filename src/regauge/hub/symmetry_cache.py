@@ -1,0 +1,192 @@
+"""The cache of symmetries: what tracing a folder's model found is known to later runs.
+
+What a folder's configuration says decides the model, together with the code that builds and traces it. So what was
+found is kept in the user's cache under the content of config.json, the installed packages, the source of regauge, and
+the options. Models of factories are traced every time, because their code may have changed, and so are those whose
+configuration does not say everything: it has code of its own, or names quantized values or other files.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.formats.state_dicts import memory_of
+from regauge.checkpoints.names.conversion import Conversion
+from regauge.checkpoints.names.converted import Converted
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.storage.cache import keep, recall
+
+KIND, NAMES = "symmetries", "names"
+"""What is kept: symmetries, and how files are read that have other names than their model."""
+Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor]]
+"""A checkpoint under the names of its model, and the tensors that it must have."""
+INERT = ("_name_or_path", "transformers_version")
+"""Settings of a configuration that say where it comes from."""
+INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
+"""Settings of a configuration that make it depend on more than itself."""
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """How a model is traced; see `open_model`."""
+
+    input_shape: tuple[str, ...] = ()
+    input_dtype: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    move: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The result of tracing a model.
+
+    Attributes:
+        symmetry: Its symmetry.
+        state: Its `state_dict()`, on the meta device where the model was built there, or is known from an earlier run.
+        was_meta: Whether it was built on the meta device.
+        is_known: Whether this is from an earlier run.
+        kwargs: Keyword inputs on which it was traced; None too where it is known.
+        notes: What was left out, or that it is known, in sentences.
+    """
+
+    symmetry: Symmetry
+    state: Params
+    was_meta: bool
+    is_known: bool = False
+    kwargs: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The text form."""
+        owners: dict[Any, str] = {}
+        rows = [
+            [name, list(one.shape), str(one.dtype).removeprefix("torch."), owners.setdefault(memory_of(one), name)]
+            for name, one in self.state.items()
+        ]
+        return json.dumps({"symmetry": self.symmetry.to_json(), "state": rows, "was_meta": self.was_meta})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Traced":
+        """Read the text form; tied names share one tensor on the meta device."""
+        document = json.loads(text)
+        state: Params = {}
+        for name, shape, dtype, owner in document["state"]:
+            known = state.get(owner)
+            state[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta") if known is None else known
+        return cls(Symmetry.from_json(document["symmetry"]), state, document["was_meta"], is_known=True)
+
+
+def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], Traced], *, retrace: bool) -> Traced:
+    """Trace a model, or recall what was found in an earlier run.
+
+    Args:
+        name: The name of the model.
+        tracing: How it is traced.
+        settings: What else the result depends on.
+        trace: Traces it.
+        retrace: Whether it is traced in any case.
+    """
+    origin = _origin_of(name, tracing, settings)
+    if origin is None:
+        return trace()
+    known = None if retrace else recall(KIND, origin)
+    if known is not None:
+        told = f"the symmetry of {name} is known from an earlier run (`retrace=` finds it anew)"
+        return replace(Traced.from_json(known), notes=(told,))
+    found = trace()
+    keep(KIND, origin, found.to_json())
+    return found
+
+
+def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[], Named], *, retrace: bool) -> Named:
+    """Bring a checkpoint under the names of a model, by what was found in an earlier run where it is known.
+
+    Args:
+        name: The name of the model.
+        checkpoint: The checkpoint.
+        state: The tensors of the model.
+        find: Finds the names, and the tensors that the checkpoint must have.
+        retrace: Whether they are found in any case.
+    """
+    stored = [[one.name, one.shape, str(one.dtype)] for one in checkpoint.stored.values()]
+    origin = _origin_of(name, Tracing(), stored)
+    known = None if origin is None or retrace else recall(NAMES, origin)
+    if known is not None:
+        document = json.loads(known)
+        conversion = document["conversion"]
+        named = checkpoint if conversion is None else Converted(checkpoint, Conversion.from_json(conversion))
+        return named, {one: state[one] for one in document["expected"]}
+    named, expected = find()
+    if origin is not None:
+        found = named.conversion.to_json() if isinstance(named, Converted) else None
+        keep(NAMES, origin, json.dumps({"conversion": found, "expected": list(expected)}))
+    return named, expected
+
+
+def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | None:
+    """All that the symmetry of a folder's model depends on; None if that is not known."""
+    folder = find_cached(name) or Path(name)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    registry = sys.modules.get("regauge.discovery.registry")
+    if not isinstance(config, dict) or any(setting in config for setting in INCOMPLETE) or not _is_released():
+        return None
+    if registry is not None and registry.registered_rules():
+        return None
+    return {
+        "tensors": _tensors_in(folder),
+        "config": {key: value for key, value in config.items() if key not in INERT},
+        "inputs": [tracing.input_shape, tracing.input_dtype, tracing.outputs, tracing.keep, tracing.move],
+        "settings": settings,
+        "packages": _installed(),
+        "source": _source(),
+        "python": sys.version,
+    }
+
+
+def _tensors_in(folder: Path) -> str | None:
+    """The SHA-256 of what tensors the folder's own checkpoint has, which says of which class the model is."""
+    try:
+        stored = Checkpoint.open(folder).stored
+    except (OSError, ValueError):
+        return None
+    return hashlib.sha256(repr(sorted((name, one.shape) for name, one in stored.items())).encode()).hexdigest()
+
+
+def _is_released() -> bool:
+    """Whether the code of transformers is that of its version, and no working copy."""
+    try:
+        found, spec = distribution("transformers"), find_spec("transformers")
+    except PackageNotFoundError:
+        return False
+    return spec is not None and Path(str(found.locate_file("transformers/__init__.py"))) == Path(spec.origin or "")
+
+
+def _installed() -> list[str]:
+    """The installed packages with their versions: optional ones may change how a model computes."""
+    folders = [Path(entry) for entry in dict.fromkeys(sys.path) if entry and Path(entry).is_dir()]
+    return sorted(path.name for folder in folders for path in folder.glob("*.dist-info"))
+
+
+def _source() -> str:
+    """The SHA-256 of the source of this package."""
+    root, content = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        content.update(f"{path.relative_to(root)}\0".encode())
+        content.update(path.read_bytes())
+    return content.hexdigest()

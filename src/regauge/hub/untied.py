@@ -1,0 +1,82 @@
+"""A folder whose tied head gets a tensor of its own."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.plain_files import read_object
+from regauge.hub.folder_model import build_folder
+
+CONFIG, TIED = "config.json", "tie_word_embeddings"
+
+
+@contextmanager
+def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
+    """Untie the model of a folder, for as long as the context lasts.
+
+    Args:
+        name: The folder.
+        checkpoint: Its checkpoint.
+
+    Yields:
+        A temporary folder with the configuration of the model without ties, and the checkpoint with a second copy of
+        what was tied.
+
+    Raises:
+        ValueError: It is no folder with config.json, nothing in it is tied, or it stays so.
+    """
+    folder = Path(name or "")
+    if name is None or not (folder / CONFIG).is_file():
+        raise ValueError("`untie=True` changes config.json of a folder in Hugging Face style: give such a folder")
+    config = read_object(folder / CONFIG)
+    tied = _tied(build_folder(folder, "never")[0])
+    if not tied:
+        raise ValueError(f"nothing is tied in the model of {name!r}: leave `untie=True` out")
+    with tempfile.TemporaryDirectory(prefix="regauge-untied-") as place:
+        for path in folder.glob("*.py"):
+            shutil.copy(path, place)
+        text = json.dumps(_without_ties(config), indent=2) + "\n"
+        (Path(place) / CONFIG).write_text(text, encoding="utf-8")
+        left = _tied(build_folder(Path(place), "never")[0])
+        if left == tied:
+            raise ValueError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
+        copied = _with_copies(checkpoint, [names for names in tied if names not in left])
+        yield place, copied.replacing({CONFIG: text.encode()})
+
+
+def _tied(module: nn.Module) -> list[tuple[str, ...]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+    return [tuple(several) for several in names.values() if len(several) > 1]
+
+
+def _without_ties(config: dict[str, Any]) -> dict[str, Any]:
+    nested = {key: _without_ties(value) for key, value in config.items() if isinstance(value, dict) and TIED in value}
+    return config | nested | {TIED: False}
+
+
+def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpoint:
+    """A checkpoint that has what was stored once under all of its names."""
+    stored = dict(checkpoint.stored)
+    for names in tied:
+        known = next((name for name in names if name in stored), None)
+        if known is None:
+            raise ValueError(f"the checkpoint names tied tensors otherwise than its model ({_named([names])})")
+        stored |= {name: stored[known]._replace(name=name) for name in names if name not in stored}
+    result = copy(checkpoint)
+    result.stored, result._files = stored, {}
+    return result
+
+
+def _named(tied: list[tuple[str, ...]]) -> str:
+    return " and ".join(repr(name) for names in tied[:2] for name in names)
