@@ -86,16 +86,19 @@ def check_kind(kind: Kind, folder: Path, examples: int) -> None:
 
 
 def damage_bytes(read: Callable[[Path], object], path: Path, examples: int) -> list[str]:
-    """Read a file with other bytes in some places, many times; what refusals say, of which there are some."""
+    """Read a file with other bytes in some places, or cut off, many times; what refusals say: there are some."""
     content, refused = path.read_bytes(), list[str]()
 
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None, phases=PHASES)
-    @given(changes=st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6))
-    def check(changes: list[tuple[int, int]]) -> None:
+    @given(
+        changes=st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6),
+        end=st.just(len(content)) | st.integers(0, len(content)),
+    )
+    def check(changes: list[tuple[int, int]], end: int) -> None:
         damaged = bytearray(content)
         for place, value in changes:
             damaged[place] = value
-        path.write_bytes(damaged)
+        path.write_bytes(damaged[:end])
         with bounded(refused):
             read(path)
 
