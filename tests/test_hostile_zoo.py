@@ -26,7 +26,7 @@ from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folde
 from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
 from regauge.zoo.formats.ray_tune import read_ray_tune
 
-EXAMPLES = [pytest.param(10), pytest.param(300, marks=pytest.mark.thorough)]
+EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]
 """How many populations are tried."""
 MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
 GENERATOR = torch.Generator().manual_seed(0)
