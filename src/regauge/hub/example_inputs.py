@@ -136,7 +136,7 @@ class _Made:
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """What an input of this name may be."""
+        """Candidates for an input of this name."""
         if name == "pixel_values_videos":
             return self._pictures()[1:]
         if name == "pixel_values":
@@ -258,7 +258,7 @@ class _Made:
 
 
 def _count(found: Any) -> int:
-    """How many features each of two images or sounds has."""
+    """The number of features of each of two images or sounds."""
     if isinstance(found, list | tuple):
         return int(found[0].shape[-2])
     return int(found.shape[-2]) if found.ndim > 2 else len(found) // 2

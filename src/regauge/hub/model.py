@@ -107,7 +107,7 @@ class Model:
 
     @cached_property
     def traced(self) -> Traced:
-        """What tracing says of the model, from the cache where it is kept there."""
+        """The result of tracing, from the cache where it is kept there."""
         if self._given is not None or "_traced_now" in self.__dict__:
             return self._traced_now
         settings = [self.values, self.verify]
@@ -118,13 +118,13 @@ class Model:
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
-        """The same model on other inputs, such as a batch of data."""
+        """Give the model other inputs, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
         return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
 
     @cached_property
     def _traced_now(self) -> Traced:
-        """What tracing in this process says.
+        """The result of tracing in this process.
 
         Of several example inputs those count that reach all models that it consists of, or else embeddings: with these,
         what unreached parts write is an input, which stays as it is.

@@ -38,7 +38,7 @@ INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
 
 @dataclass(frozen=True)
 class Tracing:
-    """How a model is traced; see `open_model`."""
+    """Settings of tracing a model; see `open_model`."""
 
     input_shape: tuple[str, ...] = ()
     input_dtype: tuple[str, ...] = ()

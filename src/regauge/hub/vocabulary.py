@@ -249,7 +249,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _rows(checkpoint: Checkpoint, axes: Mapping[str, int]) -> int:
-    """How many rows the embeddings of a network have."""
+    """The number of rows of a network's embeddings."""
     sizes = {checkpoint.stored[name].shape[axis] for name, axis in axes.items() if name in checkpoint.stored}
     if len(sizes) != 1:
         what = f"have {sorted(sizes)} rows" if sizes else f"are not under the names of its model ({', '.join(axes)})"

@@ -92,7 +92,7 @@ class Assembled:
 
 
 class Setting(TypedDict, total=False):
-    """How networks are aligned and read, and where progress is shown; see `merge_recipe`."""
+    """Settings of reading and aligning networks, and the display of progress; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -277,7 +277,7 @@ def _align(
 
 
 def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> MergeRecord:
-    """What the card tells."""
+    """The record of the merge, for its card."""
     used: dict[int, set[float]] = {}
     for part in parts.values():
         for (k, _), factor in zip(part.sources, part.factors, strict=True):

@@ -35,7 +35,7 @@ KEPT = "recipe.yml"
 
 
 class AssemblySetting(TypedDict, total=False):
-    """How networks are read and aligned; see `merge_recipe`."""
+    """Settings of reading and aligning networks; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -195,7 +195,7 @@ def _by_tokens(
 def _provenance(
     name: str, out: Output, setting: AssemblySetting, settings: Mapping[str, object], inputs: list[Input]
 ) -> Provenance:
-    """What the output of a call from Python says about where it comes from."""
+    """The provenance of the output of a call from Python."""
     generator, method = setting.get("generator"), setting.get("method")
     known = {**settings, "method": repr(method or WeightMatching()), **out.form.settings}
     seed = 0 if generator is None else generator.initial_seed()
