@@ -44,11 +44,11 @@ class FileJob:
     """Checkpoints of which one is made.
 
     Attributes:
-        number: That of the checkpoint whose names, dtypes and files the output takes over.
-        output: Where the result goes; None if it is not written.
+        number: The index of the checkpoint whose names, dtypes and files the output takes over.
+        output: The place of the result; None if it is not written.
         beside: The path of a further file, if any, by the name of the output: next to a `.safetensors` file or in a
             folder.
-        limit: How much may be held.
+        limit: The limit on memory.
         copies: Copies in float32 of the values of one network that are held in memory, besides the stored ones.
     """
 

@@ -292,7 +292,7 @@ def _weigh(
     Args:
         estimate: Says what strangers explain, if that decides.
         measure: Tests independence.
-        origins: Where both networks come from.
+        origins: The origins of both networks.
         given: Both networks as they are stored, if what is compared is their function alone.
         distances: Distances of the fingerprints of the second network and the references from the first one's.
     """

@@ -63,7 +63,7 @@ def fit(
             that two checkpoints of one run are never in two parts; of a population random networks are taken: 80%, 10%
             and 10%. The last ones are not read.
         split_by: Name of a column by which the store is divided, instead of by run.
-        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+        checkpoints: "last", the last checkpoint of each run of a store, or "all"; where neither `indices` nor `split`
             names networks.
         starts: Networks such as the population began with; a prior of independent values is then matched to them
             instead of to those at which the flow ends.

@@ -78,8 +78,8 @@ def fit_autoencoder(
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         module: Runs the networks; that of the store unless given.
-        inputs: What networks are compared on: a tensor, a tuple of positional or a mapping of keyword arguments of the
-            module, examples first.
+        inputs: The inputs on which networks are compared: a tensor, a tuple of positional or a mapping of keyword
+            arguments of the module, examples first.
         task: In place of `module` and `inputs`: runs the networks on its batches. Unless `config.loss` is given,
             decoded networks are trained by its criterion on its targets, whatever the originals do there.
         encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors
@@ -87,7 +87,7 @@ def fit_autoencoder(
         indices: Numbers of the networks to use, or a mask.
         split: Numbers of the networks for "train", "validation" and "test"; see `fit_predictor`.
         split_by: Column by which stores are divided instead of by run.
-        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+        checkpoints: "last", the last checkpoint of each run of a store, or "all"; where neither `indices` nor `split`
             names networks.
         state: File in which the training is kept while it runs, and from which the same call continues.
 

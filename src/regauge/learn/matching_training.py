@@ -86,12 +86,12 @@ def fit_matching(
         split: Numbers of the networks for "train", "validation" and "test". Unless given, 80%, 10% and 10%, a store by
             run, or as its column "split" says.
         split_by: Column by which stores are divided instead of by run.
-        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+        checkpoints: "last", the last checkpoint of each run of a store, or "all"; where neither `indices` nor `split`
             names networks.
         pair_by: Column of the stores that names what networks have in common: partners have the same value there, such
             as several networks that were fitted to one signal. Any two networks are partners unless given.
         module: Runs the networks, for `probes`, for each layout; that of the store unless given.
-        inputs: What probes begin as: a tensor, a tuple of positional or a mapping of keyword arguments.
+        inputs: The start of the probes: a tensor, a tuple of positional or a mapping of keyword arguments.
         state: File in which the training is kept while it runs, and from which the same call continues.
         progress: Shows the steps.
 

@@ -97,7 +97,7 @@ def values_of(
         collection: Stores or populations.
         targets: Name of a column of the stores, or a value for each network.
         indices: Numbers of the networks to use, or a mask.
-        checkpoints: Which ones are used of each run of a store, without `indices`; see `Collection.choose`.
+        checkpoints: The checkpoints of each run of a store that are used, without `indices`; see `Collection.choose`.
 
     Raises:
         IndexError: There is no network of some number.

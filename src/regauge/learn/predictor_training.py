@@ -57,7 +57,7 @@ def fit_predictor(
             are taken: 80%, 10% and 10%.
         split_by: Column by which stores are divided instead of by run, such as one that names the image of which there
             are several networks: those with one value are in one part.
-        checkpoints: Of each run of a store "last", its last checkpoint, or "all"; where neither `indices` nor `split`
+        checkpoints: "last", the last checkpoint of each run of a store, or "all"; where neither `indices` nor `split`
             names networks.
         module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
             store unless given.

@@ -138,7 +138,7 @@ def descend(
     """Take one step after the other.
 
     Args:
-        program: What is trained; it changes with every step.
+        program: The program that is trained; it changes with every step.
         batches: One for each step, read when its turn comes.
         steps: Number of steps, if the time allows.
         schedule: The schedule of the learning rate; constant unless given. It is not shortened when the time is.

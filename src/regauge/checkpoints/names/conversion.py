@@ -174,7 +174,7 @@ def name_as_stored(
     Args:
         conversion: The sources of the module's tensors.
         pieces: From the name of a tensor of the module to its values, in pieces along axis 0.
-        extra: The same of a tensor that the module does not have, by its name in the files.
+        extra: Pieces of a tensor that the module does not have, by its name in the files.
     """
     kept: OrderedDict[str, Tensor] = OrderedDict()
 
