@@ -27,7 +27,7 @@ WORDS: dict[str, Callable[[rg.Group], bool]] = {
     "half periods": lambda group: group.shifts > 0,
     "matrices": lambda group: group.matrix != "none",
 }
-"""What of a group is fixed, in words."""
+"""The freedom of a group that is fixed, in words."""
 HELD = 2
 """Copies in float64 that canonicalizing holds of each network: its compared values, and what one step makes of them."""
 

@@ -23,7 +23,7 @@ class InrFit:
 
     target: Annotated[Positional[str], arg(metavar="SIGNAL", help=SIGNAL_HELP)]
     output: Output
-    """Where the checkpoint goes, a .safetensors file."""
+    """The checkpoint, a .safetensors file."""
     signal: Literal["unsigned", "signed", "occupancy"] | None = None
     """What a network of a shape represents: its distance, that with a sign (negative inside), or its inside; by itself
     unsigned, of a voxel grid occupancy."""
@@ -36,7 +36,7 @@ class InrFit:
     start: Annotated[str, arg(metavar="random|shared|CHECKPOINT")] = "random"
     """Begin at random, at the initialization that all networks of inr2vec share, or where another fit ended."""
     bias: Literal["torch", "siren", "zero"] = "torch"
-    """How biases begin: spread over many periods of the sines, as small as the weights, or zero."""
+    """Initial biases: spread over many periods of the sines, as small as the weights, or zero."""
     steps: int = 500
     """Steps of Adam."""
     batch: int = 10_000
@@ -53,16 +53,16 @@ class InrRender:
 
     checkpoint: Checkpoint
     output: Output
-    """Where it goes: .png for a picture of any; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
+    """The output: .png for a picture of any; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
     points: int = 2048
-    """How many, of an unsigned distance."""
+    """Number of points, of an unsigned distance."""
     up: Literal["x", "y", "z"] = "y"
     """The upward axis of a shape in a picture."""
     resolution: int | None = None
     """Points along each edge of the grid that a mesh is made from, 128 where left out; or the height of an image, whose
     own height is taken where left out."""
     seed: int = 0
-    """Where the random points come from."""
+    """Source of the random points."""
     overwrite: Overwrite = False
 
 
@@ -74,7 +74,7 @@ class InrOrbit:
     output: Output
     """Folder of the store."""
     count: int = 100
-    """How many copies."""
+    """Number of copies."""
     parts: tuple[Literal["permutation", "sign", "scale", "shift"], ...] = ()
     """Draw only from these parts of the symmetry; from all where left out."""
     noise: float = 0.0

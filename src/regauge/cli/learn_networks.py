@@ -14,7 +14,7 @@ from regauge.storage.collection import Kept
 from regauge.storage.store import Store
 
 Rows = list[dict[str, Any]]
-"""What is known about each of some networks."""
+"""Rows of facts about some networks."""
 
 
 @dataclass(frozen=True)

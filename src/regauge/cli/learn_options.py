@@ -107,7 +107,7 @@ class LearnNet(LearnRun):
     parts: Annotated[
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
     ] = ()
-    """What the net respects by construction, always with permutation; the whole symmetry where left out."""
+    """Parts of the symmetry that the net respects by construction, always with permutation; all where left out."""
     widening: bool = False
     """Count a unit that is split in two as one, so that function-preserving widening changes nothing that is read."""
     varied: Annotated[Varied, arg(name="")] = Varied()
@@ -159,15 +159,15 @@ class LearnAutoencoder(LearnNet):
     latent: int = 128
     """Length of the latent vectors."""
     decoder: Literal["mlp", "template"] = "mlp"
-    """What makes networks from vectors: an MLP to all parameters; or a learned network whose units hear from each other
+    """Decoder from vectors to networks: an MLP to all parameters; or a learned network whose units hear from each other
     and from the vector how to change."""
     decoder_widths: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
     """Hidden layers of the decoder mlp; 256 and 512 where left out."""
     loss: Literal["squared-error", "distillation"] = "squared-error"
-    """How outputs are compared: by their squared difference, or, for logits of classifiers, by the divergence of
+    """Comparison of outputs: by their squared difference, or, for logits of classifiers, by the divergence of
     softened probabilities."""
     temperature: float = 1.0
-    """What logits are divided by in --loss distillation."""
+    """Divisor of logits in --loss distillation."""
     examples: int | None = None
     """Inputs that a step reads, drawn anew for each; all where left out."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
@@ -259,7 +259,7 @@ class LearnMatching(LearnRun):
         arg(metavar="STORE [...]", help="Folders of stores of one architecture, of any numbers of units."),
     ]
     output: Output
-    """Where the matcher goes, a .safetensors file, for --matcher."""
+    """File of the matcher, which ends in .safetensors, for --matcher."""
     data: Annotated[str, arg(metavar="DATA", help=f"What the networks are run on: {BATCHES_HELP}by default none.")] = ""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
@@ -279,8 +279,8 @@ class LearnMatching(LearnRun):
     line: float = 1.0
     """Weight of the loss on the line between two networks; 0 leaves it out."""
     line_by: Literal["loss", "outputs"] = "loss"
-    """What is lowered there: the loss on the data, or how far outputs are from the mix of both networks' outputs, for
-    networks that compute different functions."""
+    """Loss that is minimized there: the loss on the data, or the distance of outputs from the mix of both networks'
+    outputs, for networks that compute different functions."""
     distance: float = 0.1
     """Weight of the distance between two networks; 0 leaves it out."""
     checked: int = 32

@@ -172,8 +172,8 @@ class Matching:
     model: Model = None
     symmetry: SymmetryFile = None
     method: MethodName = "auto"
-    """How to match; docs/alignment.md tells them apart. Unless given: data where there are any, else weights; `merge`
-    matches the weights of each network to the mean of the others, or to the base."""
+    """Method of matching; docs/alignment.md compares them. Unless given: data where there are any, else weights;
+    `merge` matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """File that `regauge learn matching` wrote, for the method learned."""
     refine: bool = False
@@ -181,7 +181,7 @@ class Matching:
     restarts: int = 0
     """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
     statistic: Literal["correlation", "covariance", "product"] = "correlation"
-    """What activations are compared by; product, which is not centered, is what Git Re-Basin published."""
+    """Statistic by which activations are compared; product, which is not centered, is what Git Re-Basin published."""
     scales: Literal["balance", "recompute", "keep"] = "balance"
     """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
     over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
@@ -197,7 +197,7 @@ class Matching:
     written: Annotated[Written, arg(name="")] = Written()
     json: Json = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
+    """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more
     are read in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
     dry_run: bool = False
     """Print what would be read, held and written, and stop."""
@@ -221,7 +221,7 @@ class Align(Matching):
     a: Checkpoint
     b: Checkpoint
     output: Output
-    """Where the aligned B goes, a .safetensors file or a folder."""
+    """The aligned B: a .safetensors file or a folder."""
     tokenizer: Tokenizer = None
     """The tokens of the aligned B and of A while they are compared: those of both, of A (base), or of one of the
     folders. Where B has the tokens of A with other numbers, it gets those of A by itself."""
@@ -237,13 +237,13 @@ class Merge(Matching):
 
     checkpoints: Positional[Checkpoints]
     output: Output
-    """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
+    """The merged checkpoint: a .safetensors file (the card gets the same name with .md) or a folder."""
     rule: Annotated[RuleName, arg(help=RULE_HELP)] = "average"
     weights: Settings = ()
     """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
     (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""
     base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
-    """What the checkpoints were trained from; needed for task vectors."""
+    """The checkpoint that the others were trained from; needed for task vectors."""
     scale: Annotated[str, arg(metavar="SETTING")] = ""
     """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
     density: Settings = ()
@@ -252,11 +252,11 @@ class Merge(Matching):
     drop: Settings = ()
     """Probability of an entry to be dropped by dare; 0.5 unless given."""
     epsilon: Settings = ()
-    """How far della's probabilities to keep an entry differ from the density; 0.15 unless given."""
+    """Range of della's probabilities to keep an entry around the density; 0.15 unless given."""
     gamma: Settings = ()
     """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
     reach: Annotated[str, arg(metavar="SETTING")] = ""
-    """How far nearswap moves an entry at most; 0.0001 unless given."""
+    """Largest move of an entry by nearswap; 0.0001 unless given."""
     normalize: Literal["auto", "yes", "no"] = "auto"
     """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
     tokenizer: Tokenizer = None
@@ -276,7 +276,7 @@ class Canonicalize:
 
     checkpoint: Checkpoint
     output: Output
-    """Where the canonical checkpoint goes, a .safetensors file or a folder."""
+    """The canonical checkpoint: a .safetensors file or a folder."""
     model: Model = None
     symmetry: SymmetryFile = None
     reference: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
@@ -284,7 +284,7 @@ class Canonicalize:
     overwrite: bool = False
     """Replace the output and its element if they exist."""
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much may be held at once, for example 3GB; half of the machine's memory where left out. The values of the
+    """Limit on memory, for example 3GB; half of the machine's memory where left out. The values of the
     checkpoint, in float64, must fit."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     written: Annotated[Written, arg(name="")] = Written()
@@ -302,7 +302,7 @@ class Apply:
     """File that `regauge align` stored next to its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
     checkpoint: Checkpoint
     output: Output
-    """Where the moved checkpoint goes, a .safetensors file or a folder."""
+    """The moved checkpoint: a .safetensors file or a folder."""
     inverse: bool = False
     """Undo the alignment instead."""
     overwrite: Overwrite = False
@@ -353,7 +353,7 @@ class Line(Between):
     """The straight line; great circles on the unit spheres of scale-free weights; or a Bezier curve or a polygonal
     chain that is trained first. Align B to A before: no path removes what a symmetry explains."""
     points: int = 25
-    """How many networks are evaluated, the ends included."""
+    """Number of networks that are evaluated, the ends included."""
     bends: int = 1
     """Control points of a bezier curve or chain."""
     train: Annotated[str | None, arg(metavar="DATA", help="What a bezier curve or chain is trained on.")] = None
@@ -378,20 +378,20 @@ class Line(Between):
 class Plane(Between):
     """Evaluate a model over the plane through three checkpoints: a contour plot with the three marked, and a table.
 
-    Distances in the plot are distances of the parameters. Its cost is told beforehand.
+    Distances in the plot are distances of the parameters. The command prints its cost beforehand.
     """
 
     a: Checkpoint
     b: Checkpoint
     c: Checkpoint
     output: Picture
-    """Where the plot goes, .svg, .png or .pdf; the table goes to the same name with .csv."""
+    """The plot, .svg, .png or .pdf; the table gets the same name with .csv."""
     metric: Literal["loss", "accuracy"] = "loss"
-    """What is drawn; the table has both."""
+    """Metric that is drawn; the table has both."""
     resolution: int = 21
     """Points along the longer side of the grid."""
     margin: float = 0.2
-    """How far the plot goes beyond the three networks, as a share of its longer side without."""
+    """Margin of the plot around the three networks, as a share of its longer side without."""
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ class Repair(Judging):
 
     merged: Checkpoint
     output: Output
-    """Where the repaired checkpoint goes, a .safetensors file or a folder."""
+    """The repaired checkpoint: a .safetensors file or a folder."""
     endpoints: Checkpoints = ()
     """The checkpoints that were merged, aligned with one another; unaligned ones with --align."""
     align: bool = False
@@ -434,7 +434,7 @@ class Reproduce:
     out: Path = Path("out/reproduce")
     """Folder for the tables and pictures, and for networks and finished steps, which later runs use again."""
     device: str = "cpu"
-    """Where networks are trained and evaluated: cpu, cuda or another device of torch; not every experiment takes it."""
+    """Device of training and evaluation: cpu, cuda or another device of torch; not every experiment takes it."""
     draw: Annotated[tuple[Path, ...], arg(metavar="RUN.json ...")] = ()
     """Write the table and the pictures again from the numbers of an earlier run, its .json file; of several runs of one
     experiment with different seeds one table and one .json file are written."""

@@ -1,4 +1,4 @@
-"""What comes of a training: its files, which one process alone makes, what it keeps while it runs, and what is told."""
+"""The output of a training: its files, which one process alone makes, its state while it runs, and its report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ STATE = ".partial.safetensors"
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """Where a training writes.
+    """The place of a training's output.
 
     Attributes:
         path: The output.
