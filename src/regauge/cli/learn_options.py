@@ -237,7 +237,7 @@ class LearnNearest:
     among: Path
     """Folder of the store that is searched."""
     count: int = 5
-    """Networks that are told for each."""
+    """Neighbors that are printed for each network."""
     output: MaybeOutput = None
     """Write the table to this file, .csv, instead of printing it."""
     overwrite: bool = False
