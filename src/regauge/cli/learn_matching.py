@@ -6,14 +6,15 @@ import torch
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.config_options import settings_of
 from regauge.cli.learn_options import LearnMatching
-from regauge.cli.learn_settings import networks_of, run_of, training_of
-from regauge.cli.models import load_module
+from regauge.cli.learn_settings import networks_of, run_of
 from regauge.cli.options import Matching, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
-from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.training_output import tell_training, training_output
+from regauge.connect import prepare_statistics
 from regauge.core.task import Task
+from regauge.hub import make_task, open_batches, open_model
 from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 from regauge.weightspace.files import needs_modules
@@ -27,7 +28,7 @@ def matching(options: LearnMatching) -> None:
     with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
         with show_status("reading the stores"):
             collection, chosen = networks_of(options)
-            tasks = tasks_of(options, collection)
+            tasks = tasks_of(options, collection, needs_data=config.probes > 0)
         with show_progress() as progress:
             made = learn.fit_matching(
                 collection,
@@ -35,7 +36,7 @@ def matching(options: LearnMatching) -> None:
                 task=tasks or None,
                 **run_of(options, chosen, place),
                 pair_by=options.pair_by or None,
-                inputs=next(iter(tasks[0].batches))[0] if options.probes and tasks else None,
+                inputs=next(iter(tasks[0].batches))[0] if config.probes else None,
                 progress=progress,
             )
         made.save(place.path, overwrite=place.overwrite)
@@ -44,34 +45,24 @@ def matching(options: LearnMatching) -> None:
     tell_written(options.output)
 
 
-def tasks_of(options: LearnMatching, collection: Collection) -> list[Task]:
+def tasks_of(options: LearnMatching, collection: Collection, *, needs_data: bool) -> list[Task]:
     """The data on the modules of each layout; none without data."""
     if not options.data:
-        if options.probes:
+        if needs_data:
             raise UsageError("--probes begin as inputs of the data: give --data")
         return []
-    batches = load_batches(options.data, options.examples)
+    batches = open_batches(options.data, options.examples)
     stores = [collection.members[collection.first(layout)] for layout in range(max(collection.layouts) + 1)]
     modules = [store.architecture.module() for store in stores if isinstance(store, Store)]
-    return [with_reset(task_of(module, batches, options.loss, torch.float32)) for module in modules]
+    return [
+        prepare_statistics(make_task(module, batches, loss=options.loss, dtype=torch.float32)) for module in modules
+    ]
 
 
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
     """The settings that were typed."""
     layer = ws.Propagation(channels=2) if options.layer == "propagation" else ws.LAYERS[options.layer]()
-    return learn.MatchingConfig(
-        layer=layer,
-        width=options.width,
-        depth=options.depth,
-        vectors=options.vectors,
-        probes=options.probes,
-        supervised=options.supervised,
-        line=options.line,
-        line_by=options.line_by,
-        distance=options.distance,
-        checked=options.checked,
-        **training_of(options.training),
-    )
+    return learn.MatchingConfig(layer=layer, **settings_of(options, learn.MatchingConfig))
 
 
 def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
@@ -82,5 +73,5 @@ def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
     if path.exists() and needs_modules(path):
         if options.model is None:
             raise UsageError(f"{str(path)!r} runs the networks on probes; name their architecture: --model")
-        module = load_module(options.model).module
+        module = open_model(options.model).module
     return learn.load_matching(path, module=module)

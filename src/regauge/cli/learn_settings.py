@@ -13,14 +13,15 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.config_options import settings_of
 from regauge.cli.learn_networks import tell_chosen
-from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, LearnTraining, Varied
+from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress
-from regauge.cli.tasks import load_batches
 from regauge.cli.training_output import TrainingOutput
 from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
+from regauge.hub import open_batches
 from regauge.learn.changes import Change
 from regauge.storage.collection import Collection, Kept
 from regauge.storage.store import Store
@@ -56,34 +57,18 @@ def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) 
     return {
         "generator": torch.Generator().manual_seed(options.seed),
         "indices": chosen,
-        "split_by": options.training.split_by or None,
+        "split_by": options.split_by or None,
         "state": place.state,
     }
 
 
-def training_of(options: LearnTraining) -> dict[str, Any]:
-    """The settings of a training, for `learn.training.Training`."""
-    return {
-        "epochs": options.epochs,
-        "batch": options.batch,
-        "lr": options.lr,
-        "weight_decay": options.weight_decay,
-        "patience": options.patience,
-        "seconds": options.seconds,
-        "device": options.device,
-    }
-
-
-def net_settings_of(options: LearnPredictor | LearnAutoencoder) -> dict[str, Any]:
+def net_settings_of(options: LearnPredictor | LearnAutoencoder, config: type) -> dict[str, Any]:
     """The net that reads networks, for the settings of a predictor or an autoencoder."""
     return {
+        **settings_of(options, config),
         "layer": layer_of(options.layer, options.layer_settings),
-        "width": options.width,
-        "depth": options.depth,
         "values": values_of(options),
-        "reads_moments": options.moments,
         "parts": options.parts or None,
-        "widening": options.widening,
         "augment": options.varied.augment,
         "changes": changes_of(options.varied),
     }
@@ -129,7 +114,7 @@ def inputs_of(text: str) -> Tensor | Any:
     """The inputs on which networks are run."""
     kind, _, size = text.partition(":")
     if kind not in ("grid", "points"):
-        return load_batches(text, EXAMPLES)[0][0]
+        return open_batches(text, EXAMPLES)[0][0]
     sizes = sizes_of(size)
     if not sizes or not all(sizes) or (kind == "points" and len(sizes) != 2):
         wanted = "the number of pixels along each axis: grid:28x28"

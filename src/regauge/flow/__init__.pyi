@@ -18,8 +18,8 @@ from .priors import FullGaussian as FullGaussian
 from .priors import MatchedGaussian as MatchedGaussian
 from .priors import PlainGaussian as PlainGaussian
 from .priors import UniformSphere as UniformSphere
+from .representation import Representation as Representation
 from .sampling import Guidance as Guidance
-from .space import Representation as Representation
 from .space import Space as Space
 from .thesis import thesis_config as thesis_config
 from .times import TIMES as TIMES

@@ -13,7 +13,7 @@ from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments
 from regauge.flow.nets import NETS, Clock, Metanetwork
 from regauge.flow.priors import PRIORS, Prior
-from regauge.flow.space import Representation
+from regauge.flow.representation import Representation
 from regauge.flow.velocity import Velocity
 from regauge.weightspace.files import made_of, named
 from regauge.weightspace.layers import LAYERS

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from regauge.flow.representation import Representation
 from regauge.names import later
 from regauge.training.training_configs import NetTrainingConfig
 
@@ -10,7 +11,6 @@ if TYPE_CHECKING:
     from regauge.flow.couplings import Coupling
     from regauge.flow.nets import Net
     from regauge.flow.priors import PriorSettings
-    from regauge.flow.space import Representation
     from regauge.flow.times import Times
 
 Predicts = Literal["velocity", "end"]
@@ -35,7 +35,7 @@ class Design:
             for nets that are not equivariant. One that is has nothing from it.
     """
 
-    representation: "Representation" = field(default_factory=later("regauge.flow.space:Representation"))
+    representation: Representation = field(default_factory=Representation)
     prior: "PriorSettings" = field(default_factory=later("regauge.flow.priors:MatchedGaussian"))
     coupling: "Coupling" = field(default_factory=later("regauge.flow.couplings:Coupling"))
     net: "Net" = field(default_factory=later("regauge.flow.nets:Metanetwork"))

@@ -16,7 +16,8 @@ from regauge.flow.controls import make_controls
 from regauge.flow.judgement import Bins, Judgement, Score
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import NEAR, NEARER, count_near, nearest, spread
-from regauge.flow.space import Representation, Space
+from regauge.flow.representation import Representation
+from regauge.flow.space import Space
 
 BINS = 15
 """Bins of the calibration error."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from regauge.flow.flow_config import FlowConfig
 from regauge.flow.nets import Metanetwork
 from regauge.flow.priors import PlainGaussian
-from regauge.flow.space import Representation
+from regauge.flow.representation import Representation
 from regauge.flow.times import BetaTime
 from regauge.training.schedules import Constant
 from regauge.weightspace.layers import RelationalAttention

@@ -65,7 +65,7 @@ class NetTrainingConfig(TrainingConfig):
     """Settings of the training of a net by AdamW, shared by everything that is trained on networks.
 
     Attributes:
-        epochs: Largest number of times that each network is read.
+        epochs: Number of times that each network is read, at most.
         batch: Networks of a step.
         lr: Largest learning rate.
         weight_decay: Weight decay of AdamW.
@@ -78,7 +78,7 @@ class NetTrainingConfig(TrainingConfig):
         is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
             the clock.
         average: Decay of the moving average of the weights, which is validated and kept; at first less,
-            (1 + steps) / (10 + steps) where that is smaller. None: the weights of the last step.
+            (1 + steps) / (10 + steps) where that is smaller. 0 or None: the weights of the last step.
         device: The device of the training: cpu, cuda or another device of torch.
     """
 
@@ -105,8 +105,8 @@ class NetTrainingConfig(TrainingConfig):
                 f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} make no training; all are "
                 "positive, weight_decay may be 0, and patience and seconds None"
             )
-        if self.average is not None and not 0 < self.average < 1:
+        if self.average is not None and not 0 <= self.average < 1:
             raise ValueError(
-                f"average={self.average} is no decay of a moving average; it lies between 0 and 1, or is None"
+                f"average={self.average} is no decay of a moving average; it is 0 or more, and less than 1"
             )
         find_device(self.device)
