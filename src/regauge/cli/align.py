@@ -1,4 +1,4 @@
-"""`regauge align`: checkpoint B next to checkpoint A, and the alignment beside it."""
+"""`regauge align`: checkpoint B aligned to checkpoint A, and the alignment in a file next to it."""
 
 from dataclasses import replace
 

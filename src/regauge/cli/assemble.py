@@ -40,23 +40,24 @@ from regauge.merging.rule import draw_seed
 from regauge.merging.streamed import report_of
 
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
-"""From the networks, the names of the model in their order, those of running statistics and tied ones to the parts."""
+"""Function from the networks, the model's names in order, the names of running statistics and the tied names to the
+parts of the result."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be merged.
+    """The networks to be merged, and the form of the result.
 
     Attributes:
         folders: The networks; the first one's coordinates, names and files are those of the result.
         has_base: Whether the first one is a base.
         plan: Makes the parts of the result.
-        rule: What the card calls the rule.
-        provenance: What the output says about where it comes from.
+        rule: Name of the rule on the card.
+        provenance: Facts on the origin of the output, written with it.
         vocabulary: The tokens of the result; those of all networks, which must be the same, unless given.
         align: Whether the networks are aligned; "auto" if it is needed.
         layers: By the stacks that are cut, the layers of the first network whose settings those of the result have.
-        dtype: Of the result; as the options say unless given.
+        dtype: Dtype of the result; that of the options unless given.
         template: The chat template of the result.
         files: Further files of an output folder.
     """
@@ -223,7 +224,7 @@ def _align(
 
 
 def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> MergeRecord:
-    """What the card tells."""
+    """The record of the merge, for its card and the report."""
     used: dict[int, set[float]] = {}
     for part in parts.values():
         for (k, _), factor in zip(part.sources, part.factors, strict=True):

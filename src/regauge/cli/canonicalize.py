@@ -1,4 +1,4 @@
-"""`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
+"""`regauge canonicalize`: the canonical form of a checkpoint, and next to it the element that brings it there."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

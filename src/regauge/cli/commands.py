@@ -35,7 +35,7 @@ def require_command(words: list[str], commands: Any) -> None:
     """Refuse words that name no command, before the parser takes them for options.
 
     Args:
-        words: What the user typed.
+        words: The words that the user typed.
         commands: The union of the options of all commands.
     """
     typed = "regauge"

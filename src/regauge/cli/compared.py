@@ -62,7 +62,7 @@ class Opened:
 
     @property
     def statistics(self) -> str:
-        """Where the statistics of batch normalization come from that outputs, losses and barriers are measured with."""
+        """A sentence on the data that gave the statistics of batch normalization; empty if none were recomputed."""
         if self.choosing is None or self.task is None or self.task.prepare is None:
             return ""
         return (

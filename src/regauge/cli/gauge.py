@@ -1,4 +1,4 @@
-"""`regauge gauge`: a checkpoint moved to where it rounds better, with a certificate and a page beside it."""
+"""`regauge gauge`: a checkpoint moved to where it rounds better, with a certificate and a page next to it."""
 
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -59,7 +59,7 @@ FORMAT, FORMAT_VERSION = "regauge.gauge", 1
 
 
 def gauge_path(checkpoint: Path) -> Path:
-    """Where the certificate of a moved checkpoint is: beside a file, or in a folder."""
+    """The path of the certificate of a moved checkpoint: next to a file, or inside a folder."""
     return path_beside(checkpoint, BESIDE)
 
 

@@ -25,8 +25,8 @@ class InrFit:
     output: Output
     """The checkpoint, a .safetensors file."""
     signal: Literal["unsigned", "signed", "occupancy"] | None = None
-    """What a network of a shape represents: its distance, that with a sign (negative inside), or its inside; by itself
-    unsigned, of a voxel grid occupancy."""
+    """Signal of a shape: the distance to it, that with a sign (negative inside), or its inside; unsigned where left
+    out, and occupancy for a voxel grid."""
     kind: Literal["siren", "relu"] = "siren"
     """Sine layers or ReLU layers."""
     width: int | None = None

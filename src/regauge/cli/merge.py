@@ -1,4 +1,4 @@
-"""`regauge merge`: one checkpoint out of many, and a model card with the numbers beside it."""
+"""`regauge merge`: one checkpoint out of many, and next to it a model card with the numbers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

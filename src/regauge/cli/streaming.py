@@ -120,12 +120,12 @@ def tell_merged(record: MergeRecord, out: Path) -> None:
 
 
 def notes_of(told: rg.alignment.Result[Any] | MergeRecord) -> dict[str, list[str]]:
-    """What could not be taken over, for a report, if there is anything."""
+    """The notes of a result as an entry of the report; no entry without notes."""
     return {"notes": list(told.notes)} if told.notes else {}
 
 
 def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
-    """How an alignment went."""
+    """The course of an alignment, for the report: objectives, starts and convergence."""
     return {
         "initial": result.initial,
         "objective": result.objective,

@@ -25,7 +25,7 @@ class TrainingOutput:
     Attributes:
         path: The output.
         beside: Files of the same name with other suffixes.
-        state: What the training keeps while it runs, see `learn.training.train`.
+        state: File of the state of the training while it runs, see `learn.training.train`.
         overwrite: Whether files that are there may be replaced.
     """
 
@@ -85,7 +85,7 @@ def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str 
     """Tell what was trained, its scores, and how the training ended.
 
     Args:
-        about: What is known about the trained net, with "networks" and "scores".
+        about: Facts about the trained net, with "networks" and "scores".
         trained: The course of the training.
         of: Words before "networks".
     """

@@ -48,14 +48,14 @@ Indices = NDArray[np.int64]
 SIZE = 32
 """Networks of a block of a matrix."""
 EXACT = "donot_use_mm_for_euclid_dist"
-"""How distances are computed, also of networks that are near."""
+"""The mode of `torch.cdist` without a product of matrices, which would cancel for networks that are near."""
 _BY = {
     "orbits": "distance modulo the group",
     "universe": "distance, all aligned to one universe",
     "weights": "distance of weights as they are",
     "latent": "distance of latent vectors",
 }
-"""What a map shows, in its title."""
+"""The words for the distance in the title of a map, by the option `--by`."""
 GROUPS = 20
 """Most whole numbers of a column that are groups, with a color each, and no scale."""
 

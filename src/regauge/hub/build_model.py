@@ -113,7 +113,7 @@ def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = 
     Args:
         shapes: Sizes with x between them, such as `2x3x32x32`.
         dtypes: Names of dtypes of torch, one for each or one for all; float32 unless given.
-        device: Where the inputs are.
+        device: Device of the inputs.
 
     Raises:
         ValueError: A shape or a dtype cannot be read, or their numbers differ.

@@ -73,7 +73,7 @@ class Configuration:
         _keep(part, key, count, kept)
 
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
-        """How many layers a stack has, and which setting says so: the one that makes it longer, and no other stack."""
+        """The number of layers of a stack, and the place of its setting: raising it lengthens this stack alone."""
         settings, names = self._config.to_dict(), list(self.build())
         layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count
@@ -177,7 +177,7 @@ class Configuration:
 
 
 def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where settings are this number."""
+    """Yield the paths of the settings that equal this number, also of nested ones."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _places(value, count, (*place, key))

@@ -16,7 +16,7 @@ from regauge.hub.user_code import users_code
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
 EXPERTS = "batched_mm"
-"""Of the ways in which transformers computes experts, the one whose operators and shapes depend on no values."""
+"""The implementation of experts in transformers whose operators and shapes do not depend on values."""
 Values = Literal["never", "if small", "always"]
 """Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
 

@@ -40,7 +40,7 @@ def open_task(
         loss: The loss; accuracy is measured next to the cross entropy.
         batch: Examples in a batch, for data from a file.
         outputs: The name of the output that is compared with the targets; the first one unless given.
-        dtype: That of the parameters, to which floating-point inputs are converted.
+        dtype: Dtype of the parameters, to which floating-point inputs are converted.
 
     Raises:
         ValueError: The data cannot be read, the model fails on them, or the targets do not fit its output.
