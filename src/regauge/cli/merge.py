@@ -138,5 +138,5 @@ def _method(options: Merge, *, is_streamed: bool) -> Method:
     if options.method != "auto" or options.data is not None:
         return chosen
     if options.base is None and not is_streamed:
-        return configure(rg.MergeMany(), options)
+        return configure(rg.alignment.MergeMany(), options)
     return configure(rg.WeightMatching(), options)
