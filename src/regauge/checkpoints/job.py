@@ -172,8 +172,8 @@ class FileJob:
         """
         if self.output is None:
             raise ValueError(
-                "these networks do not fit in the memory that is allowed: say with `out` where the result is to be "
-                "written, a .safetensors file or a folder, or allow more memory"
+                "these networks do not fit in the memory that is allowed: give `out`, a .safetensors file or a folder "
+                "for the result, or allow more memory"
             )
         staging = Staging(
             self.output.path,

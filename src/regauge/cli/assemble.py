@@ -96,7 +96,7 @@ def assemble(options: Merge, request: Request) -> None:
     out = output_of(options, request.provenance)
     if request.dtype is not None:
         if out.dtype is not None:
-            raise UsageError("the recipe says the dtype of the result; leave --dtype out, or dtype in the recipe")
+            raise UsageError("the recipe sets the dtype of the result; leave --dtype out, or dtype in the recipe")
         out = replace(out, dtype=Form.of(request.dtype).dtype)
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     job = open_job(request.folders, 0, card_path, out=out, memory=limit, copies=MERGING * len(request.folders))
@@ -108,7 +108,7 @@ def assemble(options: Merge, request: Request) -> None:
     beside: dict[str, bytes | None] = dict(request.files)
     tokens: TokenPlan | None = None
     if request.vocabulary is None:
-        found = bring_together(job.checkpoints, remedy="say how they are brought together: --tokenizer union")
+        found = bring_together(job.checkpoints, remedy="choose how they are brought together: --tokenizer union")
         job, tokens = replace(job, checkpoints=found.networks), found.plan
     else:
         assert config is not None
@@ -173,7 +173,7 @@ def _align(
         for one in others
     )
     if request.align is True and not alike:
-        raise UsageError("models with different tensors cannot be aligned; say align: auto or false in the recipe")
+        raise UsageError("models with different tensors cannot be aligned; write align: auto or false in the recipe")
     if request.align is False or not others or not alike:
         inputs = {
             "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.files},
@@ -216,7 +216,7 @@ def _align(
         if any(element is not None for element in elements):
             raise UsageError(
                 "slices of models that are aligned cannot be written under the names that these files have; align the "
-                "models first, and say align: false in the recipe"
+                "models first, and write align: false in the recipe"
             )
         networks, symmetry = job.checkpoints, Symmetry(())
     told = (tuple(reports), tuple(notes), tuple(distances))

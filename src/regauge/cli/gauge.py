@@ -183,7 +183,7 @@ def _too_large(options: Gauge, job: FileJob, copies: int) -> str:
     what = "choosing by data" if options.method in ROTATING else f"the method {options.method!r}"
     return (
         f"{what} needs all values in memory, which takes {size_text(_needed(job, copies))}, more than the "
-        f"{size_text(job.limit.nbytes)} that are allowed: allow more --memory, or say --method hadamard without --data"
+        f"{size_text(job.limit.nbytes)} that are allowed: allow more --memory, or use --method hadamard without --data"
     )
 
 

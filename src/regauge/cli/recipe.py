@@ -29,7 +29,7 @@ def run_recipe(options: Merge) -> None:
     given = [name for name in SAID if getattr(options, name) != blank[name]]
     if given:
         what = "checkpoints" if given[0] == "checkpoints" else f"--{given[0]}"
-        raise UsageError(f"the recipe says what is merged and how; leave {what} out, or merge without --recipe")
+        raise UsageError(f"the recipe sets what is merged and how; leave {what} out, or merge without --recipe")
     recipe = read_recipe(options.recipe)
     for note in recipe.notes:
         warn(f"note: {note}")

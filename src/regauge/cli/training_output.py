@@ -64,7 +64,7 @@ def training_output(
         if state.exists() and not resume:
             if not overwrite:
                 raise FileExistsError(
-                    f"an interrupted training left {str(state)!r}; say --resume to go on with it, or --overwrite to "
+                    f"an interrupted training left {str(state)!r}; add --resume to continue it, or --overwrite to "
                     "begin anew"
                 )
             if not StateFile(state).is_state:

@@ -121,7 +121,7 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
         )
     chosen = targets.long()
     if targets.is_floating_point() and not torch.equal(chosen.to(targets), targets):
-        raise ValueError("the targets are no numbers of classes; for values say `loss=mse`")
+        raise ValueError("the targets are no numbers of classes; for values give `loss=mse`")
     strange = chosen[((chosen < 0) & (chosen != IGNORED)) | (chosen >= classes)]
     if len(strange):
         raise ValueError(f"a target is class {int(strange[0])}, but the model has {classes} outputs")

@@ -59,7 +59,7 @@ def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | 
     for layout in range(count):
         member = collection.members[collection.first(layout)]
         if not isinstance(member, Store):
-            raise ValueError("the networks are run, and the population does not say how; give `module`")
+            raise ValueError("the networks are run, but a population has no module; give `module`")
         modules.append(member.architecture.module())
     return modules
 
