@@ -46,7 +46,7 @@ def with_others(commands: Any, words: Sequence[str]) -> Any:
 
     Args:
         commands: The union of the options of regauge's commands.
-        words: What the user typed.
+        words: The words that the user typed.
     """
     word = words[0] if words else ""
     if word in _by_name(commands):

@@ -62,7 +62,7 @@ def weigh(
     Args:
         matched: The networks.
         common: The part of both that is compared, where that is not all of them.
-        origins: Where both networks come from.
+        origins: The origins of both networks.
         draws: Random orders of the test of independence.
         generator: Their source.
     """

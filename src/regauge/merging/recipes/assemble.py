@@ -50,7 +50,7 @@ parts of the result."""
 
 @dataclass(frozen=True)
 class Request:
-    """A network that is to be assembled.
+    """The networks to be merged, and the form of the result.
 
     Attributes:
         folders: The networks; the first one's coordinates, names and files are those of the result.
@@ -93,7 +93,7 @@ class Assembled:
 
 
 class Setting(TypedDict, total=False):
-    """How networks are aligned and read, and where progress is shown; see `merge_recipe`."""
+    """Settings of aligning and reading networks, and of showing progress; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -106,7 +106,7 @@ class Setting(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Ready:
-    """Networks that can be combined, and what their alignment told."""
+    """Networks that can be combined, with the numbers and notes of their alignment."""
 
     networks: tuple[Checkpoint, ...]
     symmetry: Symmetry
@@ -205,14 +205,14 @@ def _unite(
 def _align(
     request: Request, job: FileJob, other: Path | None, stack: ExitStack, setting: Setting
 ) -> tuple[Staging | None, _Ready]:
-    """The networks in one coordinate system, and where the output is made.
+    """The networks in one coordinate system, and the folder in which the output is made.
 
     Args:
-        request: What is made.
+        request: The result to be made.
         job: The networks.
         other: A folder with another configuration than that of the first network, which is that of all of them now.
         stack: Closes what is opened.
-        setting: How they are aligned.
+        setting: Settings of their alignment.
     """
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
     first, *others = job.checkpoints
@@ -223,7 +223,7 @@ def _align(
         for one in others
     )
     if request.align is True and not alike:
-        raise ValueError("models with different tensors cannot be aligned; say align: auto or false in the recipe")
+        raise ValueError("models with different tensors cannot be aligned; write align: auto or false in the recipe")
     if request.align is False or not others or not alike:
         inputs = {
             "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.files},
