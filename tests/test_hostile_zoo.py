@@ -19,8 +19,8 @@ import torch
 from damage import LIMITED, Kind, bounded, check_kind, damage_bytes
 
 from regauge.checkpoints.formats.headers import read_header
+from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store, verify
 from regauge.zoo import Source, import_zoo
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
 from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
