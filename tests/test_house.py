@@ -24,7 +24,7 @@ CLI = [path for path in FILES if path.parts[0] == "cli"]
 
 DEEP_IMPORTS = 151  # goal: 60
 PUBLIC_NAMES = 475  # goal: 480
-CLI_LINES = 5911  # goal: 5,000
+CLI_LINES = 5913  # goal: 5,000
 CLI_FILE_LINES = 306  # goal: 200
 REPEATED_CLASSES = 35  # goal: 20
 REPEATED_FILES = 36  # goal: 15
