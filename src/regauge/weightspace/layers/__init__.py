@@ -10,18 +10,29 @@ A built layer takes and gives `Features`, and the layout that they are of:
 leaves out the blocks of `layout.unwritten` ("unwritten").
 
 To add one: write a file with the dataclass, a `Layer`, and the module, and name it in `LAYERS`; the battery of laws in
-`tests/test_weightspace.py` runs over that table.
+`tests/test_weightspace.py` runs over that table. `Layer.traits` says what a net is built around.
 """
 
 from regauge.weightspace.layers.dws import DWS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, Plan, Traits
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
 from regauge.weightspace.layers.scale_gmn import ScaleGMN
 
-__all__ = ["DWS", "LAYERS", "NFN", "Layer", "MessagePassing", "Plan", "Propagation", "RelationalAttention", "ScaleGMN"]
+__all__ = [
+    "DWS",
+    "LAYERS",
+    "NFN",
+    "Layer",
+    "MessagePassing",
+    "Plan",
+    "Propagation",
+    "RelationalAttention",
+    "ScaleGMN",
+    "Traits",
+]
 
 LAYERS: dict[str, type[Layer]] = {
     "message_passing": MessagePassing,
