@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.frames import Frame
+from regauge.weightspace.canonical_frame import Frame
 from regauge.weightspace.layers import Layer
 from regauge.weightspace.layout import Layout, compile_layout
 from regauge.weightspace.layout.characters import has_scale
