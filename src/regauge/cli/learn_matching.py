@@ -16,8 +16,8 @@ from regauge.cli.training_output import tell_training, training_output
 from regauge.connect import prepare_statistics
 from regauge.core.task import Task
 from regauge.hub import make_task, open_batches, open_model
+from regauge.storage import Store
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 from regauge.weightspace.files import needs_modules
 
 
