@@ -48,7 +48,7 @@ class Matched:
 
     @property
     def reference_p_value(self) -> float | None:
-        """How often a reference is as near to the first network as the second one, by fingerprints."""
+        """Share of the references that are as near to the first network as the second one, by fingerprints."""
         nearer = sum(other <= self.distances[0] for other in self.distances[1:])
         return (1 + nearer) / len(self.distances) if len(self.distances) > 1 else None
 
