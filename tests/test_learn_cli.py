@@ -13,8 +13,8 @@ from regauge import learn
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 COUNT = 120
 SMALL = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "32"]
@@ -149,7 +149,7 @@ def test_an_interrupted_training_is_resumed(
     assert not (folder / "again.safetensors").exists()
     with pytest.raises(SystemExit):
         run(folder, monkeypatch, *command, "-o", "again.safetensors")
-    assert "say --resume" in capsys.readouterr().err
+    assert "add --resume" in capsys.readouterr().err
     run(folder, monkeypatch, *command, "-o", "again.safetensors", "--resume")
     whole, again = (learn.load_predictor(folder / f"{name}.safetensors") for name in ("whole", "again"))
     for name, tensor in whole.net.state_dict().items():

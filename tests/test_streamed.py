@@ -159,7 +159,7 @@ class _InterruptError(Exception):
 
 def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
     pair = _pair("mlp_linear", tmp_path)
-    plan, names = pair.smaller(), [group.name for group in pair.symmetry.groups]
+    plan = pair.smaller()
     method = rg.WeightMatching(max_sweeps=4)
     expected = align_streamed(*pair.files, plan, method)
     assert len(expected.history) == 4
@@ -175,7 +175,7 @@ def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
         try:
             result = align_streamed(*pair.files, plan, method, state=state, keep=keep)
         except _InterruptError:
-            stops, state = stops + 1, load_state(path, names)
+            stops, state = stops + 1, load_state(path, pair.symmetry)
             if stops == 5:
                 result = align_streamed(*pair.files, plan, method, state=state)
     assert stops == 5
@@ -338,7 +338,7 @@ def test_large_blocks_are_compared_by_the_products_of_their_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pair = _pair("llama", tmp_path, noise=0.3)
-    blocks = importlib.import_module("regauge.alignment.engine.blocks")
+    blocks = importlib.import_module("regauge.alignment.engine.nested_blocks")
     expected = rg.align(*pair.params, pair.symmetry)
     monkeypatch.setattr(blocks, "COMPRESSED", 0)
     generator = torch.Generator().manual_seed(0)

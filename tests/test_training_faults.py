@@ -15,9 +15,9 @@ from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.cli.training_output import only_writer
 from regauge.nets.siren import Siren
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -220,7 +220,7 @@ def test_what_another_training_left_is_not_continued(
 ) -> None:
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
     before = interrupted.read_bytes()
-    assert "say --resume to go on with it, or --overwrite" in refused(*arguments)
+    assert "add --resume to continue it, or --overwrite" in refused(*arguments)
     assert "had other settings or networks (settings)" in refused(*arguments, "--resume", "--lr", "0.1")
     store = Store.open(place / "zoo")
     networks, rows = store.read(slice(None)), store.rows.dicts()

@@ -11,7 +11,7 @@ import regauge as rg
 from regauge import weightspace as ws
 from regauge.core.params import Params
 from regauge.nets.mlp import MLP
-from regauge.weightspace.layout import compile_layout
+from regauge.weightspace.layout.compile import compile_layout
 
 
 def make(found: rg.Symmetry, networks: Params, layer: Any, head: Any = None, **options: Any) -> ws.Metanet:
@@ -224,7 +224,7 @@ def test_scales_are_respected_by_products(case: str, head: Any, monkeypatch: pyt
     found, networks = symmetry(case), population(case)
     assert any(group.scales for group in found.groups)
     net = make(found, networks, ws.ScaleGMN(is_scaled=True), head)
-    monkeypatch.setattr("regauge.weightspace.frames.carry_out", None)  # no canonical form is made
+    monkeypatch.setattr("regauge.weightspace.canonical_frame.carry_out", None)  # no canonical form is made
     element = found.random(generator(1), net.parts, (3,)).map(lambda t: t**3 if t.dtype == torch.float64 else t)
     read = {name: networks[name].clone().requires_grad_() for name in net.layout.parameters}
     made = net({**networks, **read})

@@ -6,7 +6,8 @@ from pathlib import Path
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.cli.gauge_options import Gauge
-from regauge.cli.options import Apply, Canonicalize, Repair
+from regauge.cli.line_options import Repair
+from regauge.cli.options import Apply, Canonicalize
 from regauge.cli.output import output_of
 from regauge.cli.provenance import provenance_of
 from regauge.cli.prune_options import Prune
@@ -22,10 +23,10 @@ def open_checkpoints(
     """Open checkpoints of which the first one is moved or changed, and refuse an output that cannot be written.
 
     Args:
-        options: Those of the command.
+        options: The options of the command.
         paths: The checkpoints; the output has the names and the form of the first.
-        beside: From the output to the file that is written beside it.
-        provenance: What the output says about where it comes from; read off the options unless given.
+        beside: Function from the output to the file that is written next to it.
+        provenance: Facts on the origin of the output, written with it; read off the options unless given.
     """
     job = open_job(
         paths,

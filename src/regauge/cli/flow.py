@@ -15,8 +15,8 @@ from regauge.cli.output import show_progress, show_status, tell_written
 from regauge.cli.training_output import tell_training, training_output
 from regauge.core.params import Params
 from regauge.flow.nets import Net
+from regauge.storage import Store
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 from regauge.training.initialization import Initialization, draw_start, initialize
 from regauge.weightspace import LAYERS
 
@@ -94,7 +94,9 @@ def starts_of(collection: Collection, seed: int) -> Params:
     assert isinstance(store, Store)
     made = store.about.get("training", {}).get("initialization")
     if made is None:
-        raise UsageError(f"the store {str(store.folder)!r} does not say how its networks began; choose another --prior")
+        raise UsageError(
+            f"the store {str(store.folder)!r} does not record how its networks began; choose another --prior"
+        )
     if not isinstance(made["scale"], int | float):
         raise UsageError("the networks began with weights of many scales; choose another --prior")
     if made.get("is_common"):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints import Checkpoint
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.outputs.provenance import read_provenance, summarize
 from regauge.cli.options import Info
@@ -43,7 +43,7 @@ def run(options: Info) -> None:
         tell(f"header: {escape(name)} = {escape(text if len(text) < 100 else text[:97] + '...')}", header=header)
     found = read_provenance(options.checkpoint)
     if found is None:
-        tell("where it comes from: it does not say", provenance=None)
+        tell("origin: not recorded", provenance=None)
     else:
         tell("\n".join(_lines(found)), provenance=found)
 

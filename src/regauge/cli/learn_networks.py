@@ -10,11 +10,11 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.cli.options import UsageError
 from regauge.cli.output import warn
 from regauge.core.params import Params
+from regauge.storage import Store
 from regauge.storage.collection import Kept
-from regauge.storage.store import Store
 
 Rows = list[dict[str, Any]]
-"""What is known about each of some networks."""
+"""Rows of facts about some networks."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Named:
 
     Attributes:
         networks: A store whose networks are all read, or those that are, with a leading model axis.
-        rows: What is known about each.
-        store: Where they are from; None for a checkpoint.
-        numbers: Of the networks in the store.
+        rows: Facts about each network.
+        store: The store that holds them; None for a checkpoint.
+        numbers: Numbers of the networks in the store.
     """
 
     networks: Store | Params

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints import Checkpoint
+from regauge.cli.align_options import Matching
 from regauge.cli.compare_options import Compare
 from regauge.cli.gauge_options import Audit, Gauge
-from regauge.cli.options import Canonicalize, ExampleInputs, Matching, UsageError
+from regauge.cli.options import Canonicalize, ExampleInputs, UsageError
 from regauge.cli.output import show_status, tell_notes
 from regauge.cli.prune_options import Prune
 from regauge.hub import Model, Networks, Values, name_model, open_model, open_networks, read_symmetry
@@ -33,7 +34,7 @@ def require_model(
     """The model of a command that cannot do without."""
     model = find_model(text, checkpoint, inputs, values=values)
     if model is None:
-        raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
+        raise UsageError(f"{checkpoint.label!r} does not record which network it holds: name the model with --model")
     return model
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import regauge as rg
 from regauge.cli.checkpoint_jobs import open_checkpoints
-from regauge.cli.options import Held, Repair, UsageError
+from regauge.cli.line_options import Repair
+from regauge.cli.options import Held, UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tasks import read
 from regauge.core.interpolation import distance, mean, shares_of
@@ -65,5 +66,5 @@ def _warn(merged: Params, endpoints: Sequence[Params], shares: Sequence[float]) 
     if off > FAR * spread:
         tell(
             f"note: the mean of the endpoints is {off:.4g} away from the merged checkpoint, and they are up to "
-            f"{spread:.4g} apart; where they were aligned for merging, give them aligned, or say --align"
+            f"{spread:.4g} apart; where they were aligned for merging, give them aligned, or add --align"
         )

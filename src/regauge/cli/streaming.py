@@ -1,57 +1,67 @@
 """Commands that align checkpoints, which may be larger than memory: what they read, their method, plan and progress."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import regauge as rg
 from regauge.alignment import METHODS, Method
-from regauge.alignment.streamed.job import StreamedJob
-from regauge.checkpoints.alignments import alignment_label, alignment_path
 from regauge.checkpoints.job import ALIGNING, MERGING, FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
+from regauge.cli.align_options import Align, Matching, Merge
 from regauge.cli.models import read_networks
-from regauge.cli.options import Align, Matching, Merge, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import output_of, show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.progress import Progress, no_progress
-from regauge.hub import Networks, Values, bring_together, model_with
-from regauge.hub.tokens import TokenPlan
+from regauge.hub import Networks, Values
 from regauge.merging.merge_record import MergeRecord, card_path
+
+if TYPE_CHECKING:
+    from regauge.alignment.streamed.job import StreamedJob
+    from regauge.hub.tokens import TokenPlan
 
 
 def read_job(
-    options: Align | Merge, paths: Sequence[Path], *, source: int, beside: Callable[[Path], Path]
-) -> tuple[FileJob, Networks, TokenPlan | None]:
+    options: Align | Merge,
+    paths: Sequence[Path],
+    *,
+    source: int,
+    beside: Callable[[Path], Path],
+    element: str | None = None,
+) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 
     With them comes, where their tokens differ, which rows are taken from where.
 
     Networks that are streamed stay on the disk. What is imported and traced from here on counts as memory. The first
     checkpoint stays; the output takes over names, dtypes and files of the one with the number `source`, and what else
-    is written is named by `beside`.
+    is written is named by `beside`, with an `element`'s file in the provenance.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    provenance = provenance_of(options, element=alignment_label(options.output) if beside is alignment_path else None)
+    provenance = provenance_of(options, element=element)
     copies = ALIGNING if isinstance(options, Align) else MERGING * len(paths)
     job = open_job(paths, source, beside, out=output_of(options, provenance), memory=limit, copies=copies)
     assert job is not None
     if not options.dry_run:
         job.require_output()
-    remedy = "give checkpoints with one vocabulary, or say how they are brought together: --tokenizer union"
+    remedy = "give checkpoints with one vocabulary, or choose how they are brought together: --tokenizer union"
     tokenizer = options.tokenizer if isinstance(options, Align) else None
-    united = bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
-    united.require_place(options.output)
-    job = replace(job, checkpoints=united.networks)
+    united = None
+    if tokenizer is not None or any(one.is_folder for one in job.checkpoints):
+        united = rg.hub.bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
+        united.require_place(options.output)
+        job = replace(job, checkpoints=united.networks)
     if job.is_streamed and options.data is not None:
         raise UsageError(f"--data runs the model and {job.needs_memory}")
     values: Values = "if small" if options.data is None else "always"
-    with model_with(options.model, united) as model:
+    with ExitStack() as stack:
+        model = options.model if united is None else stack.enter_context(rg.hub.model_with(options.model, united))
         where = replace(options, model=model)
         found = read_networks(where, job.checkpoints, values=values, is_streamed=job.is_streamed)
-    return replace(job, checkpoints=found.checkpoints), found, united.plan
+    return replace(job, checkpoints=found.checkpoints), found, None if united is None else united.plan
 
 
 @contextmanager
@@ -65,7 +75,7 @@ def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
             yield no_progress
 
 
-def show_plan(streamed: StreamedJob) -> None:
+def show_plan(streamed: "StreamedJob") -> None:
     """Print what will be read, held and written."""
     plan = streamed.plan
     alike: dict[tuple[Any, ...], list[str]] = {}
@@ -120,12 +130,12 @@ def tell_merged(record: MergeRecord, out: Path) -> None:
 
 
 def notes_of(told: rg.alignment.Result[Any] | MergeRecord) -> dict[str, list[str]]:
-    """What could not be taken over, for a report, if there is anything."""
+    """The notes of a result as an entry of the report; no entry without notes."""
     return {"notes": list(told.notes)} if told.notes else {}
 
 
 def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
-    """How an alignment went."""
+    """The course of an alignment, for the report: objectives, starts and convergence."""
     return {
         "initial": result.initial,
         "objective": result.objective,
@@ -141,7 +151,7 @@ def method_of(options: Matching) -> Method:
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"
     if options.matcher is not None and name != "learned":
-        raise UsageError(f"--matcher is for the method learned, not {name!r}; say --method learned")
+        raise UsageError(f"--matcher is for the method learned, not {name!r}; add --method learned")
     if options.refine and not has_data:
         raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
     method, needs_data = _method_named(name, options)
@@ -169,7 +179,7 @@ def configure(method: Method, options: Matching) -> Method:
     if options.statistic != "correlation" and not hasattr(method, "statistic"):
         kind = type(method).__name__
         raise UsageError(
-            f"--statistic is for matching activations; {kind} has none: say --method activations, or mixed, with --data"
+            f"--statistic is for matching activations; {kind} has none: add --method activations, or mixed, with --data"
         )
     own = {name: getattr(options, name) for name in ("restarts", "statistic") if hasattr(method, name)}
     return _rescale(replace(method, **own), options.scales)  # type: ignore[type-var]

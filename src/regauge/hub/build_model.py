@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.writing import SUFFIX
-from regauge.hub.folder_model import Values, build_folder
-from regauge.hub.user_code import call_factory
+from regauge.hub.user_code import Values, call_factory
 
 DESCRIBED = {"regauge.inr": "regauge.inr.described_networks"}
 """Kinds of networks that the header of a checkpoint describes, and the module that builds them, loaded when needed.
@@ -63,6 +62,8 @@ def build_model(name: str, values: Values = "if small") -> Built:
     """
     folder = find_cached(name) or Path(name)
     if folder.is_dir():
+        from regauge.hub.folder_model import build_folder  # it imports code of transformers
+
         module, tried = build_folder(folder, values)
         try:
             return Built(module, (), next(tried), further=tried)
@@ -101,7 +102,7 @@ def described_networks(checkpoint: Checkpoint) -> Any:
     kind = checkpoint.header.get("kind", "")
     if kind not in DESCRIBED:
         raise ValueError(
-            f"{checkpoint.label!r} does not say what network it holds; name the model as package.module:factory or "
+            f"{checkpoint.label!r} does not record which network it holds; name the model as package.module:factory or "
             "file.py:factory, or as a folder with config.json"
         )
     return importlib.import_module(DESCRIBED[kind])
@@ -113,7 +114,7 @@ def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = 
     Args:
         shapes: Sizes with x between them, such as `2x3x32x32`.
         dtypes: Names of dtypes of torch, one for each or one for all; float32 unless given.
-        device: Where the inputs are.
+        device: Device of the inputs.
 
     Raises:
         ValueError: A shape or a dtype cannot be read, or their numbers differ.

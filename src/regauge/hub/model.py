@@ -14,10 +14,8 @@ from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import TraceError, discover
 from regauge.hub.build_model import Built, build_model, describe_inputs
-from regauge.hub.every_expert import visit_every_expert
-from regauge.hub.example_inputs import with_masks
-from regauge.hub.folder_model import Values, unreached_parts
 from regauge.hub.symmetry_cache import Traced, Tracing, trace_once
+from regauge.hub.user_code import Values
 
 
 class Model:
@@ -25,7 +23,7 @@ class Model:
 
     Attributes:
         name: The name of the model.
-        tracing: How it is traced.
+        tracing: Settings with which it is traced.
         values: When it gets values, and when it is built on the meta device.
         retrace: Whether it is traced anew although its symmetry is known.
         verify: Whether the symmetry is verified; unless given, where that takes little time.
@@ -109,7 +107,7 @@ class Model:
 
     @cached_property
     def traced(self) -> Traced:
-        """What tracing says of the model, from the cache where it is kept there."""
+        """The result of tracing the model, from the cache where an earlier run kept it."""
         if self._given is not None or "_traced_now" in self.__dict__:
             return self._traced_now
         settings = [self.values, self.verify]
@@ -120,16 +118,16 @@ class Model:
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
-        """The same model on other inputs, such as a batch of data."""
+        """Copy of the model with other inputs to be traced and run on, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
         return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
 
     @cached_property
     def _traced_now(self) -> Traced:
-        """What tracing in this process says.
+        """The result of tracing in this process.
 
-        Of several example inputs those count that reach all models that it consists of, or else embeddings: with these,
-        what unreached parts write is an input, which stays as it is.
+        The first example inputs count that reach all models of which it consists, or that are embeddings: then the
+        outputs of unreached parts are inputs, whose axes stay as they are.
         """
         self._require_inputs()
         built = self.built
@@ -140,7 +138,7 @@ class Model:
             except (TraceError, ValueError) as error:
                 first = first or error
                 continue
-            unreached, notes = unreached_parts(built.module, found), list[str]()
+            unreached, notes = self._unreached(found), list[str]()
             if unreached and "inputs_embeds" not in (kwargs or {}):
                 first = first or ValueError(
                     f"no example inputs are known that reach {shorten(unreached)} of {type(built.module).__name__}; "
@@ -172,6 +170,9 @@ class Model:
         try:
             return find(kwargs), kwargs
         except TraceError as error:
+            from regauge.hub.every_expert import visit_every_expert
+            from regauge.hub.example_inputs import with_masks
+
             masked = with_masks(built.module, dict(kwargs or {}))
             if not visit_every_expert(built.module, built.inputs, masked):
                 raise
@@ -180,6 +181,14 @@ class Model:
             return find(masked), masked
         except TraceError:
             raise first from None
+
+    def _unreached(self, found: Symmetry) -> list[str]:
+        """Parts of a folder's model that its example inputs do not reach; those of a factory are the user's choice."""
+        if not self.built.further:
+            return []
+        from regauge.hub.folder_model import unreached_parts
+
+        return unreached_parts(self.module, found)
 
     def _require_inputs(self) -> None:
         if not self.built.inputs and not self.built.kwargs:

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
+
+Values = Literal["never", "if small", "always"]
+"""Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
 
     Args:
         text: The name of the factory.
-        what: What it stands for in errors: MODEL or DATA.
+        what: Its role in error messages: MODEL or DATA.
         context: Entered while it is called.
 
     Raises:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
+from regauge.checkpoints.array_files import read_arrays
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.task import Task
 from regauge.hub.build_model import Built
@@ -37,7 +36,7 @@ def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task
     assert model.checkpoint is not None
     inr = read_inr(model.checkpoint)
     if inr.signal == "image" and loss != "mse":
-        raise ValueError("networks that are images are judged by squared errors: say `loss=mse`")
+        raise ValueError("networks that are images are judged by squared errors: give `loss=mse`")
     samples = signal_samples(read_signal(text), inr, EVALUATION, generator=torch.Generator().manual_seed(0)).to(dtype)
     return Task(model.module, [(samples.points, samples.labels)], _criterion(inr, loss))
 
@@ -47,9 +46,8 @@ def _is_signal(text: str) -> bool:
     if not is_signal(text) or not text.endswith(".npz") or not Path(text).is_file():
         return is_signal(text)
     try:
-        with open(text, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return not {"inputs", "targets"} <= set(archive.files)
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile):  # told where the file is read
+        return not {"inputs", "targets"} <= read_arrays(text).keys()
+    except ValueError:  # told where the file is read
         return False
 
 

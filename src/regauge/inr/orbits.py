@@ -19,8 +19,8 @@ from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 RECOVERED = 1e-4
 """A copy is recovered if no parameter is further from where it belongs than this share of its tensor's largest one."""
@@ -146,7 +146,7 @@ class Recovery:
 
     Attributes:
         params: The aligned copies, `[count, ...]`.
-        errors: How far the worst parameter of each is from where it belongs, as a share of its tensor's largest,
+        errors: The deviation of the worst parameter of each from where it belongs, as a share of its tensor's largest,
             float64 `[count]`. Where it belongs is the original with the copy's own noise, so that a copy with noise can
             be recovered exactly too.
         distances: Euclidean distance of each from the original, its noise included, float64 `[count]`.

@@ -3,9 +3,8 @@ from .criteria import Magnitude as Magnitude
 from .criteria import OutputError as OutputError
 from .criteria import RandomUnits as RandomUnits
 from .criteria import Taylor as Taylor
-from .exact import Removal as Removal
 from .prune_network import prune as prune
-from .result import PruneCertificate as PruneCertificate
-from .result import Pruned as Pruned
+from .pruned import PruneCertificate as PruneCertificate
+from .pruned import Pruned as Pruned
 from .slices import cut_params as cut_params
 from .slices import cut_symmetry as cut_symmetry

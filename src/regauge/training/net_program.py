@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.state_file import copy_exactly
 from regauge.core.params import Params, below
 from regauge.training.optimizers import Optimizer, load_moments, moments_of, require_numbers, set_rate
 from regauge.training.schedules import Rate
@@ -24,9 +25,9 @@ class NetProgram(Generic[B]):
     Args:
         net: Its parameters are trained, but for those that need no gradient. Weight decay is for matrices: biases,
             gains and single numbers have none.
-        loss: From a batch and a source of chance to the mean loss.
+        loss: Function from a batch and a source of chance to the mean loss.
         optimizer: With numbers as settings, not with distributions.
-        seed: Of all chance.
+        seed: Seed of all chance.
         clip: Largest norm of a gradient; longer ones are shortened.
         average: Decay of exponential moving averages of the weights, at first less: (1 + steps) / (10 + steps) where
             that is smaller. None: there are none.
@@ -88,8 +89,7 @@ class NetProgram(Generic[B]):
     def restore(self, tensors: Mapping[str, Tensor], taken: int) -> None:
         """Continue from the `tensors` of another program with the same net and settings, and its number of steps."""
         self.net.load_state_dict(below("net/", tensors))
-        for name, tensor in below("average/", tensors).items():
-            self._average[name].copy_(tensor)
+        copy_exactly(below("average/", tensors), self._average)
         load_moments(self._optimizer, below("optimizer/", tensors))
         self.taken = taken
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, turn
 from regauge.weightspace.layers.dense import Dense
-from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.characters import at_end, has_scale, has_sign
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares
 
 CONSTANT = 1e-5
@@ -119,7 +120,7 @@ class Encoder(nn.Module):
 
     Args:
         has_pairs: Whether blocks with two ends or more get vectors.
-        channels: How many functions of each of their values are made besides.
+        channels: The number of further functions that are made of each of their values.
         multiplied: Names of the blocks by whose values layers multiply where signs change these.
         reads_moments: Whether the vectors of networks begin with the moments of all blocks, too.
     """

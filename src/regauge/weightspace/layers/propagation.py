@@ -10,7 +10,8 @@ from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
 from regauge.weightspace.layers.plan import Layer, Plan, Traits, read_blocks
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
-from regauge.weightspace.layout import Block, End, Layout
+from regauge.weightspace.layout.blocks import Block, End
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Terms, weigh
 
 

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.hubs import POOLED, Hub, Link
-from regauge.weightspace.layout import Grid
+from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.shares import Shares, average
 
 Pooling = Literal["mean", "max"]
@@ -32,9 +32,9 @@ def map_and_pool(
     Args:
         x: `[models, *sizes, width]`.
         norm: Comes before the activation.
-        weight: Of the linear map.
+        weight: The weight of the linear map.
         kept: Axes of what is pooled.
-        pooling: How.
+        pooling: The way of pooling.
 
     Returns:
         The first, and what is pooled by its axes.

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.weightspace.features import order_as
-from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.blocks import End, find_ends
 from regauge.weightspace.layout.characters import is_odd
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
@@ -58,7 +58,7 @@ class Reading:
         units: Name of the set.
         piece: The part of the value that belongs to the set.
         end: The labels of the piece that tell the units apart.
-        examples: Where the examples lie; None where they are averaged with the rest.
+        examples: The axis of the examples; None where they are averaged with the rest.
     """
 
     value: str

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from regauge.comparison.fingerprints import SIZE, fingerprint
 from regauge.core.progress import Progress, no_progress
-from regauge.storage import cache
-from regauge.storage.store import Store
+from regauge.storage import Store, cache
 from regauge.storage.store.shard_file import Shard
 
 KIND = "fingerprints"
@@ -66,7 +65,7 @@ class Fingerprints:
 
         Args:
             params: A network of the store's architecture.
-            count: How many.
+            count: The number of networks.
 
         Raises:
             KeyError: A parameter is missing.

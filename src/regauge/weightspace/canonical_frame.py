@@ -9,11 +9,11 @@ from torch import Tensor
 
 from regauge.canonical.carry_out import carry_out
 from regauge.canonical.places import Place
-from regauge.canonical.steps import LinearStep, Plan, RotationStep, ShiftStep, SignStep, Step, plan
+from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ShiftStep, SignStep, Step, plan
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.compile import Layout
 
 
 @dataclass(frozen=True, eq=False)
