@@ -20,8 +20,8 @@ INPUTS_HELP = (
 )
 COMPARED_HELP = (
     "Inputs at which networks are compared: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of "
-    f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the inputs of the first 512 examples are "
-    "used."
+    f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the "
+    "inputs of the first 512 examples are used."
 )
 AUTOENCODER_HELP = "An autoencoder that `regauge learn autoencoder` wrote."
 LAYER_HELP = (
@@ -188,7 +188,7 @@ class LearnDecode:
 
 @dataclass(frozen=True)
 class LearnNearest:
-    """Tell which networks of a store compute nearly what others do: those with the nearest latent vectors."""
+    """Find networks of a store that compute nearly the same function: those with the nearest latent vectors."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
     networks: Annotated[
