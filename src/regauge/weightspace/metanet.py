@@ -76,15 +76,15 @@ class Metanet(nn.Module):
     jumps where a sum that decides a sign is zero.
 
     Args:
-        symmetry: Of the networks, with every size known; or those of several architectures, which then share
+        symmetry: Symmetry of the networks, with every size known; or those of several architectures, which then share
             everything that belongs to no single tensor.
         layer: Settings of the layers, one of `LAYERS`.
         head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: Length of the vectors of units, pairs and networks.
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
         values: The encoding of single values.
-        parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
-            "permutation"; all unless given. `net.parts` says what holds.
+        parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift" and "linear", always
+            with "permutation"; all unless given. `net.parts` lists those that hold.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
             are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
             count by shares of what is read of them; see `weightspace.shares`.
