@@ -45,7 +45,7 @@ NATIVE = [ws.ScaleGMN(), ws.ScaleGMN(is_scaled=True), ws.Propagation()]
 @pytest.mark.parametrize("layer", [ws.ScaleGMN(), ws.Propagation(), ws.RelationalAttention(heads=2)])
 def test_a_weight_of_zero_is_a_connection_like_any_other(layer: Any) -> None:
     found, networks = tanh_networks(3, 5, 5, 2)
-    net = make(found, networks, layer, parts=("permutation", *layer.respects))
+    net = make(found, networks, layer, parts=("permutation", *layer.traits.respects))
     name = [key for key in networks if key.endswith("weight")][1]
     exact, close = networks[name].clone(), networks[name].clone()
     exact[:, :2], close[:, :2] = 0.0, 1e-12
@@ -224,7 +224,7 @@ def test_scales_are_respected_by_products(case: str, head: Any, monkeypatch: pyt
     found, networks = symmetry(case), population(case)
     assert any(group.scales for group in found.groups)
     net = make(found, networks, ws.ScaleGMN(is_scaled=True), head)
-    monkeypatch.setattr("regauge.weightspace.frames.carry_out", None)  # no canonical form is made
+    monkeypatch.setattr("regauge.weightspace.canonical_frame.carry_out", None)  # no canonical form is made
     element = found.random(generator(1), net.parts, (3,)).map(lambda t: t**3 if t.dtype == torch.float64 else t)
     read = {name: networks[name].clone().requires_grad_() for name in net.layout.parameters}
     made = net({**networks, **read})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.connect.affine_layers import Layer
-from regauge.connect.moments import Moments, Statistics
+from regauge.connect.unit_moments import Moments, Statistics
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import shares_of
@@ -357,8 +357,8 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
     """Make a task recompute the statistics of batch normalization of every network that it prepares.
 
     Args:
-        task: Where its model has no such statistics, it is returned as it is.
-        batches: What the statistics come from; the batches of the task unless given.
+        task: The task; it is returned as it is if its model has no such statistics.
+        batches: Source of the statistics; the batches of the task unless given.
     """
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return task

@@ -11,7 +11,7 @@ from regauge.core.element import PARTS
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn.targets import Target
-from regauge.weightspace.frames import Frame
+from regauge.weightspace.canonical_frame import Frame
 from regauge.weightspace.layout.compile import compile_layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -67,7 +67,7 @@ def boosted_trees(
     Args:
         statistics: The statistics of the networks to learn from, `[models, statistics]`.
         values: The values that are predicted of them, as in the column.
-        target: Says what that is.
+        target: Kind of the values: numbers or classes.
         seed: The seed of the trees.
 
     Returns:

@@ -11,13 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Task, arguments
-from regauge.training.chains.vectors import VectorChain
+from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
 AT_ONCE = 16
 """Networks of a chain whose hidden values lie in a processor's cache together."""
 Judge = Callable[[Tensor, slice], Tensor]
-"""From outputs of some of the networks, `[models, examples, ...]`, and which these are, to losses `[models]`."""
+"""Function from outputs of some networks, `[models, examples, ...]`, and their numbers, to losses `[models]`."""
 
 
 @dataclass(frozen=True)

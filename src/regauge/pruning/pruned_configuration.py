@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.hub.folder_model import traceable
 from regauge.pruning import cut_symmetry
-from regauge.pruning.resizing import Accept, new_sizes
+from regauge.pruning.resized_module import Accept, new_sizes
 
 Path_: TypeAlias = tuple[str | int, ...]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -30,8 +30,8 @@ class PrunedConfigs:
 
     Args:
         module: The model of the folder.
-        folder: Where its config.json is.
-        symmetry: That of the model.
+        folder: Folder of its config.json.
+        symmetry: Symmetry of the model.
     """
 
     def __init__(self, module: nn.Module, folder: Path, symmetry: Symmetry) -> None:

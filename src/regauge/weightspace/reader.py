@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.frames import Frame
+from regauge.weightspace.canonical_frame import Frame
 from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.layout.characters import has_scale
 from regauge.weightspace.layout.compile import Layout, compile_layout
@@ -168,5 +168,5 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
 
 def multiplied_blocks(layer: Layer, layout: Layout, depth: int) -> frozenset[str]:
     """The blocks by whose values some layer multiplies where signs change these."""
-    found = [] if layer.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
+    found = [] if layer.traits.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
     return frozenset(name for one in found if one is not None for name in one.multiplied)

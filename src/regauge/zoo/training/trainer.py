@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.progress import Advance, no_advance
-from regauge.training.chains.vectors import VectorChain
+from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.descent import descend
 from regauge.training.initialization import build, draw_start, initialize
 from regauge.training.programs import Backend
@@ -27,7 +27,7 @@ ACTIVATION_BYTES = 8 * 2**20
 CACHE_BYTES = 18 * 2**20
 """Bytes that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""That number on other devices than CPUs, which need many networks at once."""
+"""Bytes that a step reads and writes on other devices than CPUs, which need many networks at once."""
 MOMENTS = 2
 """Tensors of the size of the parameters that an optimizer keeps, at most."""
 STACK = 512
