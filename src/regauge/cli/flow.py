@@ -35,7 +35,7 @@ def run(options: Flow) -> None:
 def fit(options: FlowFit) -> None:
     """Fit a flow, and write it."""
     config = config_of(options)
-    with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
+    with training_output(options) as place:
         with show_status("reading the columns"):
             collection, chosen = networks_of(options)
             starts = starts_of(collection, options.seed) if options.prior == "initialization" else None

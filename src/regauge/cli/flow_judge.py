@@ -9,13 +9,13 @@ import torch
 from regauge import flow
 from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.flow_options import FlowJudge
-from regauge.cli.learn_settings import choose_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_table, tell_written
-from regauge.cli.zoo_populations import task_on
+from regauge.cli.zoo_populations import conditions_of, task_on
 from regauge.learn.populations import spread
 from regauge.names import VERSION
 from regauge.report.flow_page import flow_page
+from regauge.storage import Collection
 from regauge.storage.collection import Kept
 from regauge.storage.store import Store
 
@@ -45,7 +45,8 @@ def judge(options: FlowJudge) -> None:
     with show_status("reading"):
         made = flow.load_flow(options.flow)
         where, checkpoints, split_by = selection_of(made)
-        collection, chosen = choose_networks(options.stores, where, checkpoints)
+        collection = Collection.open(options.stores)
+        chosen = collection.find(conditions_of(where), checkpoints)
         parts = flow.divide(collection, chosen, split_by=split_by)
         counts = {name: len(part) for name, part in parts.items()}
         if counts != made.about["networks"]:

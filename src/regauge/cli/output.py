@@ -161,6 +161,20 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     return save_text(text.getvalue(), path)
 
 
+def require_table(path: Path | None, *, overwrite: bool) -> None:
+    """Raise unless a table can be written, if it is to be."""
+    if path is not None:
+        require_writable(path, overwrite=overwrite, suffixes=(".csv",))
+
+
+def tell_or_write_rows(name: str, rows: Sequence[Mapping[str, Any]], path: Path | None) -> None:
+    """Print a table, or write it where a path is given."""
+    if path is None:
+        tell_table(name, rows)
+    else:
+        tell_written(write_rows(rows, path))
+
+
 def output_of(options: Any, provenance: Provenance) -> Output:
     """Where and how the options of a command ask for its result to be written."""
     resume, written = getattr(options, "resume", False), options.written

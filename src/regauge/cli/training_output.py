@@ -10,8 +10,9 @@ from filelock import FileLock, Timeout
 
 from regauge.checkpoints.outputs.ledger import require_lock
 from regauge.checkpoints.writing import require_writable
+from regauge.cli.learn_options import LearnRun
 from regauge.cli.options import UsageError
-from regauge.cli.output import tell, tell_table
+from regauge.cli.output import tell, tell_table, warn
 from regauge.learn.training import Trained
 from regauge.learn.training_state import is_state
 
@@ -36,20 +37,17 @@ class TrainingOutput:
 
 
 @contextmanager
-def training_output(
-    path: Path, *, beside: Sequence[str] = (), resume: bool, overwrite: bool
-) -> Iterator[TrainingOutput]:
+def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterator[TrainingOutput]:
     """The files of a training, checked before any work is done, for this process alone.
 
-    When the block ends well, the state of the training is removed; else it is kept, and a run that says `resume` goes
-    on from there.
+    When the block ends well, the state of the training is removed; else it is kept for a run with --resume.
 
     Args:
-        path: The output, a `.safetensors` file.
+        options: The output, a `.safetensors` file; whether an interrupted training is continued, and whether files are
+            replaced.
         beside: Suffixes of further files of its name, such as ".html".
-        resume: Whether an interrupted training is continued.
-        overwrite: Whether files that are there, and what an interrupted training left, are replaced.
     """
+    path, resume, overwrite = options.output, options.resume, options.overwrite
     state = path.with_name(f"{path.stem}{STATE}")
     files = tuple(path.with_suffix(suffix) for suffix in beside)
     # An interrupted training was allowed to write there.
@@ -94,6 +92,20 @@ def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str 
         best=trained.best,
         ended=trained.ended,
     )
+
+
+def require_named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The networks that are named, at least one."""
+    if not paths:
+        raise UsageError("no networks are named; give folders of stores, or checkpoints")
+    return paths
+
+
+def tell_chosen(count: int, stored: int | None, checkpoints: str) -> None:
+    """Tell people the number of stored networks that are read, where these are not all."""
+    if stored is not None and count < stored:
+        why = "the last checkpoint of each run; --checkpoints all reads all" if checkpoints == "last" else "as chosen"
+        warn(f"{count:,} of {stored:,} stored networks are read: {why}")
 
 
 @contextmanager

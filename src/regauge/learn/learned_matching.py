@@ -1,6 +1,6 @@
 """Learned matching: a net that sees two networks says which units of them belong together."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,12 +173,13 @@ def completing(symmetry: Symmetry) -> int:
 
 
 @check_arguments
-def load_matching(path: str | Path, *, module: nn.Module | None = None) -> LearnedMatching:
+def load_matching(path: str | Path, *, module: nn.Module | Callable[[], nn.Module] | None = None) -> LearnedMatching:
     """The matcher in a file, a method for `align`.
 
     Args:
         path: The file.
-        module: The architecture of the networks, for a net with probes; files name no code that is run.
+        module: The architecture of the networks, for a net with probes, or a function that makes it; files name no
+            code that is run.
 
     Raises:
         FileNotFoundError: There is no such file.

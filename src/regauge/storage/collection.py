@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import bytes_of
 from regauge.core.params import Params, count_models, select
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.storage.store import Store
 from regauge.storage.store.columns import Array
@@ -70,6 +72,11 @@ class Collection:
         self.layouts = tuple([keys[first] for first in self._firsts].index(key) for key in keys)
         self.starts = np.cumsum([0, *(_count(one) for one in self.members)])
 
+    @classmethod
+    def open(cls, folders: Iterable[str | Path], *, progress: Progress = no_progress) -> "Collection":
+        """The stores in some folders."""
+        return cls([Store.open(folder, progress=progress) for folder in folders])
+
     def __len__(self) -> int:
         return int(self.starts[-1])
 
@@ -124,6 +131,18 @@ class Collection:
             start + (one.rows.final() if isinstance(one, Store) else np.arange(_count(one)))
             for one, start in zip(self.members, self.starts.tolist(), strict=False)
         ]
+        return np.concatenate(pieces)
+
+    def find(self, conditions: Mapping[str, Any], checkpoints: Kept = "last") -> Indices:
+        """Numbers of the networks of stores that meet conditions, see `Rows.where`; of each run the last one of these.
+
+        Raises:
+            KeyError: A store has no such column.
+        """
+        pieces = []
+        for store, start in zip(self.stores, self.starts.tolist(), strict=False):
+            own = store.rows.where(**conditions)
+            pieces.append(start + (store.rows.final(own) if checkpoints == "last" else own))
         return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
@@ -193,6 +212,12 @@ class Collection:
     def stores(self) -> tuple[Store, ...]:
         """The members that are stores."""
         return tuple(one for one in self.members if isinstance(one, Store))
+
+    @property
+    def first_stores(self) -> tuple[Store, ...]:
+        """The first store of each layout."""
+        firsts = (self.members[first] for first in self._firsts)
+        return tuple(one for one in firsts if isinstance(one, Store))
 
     def _what(self, one: str) -> str:
         return one if len(self.members) == 1 else "the collection"
