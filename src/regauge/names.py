@@ -7,7 +7,7 @@ from typing import Any
 import lazy_loader
 
 VERSION = "0.1.0"
-"""Of regauge, as in pyproject.toml."""
+"""The version of regauge, as in pyproject.toml."""
 
 
 def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
@@ -30,7 +30,7 @@ def attach(
 
     Args:
         package: The `__name__` of the package.
-        file: Its `__file__`; the stub is the `.pyi` file beside it.
+        file: Its `__file__`; the stub is the `.pyi` file next to it.
         moved: Names of earlier versions, which still work and are not listed, and where they are now:
             `package` or `package:name`.
     """

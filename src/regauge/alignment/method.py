@@ -114,7 +114,7 @@ def chunks(problem: Problem, size: int) -> list[slice]:
 
 
 Start: TypeAlias = Element | Method | None
-"""Where a method begins: at an element, at the result of a method, or (None) at the identity."""
+"""The start of a method: an element, a method whose result is taken, or None for the identity."""
 
 
 def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:

@@ -22,7 +22,7 @@ DAMAGE = (
     *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
     *(ArithmeticError, AssertionError, StopIteration),
 )
-"""What is raised while something is made of a header whose values are others than those that were written."""
+"""Errors while something is made of a header with other values than those that were written."""
 
 
 def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:

@@ -53,7 +53,7 @@ def fit(options: FlowFit) -> None:
             "split_by": options.split_by,
         }
         flow.save_flow(made.told(selection=chosen_by), place.path, overwrite=place.overwrite)
-    tell_training(made.about, made.trained)
+    tell_training(made)
     tell_written(options.output)
 
 

@@ -66,7 +66,7 @@ class FlowFit(LearnRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How networks are drawn; shared by the commands that draw."""
+    """Settings of drawing networks, for the commands that draw."""
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
     output: NewStore

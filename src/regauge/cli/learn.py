@@ -52,7 +52,7 @@ def predictor(options: LearnPredictor) -> None:
         write_page({"store": ", ".join(map(str, options.stores)), **made.results()}, place.beside[0])
         made.save(place.path, overwrite=place.overwrite)
     tell(made.verdict, verdict=made.verdict, is_informed=made.is_informed)
-    tell_training(made.about, made.trained, of=f"{options.target!r} of ")
+    tell_training(made, of=f"{options.target!r} of ")
     tell_written(options.output, *place.beside)
 
 

@@ -38,7 +38,7 @@ def autoencoder(options: LearnAutoencoder) -> None:
             results = learn.autoencoder_results(made, collection, inputs, grid=grid, color=options.color)
         write_page({"store": ", ".join(map(str, options.stores)), **results}, place.beside[0])
         made.save(place.path, overwrite=place.overwrite)
-    tell_training(made.about, made.trained)
+    tell_training(made)
     tell_written(options.output, *place.beside)
 
 
@@ -87,9 +87,7 @@ def nearest(options: LearnNearest) -> None:
     require_table(options.output, overwrite=options.overwrite)
     made, paths = learn.load_autoencoder(options.autoencoder), require_named(options.networks)
     with show_status("encoding"):
-        rows = learn.nearest_paths(
-            made, paths, options.among, count=options.count, checkpoints=options.checkpoints
-        )
+        rows = learn.nearest_paths(made, paths, options.among, count=options.count, checkpoints=options.checkpoints)
     tell_or_write_rows("nearest networks", rows, options.output)
 
 

@@ -40,7 +40,7 @@ def matching(options: LearnMatching) -> None:
                 progress=progress,
             )
         made.save(place.path, overwrite=place.overwrite)
-    tell_training(made.about, made.trained)
+    tell_training(made)
     tell(f"sweeps over the weights that follow the net: {made.sweeps}", sweeps=made.sweeps)
     tell_written(options.output)
 

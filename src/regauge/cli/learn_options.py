@@ -32,7 +32,7 @@ LAYER_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class Varied:
-    """How networks are changed at random in each step of the training."""
+    """Random changes of networks in each step of the training."""
 
     augment: Annotated[
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
@@ -52,14 +52,14 @@ class Varied:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnRun:
-    """Which networks a net is trained on, how, and where it goes; shared by the commands that train one."""
+    """The networks, the training and the output of a net, for the commands that train one."""
 
     stores: Annotated[
         Positional[tuple[Path, ...]],
         arg(metavar="STORE [...]", help="Folders of stores, of one or several architectures."),
     ]
     output: Output
-    """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
+    """File of the net, which ends in .safetensors; the report gets the same name with .html, its numbers with .json."""
     where: Where = ()
     checkpoints: KeptCheckpoints = "last"
     seed: Seed = 0
@@ -98,7 +98,7 @@ class LearnPredictor(LearnNet):
     """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
 
     Networks are split by run, or as a column "split" of the store says. Several stores, of several architectures, too,
-    are learned from together. Beside the net stand boosted trees on plain
+    are learned from together. The net is compared with boosted trees on plain
     statistics of the layers. An interrupted training continues with --resume.
     """
 

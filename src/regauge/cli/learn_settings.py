@@ -1,4 +1,4 @@
-"""What was typed to train a net over networks: its layers, its inputs, the networks that it learns from."""
+"""Settings of a net over networks from options: its layers, its inputs, the networks that it learns from."""
 
 import json
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def net_settings_of(options: LearnPredictor | LearnAutoencoder, config: type) ->
 
 
 def values_of(options: LearnNet) -> ws.Fourier | ws.Logarithms | None:
-    """How values are encoded, if not as they are."""
+    """The encoding of values; None for values as they are."""
     if options.fourier and options.logarithms:
         raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
     return ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
@@ -97,7 +97,7 @@ def layer_of(name: str, typed: str) -> Any:
 
 
 def inputs_of(text: str) -> Tensor | Any:
-    """What networks are run on."""
+    """The inputs on which networks are run."""
     kind, _, size = text.partition(":")
     if kind not in ("grid", "points"):
         return load_batches(text, EXAMPLES)[0][0]

@@ -1,20 +1,22 @@
 """What comes of a training: its files, which one process alone makes, what it keeps while it runs, and what is told."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from regauge.checkpoints.outputs.ledger import require_lock
+from regauge.checkpoints.state_file import StateError, StateFile
 from regauge.checkpoints.writing import require_writable
 from regauge.cli.learn_options import LearnRun
 from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_table, warn
-from regauge.learn.training import Trained
-from regauge.learn.training_state import is_state
+
+if TYPE_CHECKING:
+    from regauge import flow, learn
 
 STATE = ".partial.safetensors"
 
@@ -65,26 +67,28 @@ def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterato
                     f"an interrupted training left {str(state)!r}; say --resume to go on with it, or --overwrite to "
                     "begin anew"
                 )
-            if not is_state(state):
+            if not StateFile(state).is_state:
                 raise FileExistsError(
                     f"{str(state)!r} is in the place of an interrupted training but is none; move it away"
                 )
             state.unlink()
-        yield TrainingOutput(path, files, state, may_replace)
+        try:
+            yield TrainingOutput(path, files, state, may_replace)
+        except StateError as error:
+            raise UsageError(
+                f"{error}, or begin anew with --overwrite" if error.can_be_deleted else str(error)
+            ) from error
         state.unlink(missing_ok=True)
 
 
-def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str = "") -> None:
-    """Tell what was trained, its scores, and how the training ended.
-
-    Args:
-        about: What is known about the trained net, with "networks" and "scores".
-        trained: The course of the training.
-        of: Words before "networks".
-    """
-    counts = ", ".join(f"{count} for {name}" for name, count in about["networks"].items())
-    tell(f"{of}networks: {counts}", networks=about["networks"])
-    tell_table("scores", [{"": name, **scores} for name, scores in about["scores"].items()])
+def tell_training(
+    made: "learn.Predictor | learn.Autoencoder | learn.LearnedMatching | flow.Flow", *, of: str = ""
+) -> None:
+    """Tell what was trained, its scores, and how the training ended; `of` stands before "networks"."""
+    counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
+    tell(f"{of}networks: {counts}", networks=made.about["networks"])
+    tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
+    trained = made.trained
     assert trained is not None
     tell(
         f"epoch {trained.best + 1} of {len(trained.history)} is kept; the training ended by its {trained.ended}",

@@ -170,7 +170,7 @@ class Task:
 
 
 Judge = Task | Callable[[Params], Mapping[str, float]]
-"""What evaluates networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
+"""A judge of networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
 
 
 def choose_and_judge(

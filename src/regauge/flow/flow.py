@@ -24,7 +24,7 @@ from regauge.flow.resizing import find_places
 from regauge.flow.sampling import Field, Guidance, Solver, diffuse, follow_thesis, integrate
 from regauge.flow.space import Space
 from regauge.flow.velocity import Velocity
-from regauge.learn.training import Trained
+from regauge.learn.course import Trained
 from regauge.storage.architecture import Architecture
 
 AT_ONCE = 256

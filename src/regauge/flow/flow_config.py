@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regauge.flow.times import Times
 
 Predicts = Literal["velocity", "end"]
-"""What the net of a flow learns."""
+"""The target of the net of a flow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
 BINS = 15
-"""Of the calibration error."""
+"""Bins of the calibration error."""
 AT_ONCE = 64
 """Networks that are run at a time."""
 LARGE = 2000

@@ -18,7 +18,7 @@ from regauge.gauging.methods.equalize import diagonal
 
 Tool = Literal["llm-compressor", "autoawq"]
 EXPRESSION = "re:"
-"""How patterns begin that are regular expressions."""
+"""The prefix of patterns that are regular expressions."""
 
 
 @dataclass(frozen=True)

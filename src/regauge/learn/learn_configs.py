@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from regauge.weightspace.layers import Layer
 
 Kind = Literal["numbers", "fractions", "classes"]
-"""What a predictor tells of networks."""
+"""The target of a predictor."""
 LineKind = Literal["loss", "outputs"]
-"""What a matcher lowers between networks: the task's loss, or the distance from the mix of both networks' outputs."""
+"""The loss of a matcher between networks: the task's loss, or the distance from the mix of both networks' outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)

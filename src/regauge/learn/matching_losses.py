@@ -29,7 +29,7 @@ MOST_SHARP, START = 100.0, 20.0
 KEPT = 1 << 27
 """Features of pairs in all layers, for as many networks as are read with a gradient at once: some gigabytes."""
 RATE = 10.0
-"""How much faster than other parameters the sharpness is learned."""
+"""The learning rate of the sharpness, relative to other parameters."""
 
 
 class Siamese(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
@@ -17,7 +18,6 @@ from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
 from regauge.training.descent import differentiate, minimize, shuffle, training_mode
 from regauge.training.optimizers import AdamW, Optimizer
 from regauge.training.schedules import OneCycle, Schedule
-from regauge.training.state import StateFile
 from regauge.training.training_configs import DescentConfig
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterResponseNorm)
@@ -114,7 +114,7 @@ def train(
             shuffle(len(labels), training.batch, generator),
             training,
             examples=len(labels),
-            state_file=None if state is None else StateFile(state, generator, buffers),
+            state_file=None if state is None else StateFile(state, generator=generator, buffers=buffers),
             progress=progress,
         )
     trained = {**found.params, **buffers}

@@ -65,7 +65,7 @@ class NetTrainingConfig(TrainingConfig):
     """Settings of the training of a net by AdamW, shared by everything that is trained on networks.
 
     Attributes:
-        epochs: Largest number of times that each network is read.
+        epochs: Number of times that each network is read, at most.
         batch: Networks of a step.
         lr: Largest learning rate.
         weight_decay: Weight decay of AdamW.
@@ -79,7 +79,7 @@ class NetTrainingConfig(TrainingConfig):
             the clock.
         average: Decay of the moving average of the weights, which is validated and kept; at first less,
             (1 + steps) / (10 + steps) where that is smaller. 0 or None: the weights of the last step.
-        device: Where the net is trained: cpu, cuda or another device of torch.
+        device: Device on which the net is trained: cpu, cuda or another device of torch.
     """
 
     epochs: int = 100

@@ -18,7 +18,7 @@ from regauge.core.params import Params, label
 from regauge.core.symmetry import Symmetry
 
 GaussianCost = Literal["wasserstein", "mean", "kl", "symmetric kl"]
-"""What `GaussianMatching` compares."""
+"""The cost that `GaussianMatching` minimizes."""
 ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 
 

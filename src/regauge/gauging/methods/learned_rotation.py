@@ -18,7 +18,7 @@ STRETCHING = 5
 EVERY = 10
 """Steps after which the point so far is tried with true rounding."""
 RATES = (0.3, 0.1, 0.03)
-"""Of the rounds of descent on the function, relative to that on weights."""
+"""Learning rates of the rounds of descent on the function, relative to that on weights."""
 ON_EXPECTED = 150
 """Steps of the descent on the expected distance, at most, before that on the rounded outputs."""
 
