@@ -18,10 +18,9 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress
 from regauge.cli.tasks import load_batches
 from regauge.cli.training_output import TrainingOutput, tell_chosen
-from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
 from regauge.learn.changes import Change
-from regauge.storage import Collection
+from regauge.storage import Collection, parse_conditions
 
 EXAMPLES = 512
 """Examples of DATA that networks are run on."""
@@ -33,7 +32,7 @@ def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
         raise UsageError("no store is named; give the folder of one, or of several")
     with show_progress() as progress:
         collection = Collection.open(options.stores, progress=progress)
-    chosen = collection.find(conditions_of(options.where), options.checkpoints)
+    chosen = collection.find(parse_conditions(options.where), options.checkpoints)
     tell_chosen(len(chosen), len(collection), options.checkpoints)
     return collection, chosen
 

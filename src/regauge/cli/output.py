@@ -161,6 +161,12 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     return save_text(text.getvalue(), path)
 
 
+def require_page(path: Path, *, overwrite: bool) -> None:
+    """Raise unless a page and its numbers, of the same name with .json, can be written."""
+    require_writable(path, overwrite=overwrite, suffixes=(".html",))
+    require_writable(path.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
+
+
 def require_table(path: Path | None, *, overwrite: bool) -> None:
     """Raise unless a table can be written, if it is to be."""
     if path is not None:

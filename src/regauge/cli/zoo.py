@@ -23,8 +23,9 @@ from regauge.cli.zoo_options import (
     ZooTrain,
     ZooVerify,
 )
-from regauge.cli.zoo_populations import conditions_of, count_runs, executor_of, words
+from regauge.cli.zoo_populations import count_runs, executor_of, words
 from regauge.core.devices import find_device
+from regauge.storage import parse_conditions
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
 from regauge.zoo import formats
@@ -117,7 +118,7 @@ def import_(options: ZooImport) -> None:
 def export(options: ZooExport) -> None:
     """Write networks of a store as other files."""
     store = Store.open(options.store)
-    chosen = store.rows.where(**conditions_of(options.where))
+    chosen = store.rows.where(**parse_conditions(options.where))
     if options.checkpoints == "last":
         chosen = store.rows.final(chosen)
     if not len(chosen):

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
+from regauge.storage import parse_conditions
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.zoo.jobs import dask, processes, run_jobs, share_of
@@ -203,7 +204,7 @@ def find_nearest(options: ZooNearest) -> None:
 def networks_of(options: Sampled) -> tuple[Store, Indices, Params]:
     """The store, the numbers of the networks that are looked at, and these."""
     store = Store.open(options.store)
-    among = store.rows.where(**conditions_of(options.where))
+    among = store.rows.where(**parse_conditions(options.where))
     if options.checkpoints == "last":
         among = store.rows.final(among)
     chosen = sample(store, options.networks, seed=options.seed, among=among)
@@ -275,20 +276,6 @@ def executor_of(on: str) -> MakeExecutor | None:
         )
     count = int(text) if colon else os.cpu_count() or 1
     return processes(count) if kind == "processes" else dask(workers=count)
-
-
-def conditions_of(where: tuple[str, ...]) -> dict[str, Any]:
-    """Columns and values; numbers and truth values where they read as such."""
-    conditions: dict[str, Any] = {}
-    for text in where:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--where {text!r} is no condition; write COLUMN=VALUE, for example step=86")
-        try:
-            conditions[name] = json.loads(value)
-        except json.JSONDecodeError:
-            conditions[name] = value
-    return conditions
 
 
 def words(store: Store) -> str:

@@ -21,6 +21,10 @@ from .priors import UniformSphere as UniformSphere
 from .representation import Representation as Representation
 from .sampling import Guidance as Guidance
 from .space import Space as Space
+from .store_judging import judge_store as judge_store
+from .stored_samples import compare_guidance as compare_guidance
+from .stored_samples import draw_initial as draw_initial
+from .stored_samples import sample_store as sample_store
 from .thesis import thesis_config as thesis_config
 from .times import TIMES as TIMES
 from .times import BetaTime as BetaTime

@@ -1,5 +1,6 @@
 from .architecture import Architecture as Architecture
 from .collection import Collection as Collection
+from .collection import parse_conditions as parse_conditions
 from .loader import Batch as Batch
 from .loader import Loader as Loader
 from .named_networks import NamedNetworks as NamedNetworks

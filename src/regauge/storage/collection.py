@@ -1,5 +1,6 @@
 """Networks of one or several architectures as one: numbered one population after the other."""
 
+import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -25,6 +26,24 @@ Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
 Kept = Literal["last", "all"]
 """The checkpoints of each run of a store that are read."""
+
+
+def parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
+    """Columns and their values from texts such as "step=86"; numbers and truth values where they read as such.
+
+    Raises:
+        ValueError: A text is no condition.
+    """
+    conditions: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"`where={text}` is no condition; write COLUMN=VALUE, for example step=86")
+        try:
+            conditions[name] = json.loads(value)
+        except json.JSONDecodeError:
+            conditions[name] = value
+    return conditions
 
 
 class Collection:
