@@ -16,7 +16,6 @@ from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.checkpoints.described import DAMAGE, damage
-from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
@@ -172,7 +171,6 @@ def completing(symmetry: Symmetry) -> int:
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 
-@check_arguments
 def load_matching(path: str | Path, *, module: nn.Module | Callable[[], nn.Module] | None = None) -> LearnedMatching:
     """The matcher in a file, a method for `align`.
 

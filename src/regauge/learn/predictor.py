@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regauge.checkpoints.described import DAMAGE, damage
-from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
@@ -155,7 +154,6 @@ class Predictor:
         self.net.adapt(collection.symmetry(layout), module)
 
 
-@check_arguments
 def load_predictor(path: str | Path, *, module: nn.Module | Callable[[], nn.Module] | None = None) -> Predictor:
     """The predictor in a file, ready to predict.
 

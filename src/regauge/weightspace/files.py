@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
 from regauge.checkpoints.writing import save
+from regauge.core.given import require_module
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
 from regauge.weightspace.encoder import VALUES
@@ -93,9 +94,11 @@ def load_net(
             raise ValueError("its probes are no list")
     except DAMAGE as error:
         raise damage("net", path, error) from error
-    if callable(module) and not isinstance(module, nn.Module):
+    if callable(module) and not isinstance(module, nn.Module | type):
         module = module() if written else None
-    modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
+    modules = tuple(module) if isinstance(module, list | tuple) else () if module is None else (module,)
+    for one in modules:
+        require_module(one)
     if len(modules) != len(written):
         raise ValueError(
             f"the net {str(path)!r} runs networks of {len(written)} architectures on probes, but {len(modules)} "
