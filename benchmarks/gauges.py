@@ -24,9 +24,9 @@ from folder_cases import DENSE, LOOPS, MIXTURES, FolderCase, first_tensor
 from models import CASES as MODELS
 
 import regauge as rg
-from regauge.cli.example_inputs import example_inputs, with_masks
 from regauge.cli.main import main as regauge
 from regauge.core.probe import perturb
+from regauge.hub.example_inputs import example_inputs, with_masks
 
 HEADER = """| family | rotated, by kind | equalized | Hadamard | learned | float32, transformers |
 | --- | --- | --- | --- | --- | --- |"""

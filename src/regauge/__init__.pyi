@@ -7,6 +7,7 @@ from . import connect as connect
 from . import discovery as discovery
 from . import flow as flow
 from . import gauging as gauging
+from . import hub as hub
 from . import inr as inr
 from . import learn as learn
 from . import merging as merging
@@ -61,6 +62,8 @@ from .gauging import LearnedRotation as LearnedRotation
 from .gauging import RandomRotation as RandomRotation
 from .gauging import Smooth as Smooth
 from .gauging import gauge as gauge
+from .hub import open_model as open_model
+from .hub import open_networks as open_networks
 from .merging import merge as merge
 from .pruning import prune as prune
 

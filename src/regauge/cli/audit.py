@@ -1,21 +1,19 @@
 """`regauge audit`: a table of scale pairs tried on a model, row by row; and such a table made from its symmetry."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import yaml
 
-import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.names.converted import Converted
 from regauge.checkpoints.writing import require_writable, save_text
 from regauge.cli.gauge_options import Audit, Gauge
-from regauge.cli.models import find_traced, load_model, name_model, read_networks
+from regauge.cli.models import read_networks, require_model
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
-from regauge.cli.tracing import Traced
 from regauge.core.params import Params, require_finite
 from regauge.gauging import Finding, ScalePair, audit, read_mappings, scale_pairs, write_table
 
@@ -26,16 +24,12 @@ def run(options: Audit) -> None:
     """Print what each pair of the table does to the outputs, and what the broken ones leave out."""
     table = read_mappings(options.mappings)
     checkpoint = Checkpoint.open(options.checkpoint)
-    name = name_model(options.model, checkpoint)
-    if name is None:
-        raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
-    model = load_model(name, options.inputs, values="always")
+    model = require_model(options.model, checkpoint, options.inputs, values="always")
     with show_status("tracing the model"):
-        symmetry, kwargs = find_traced(model, options.inputs)
-    traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
-    found = read_networks(replace(options, model=name), [checkpoint], traced=traced)
+        kwargs = model.trace().kwargs
+    found = read_networks(options, [checkpoint], model=model)
     view, stored = found.checkpoints[0], dict(checkpoint.params)
-    require_finite(view.params, checkpoint.label, symmetry.structure)
+    require_finite(view.params, checkpoint.label, found.symmetry.structure)
 
     def convert(params: Params) -> Params:
         """Parameters under the names of the files as those of the model."""
@@ -92,15 +86,11 @@ def write_mappings(options: Gauge) -> None:
     out = options.output
     require_writable(out, overwrite=options.overwrite, suffixes=SUFFIXES)
     checkpoint = Checkpoint.open(options.checkpoint)
-    name = name_model(options.model, checkpoint)
-    if name is None:
-        raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
-    model = load_model(name, options.inputs)
+    model = require_model(options.model, checkpoint, options.inputs)
     with show_status("tracing the model"):
-        symmetry: rg.Symmetry = find_traced(model, options.inputs)[0]
-    pairs, others = scale_pairs(symmetry)
+        pairs, others = scale_pairs(model.symmetry)
     if not pairs:
-        raise UsageError(f"no scale pair of the model of {name!r} can be written as modules with a weight each")
+        raise UsageError(f"no scale pair of the model of {model.name!r} can be written as modules with a weight each")
     rows = write_table(pairs, options.mappings)
     text = json.dumps(rows, indent=1) + "\n" if out.suffix == ".json" else yaml.safe_dump(rows, sort_keys=False)
     save_text(text, out)

@@ -17,8 +17,8 @@ from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize, UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
-from regauge.cli.vocabulary import bring_together
 from regauge.core.counted import count
+from regauge.hub import bring_together
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {
     "order": lambda group: group.is_permuted,

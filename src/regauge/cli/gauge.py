@@ -14,14 +14,9 @@ from regauge.checkpoints.writing import path_beside, save_text
 from regauge.cli.audit import write_mappings
 from regauge.cli.checkpoint_jobs import open_checkpoints
 from regauge.cli.gauge_options import Gauge
-from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
+from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
-from regauge.cli.tasks import convert, dtype_of, example_task, load_batches, task_of
-from regauge.cli.tracing import Traced
-from regauge.cli.transformers_models import Values
-from regauge.cli.untied import untied
-from regauge.cli.vocabulary import bring_together
 from regauge.core.params import require_finite, work_dtype
 from regauge.core.task import arguments
 from regauge.gauging import (
@@ -37,6 +32,19 @@ from regauge.gauging import (
 )
 from regauge.gauging.result import Chosen, describe_fixed
 from regauge.gauging.rounding import REPORTED
+from regauge.hub import (
+    Networks,
+    Values,
+    bring_together,
+    convert,
+    dtype_of,
+    example_task,
+    make_task,
+    name_model,
+    open_batches,
+    open_model,
+    untie,
+)
 from regauge.names import VERSION
 from regauge.report.gauge_page import gauge_page
 
@@ -64,9 +72,14 @@ def run(options: Gauge) -> None:
     job = open_checkpoints(options, [options.checkpoint], gauge_path)
     job = replace(job, checkpoints=bring_together(job.checkpoints).networks)
     with ExitStack() as stack:
-        name = name_model(options.model, job.source) if options.symmetry is None else options.model
+        name = options.model
+        if name is None and options.symmetry is None:
+            name = name_model(job.source)
         if options.untie:
-            name, job = stack.enter_context(untied(name, job))
+            if job.out is not None and job.out.suffix:
+                raise UsageError("--untie changes config.json, so that the output must be a folder")
+            name, source = stack.enter_context(untie(name, job.source))
+            job = replace(job, checkpoints=(source,))
         found, kwargs, is_held = _read(options, name, job)
         if is_held:
             require_finite(found.checkpoints[0].params, job.source.label, found.symmetry.structure)
@@ -122,28 +135,21 @@ def method_of(options: Gauge, scheme: RoundToNearest, *, is_by_function: bool = 
 
 def _read(options: Gauge, name: str | None, job: FileJob) -> tuple[Networks, dict[str, Any], bool]:
     """The checkpoint under the names of its model, keyword inputs, and whether its values are held in memory."""
-    model: Model | None = None
-    traced, kwargs = None, {}
+    model, kwargs = None, {}
     if name is not None:
         is_run = options.data is not None or options.method == "learned"
         values: Values = "never" if not _fits(job) else "always" if is_run else "if small"
-        model = load_model(name, options.inputs, values=values)
-        if options.data is not None:
-            args, named = arguments(convert(load_batches(options.data, options.batch)[0][0], torch.float32))
-            model = replace(model, inputs=args, kwargs=named, further=())
-        with show_status("tracing the model"):
-            if options.symmetry is None:
-                symmetry, found_kwargs = find_traced(model, options.inputs)
-                kwargs = dict(found_kwargs or {})
-                traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
-            else:
-                kwargs = dict(model.kwargs or {})
+        model = open_model(name, **vars(options.inputs), values=values)
+        with show_status("building and tracing the model"):
+            if options.data is not None:
+                model = model.on(*arguments(convert(open_batches(options.data, options.batch)[0][0], torch.float32)))
+            kwargs = dict((model.trace().kwargs if options.symmetry is None else model.kwargs) or {})
     elif options.data is not None:
         raise UsageError("--data needs the model that runs on them: name it with --model")
     is_held = _fits(job) and (model is None or not model.is_meta or options.method not in ROTATING)
     if not is_held and (options.method not in ROTATING or options.data is not None):
         raise UsageError(_too_large(options, job, HELD))
-    found = read_networks(replace(options, model=name), job.checkpoints, is_streamed=not is_held, traced=traced)
+    found = read_networks(options, job.checkpoints, is_streamed=not is_held, model=model)
     return replace(found, model=model), kwargs, is_held
 
 
@@ -191,7 +197,9 @@ def _tasks(options: Gauge, found: Networks, kwargs: dict[str, Any]) -> tuple[rg.
     dtype = work_dtype(dtype_of(found.checkpoints[0].params))
     module, outputs = model.module.to(dtype), options.inputs.outputs
     task, test = (
-        None if text is None else task_of(module, load_batches(text, options.batch), options.loss, dtype, outputs)
+        None
+        if text is None
+        else make_task(module, open_batches(text, options.batch), loss=options.loss, dtype=dtype, outputs=outputs)
         for text in (options.data, options.test)
     )
     return task, test

@@ -12,10 +12,10 @@ from regauge.cli.learn_autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_matching import matching
 from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnPredictor
 from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of
-from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.cli.output import require_table, show_progress, show_status, tell, tell_or_write_rows, tell_written, warn
 from regauge.cli.training_output import require_named, tell_chosen, tell_training, training_output
+from regauge.hub import open_model
 from regauge.report import write_page
 from regauge.storage import NamedNetworks, read_networks
 
@@ -83,7 +83,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
 def _module(options: LearnPredict, named: NamedNetworks) -> nn.Module:
     """The architecture of networks that are run on probes."""
     if options.model is not None:
-        return load_module(options.model).module
+        return open_model(options.model).module
     if named.store is None:
         raise UsageError(f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model")
     return named.store.architecture.module()

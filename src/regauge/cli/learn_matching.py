@@ -12,11 +12,11 @@ from regauge import weightspace as ws
 from regauge.cli.config_options import settings_of
 from regauge.cli.learn_options import LearnMatching
 from regauge.cli.learn_settings import networks_of, run_of
-from regauge.cli.models import load_module
 from regauge.cli.options import Matching, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
-from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.training_output import tell_training, training_output
+from regauge.connect import prepare_statistics
+from regauge.hub import make_task, open_batches, open_model
 from regauge.storage import Collection
 
 
@@ -47,9 +47,10 @@ def matching(options: LearnMatching) -> None:
 
 def tasks_of(options: LearnMatching, collection: Collection) -> list[rg.Task]:
     """The data on the modules of each layout."""
-    batches = load_batches(options.data, options.examples)
+    batches = open_batches(options.data, options.examples)
     modules = [store.architecture.module() for store in collection.first_stores]
-    return [with_reset(task_of(module, batches, options.loss, torch.float32)) for module in modules]
+    tasks = (make_task(module, batches, loss=options.loss, dtype=torch.float32) for module in modules)
+    return [prepare_statistics(task) for task in tasks]
 
 
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
@@ -70,6 +71,6 @@ def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
     def module() -> nn.Module:
         if options.model is None:
             raise UsageError(f"{str(path)!r} runs the networks on probes; name their architecture: --model")
-        return load_module(options.model).module
+        return open_model(options.model).module
 
     return learn.load_matching(path, module=module)

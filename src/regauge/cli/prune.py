@@ -13,17 +13,16 @@ from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.writing import SUFFIX, path_beside, save_text
 from regauge.cli.checkpoint_jobs import open_checkpoints
-from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
+from regauge.cli.models import find_model, read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.prune_options import Prune
-from regauge.cli.pruned_configs import CONFIG, PrunedConfigs
-from regauge.cli.tasks import dtype_of, example_task, load_batches, task_of
-from regauge.cli.tracing import Traced
 from regauge.core.params import Params
+from regauge.hub import Model, Networks, dtype_of, example_task, open_task
 from regauge.names import VERSION
 from regauge.pruning import Criterion, Magnitude, OutputError, Pruned, RandomUnits, Taylor
 from regauge.pruning.prune_network import WITHOUT_DATA
+from regauge.pruning.pruned_configuration import CONFIG, PrunedConfigs
 from regauge.report.prune_page import prune_page
 
 BESIDE = ".prune.json"
@@ -57,16 +56,16 @@ def run(options: Prune) -> None:
         raise UsageError("--test judges what --data chose: give --data, too")
     job = open_checkpoints(options, [options.checkpoint], prune_path)
     _require_memory(job)
-    name = name_model(options.model, job.source)
-    if name is None:
+    model = find_model(options.model, job.source, options.inputs, values="always")
+    if model is None:
         raise UsageError("pruning runs the model: name it with --model")
-    model, found, task, test = _read(options, name, job)
-    configs = _configs(name, options, model, found)
+    found, task, test = _read(options, model, job)
+    configs = _configs(options, model, found)
     params = found.checkpoints[0].params
     shares = dict.fromkeys(options.groups, options.share) if options.groups else options.share
     unknown = [one for one in options.groups if one not in {group.name for group in found.symmetry.groups}]
     if unknown:
-        raise UsageError(f"there is no group {unknown[0]!r}; `regauge discover {name}` lists them")
+        raise UsageError(f"there is no group {unknown[0]!r}; `regauge discover {model.name}` lists them")
     sets = []
     if configs is not None:
         with show_status(f"finding the numbers of {CONFIG}"):
@@ -105,31 +104,23 @@ def run(options: Prune) -> None:
     _tell(options.output, facts, result)
 
 
-def _read(options: Prune, name: str, job: FileJob) -> tuple[Model, Networks, rg.Task, rg.Task | None]:
-    """The model with values, the checkpoint under its names with their symmetry, and tasks that choose and judge."""
-    model = load_model(name, options.inputs, values="always")
+def _read(options: Prune, model: Model, job: FileJob) -> tuple[Networks, rg.Task, rg.Task | None]:
+    """The checkpoint under the names of its model with their symmetry, and tasks that choose and judge."""
     with show_status("tracing the model"):
-        symmetry, kwargs = find_traced(model, options.inputs)
-    traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
-    found = read_networks(options, job.checkpoints, traced=traced)
+        kwargs = model.trace().kwargs
+    found = read_networks(options, job.checkpoints, model=model)
     dtype = dtype_of(found.checkpoints[0].params)
-    module = model.module.to(dtype)
-    outputs = options.inputs.outputs
+    model.module.to(dtype)
     if options.data is None:
-        return model, found, example_task(model, dict(kwargs or {}), outputs), None
-    task, test = (
-        None
-        if text is None
-        else replace(task_of(module, load_batches(text, options.batch), options.loss, dtype, outputs), name=text)
-        for text in (options.data, options.test)
-    )
-    assert task is not None
-    return model, found, task, test
+        return found, example_task(model, kwargs or {}, options.inputs.outputs), None
+    ways: Any = {"loss": options.loss, "batch": options.batch, "outputs": options.inputs.outputs, "dtype": dtype}
+    test = None if options.test is None else open_task(model, options.test, **ways)
+    return found, open_task(model, options.data, **ways), test
 
 
-def _configs(name: str, options: Prune, model: Model, found: Networks) -> PrunedConfigs | None:
+def _configs(options: Prune, model: Model, found: Networks) -> PrunedConfigs | None:
     """What finds the numbers of a folder's configuration; None for models without."""
-    folder = Path(name)
+    folder = Path(model.name)
     if not (folder / CONFIG).is_file():
         return None
     if options.output.suffix == SUFFIX:

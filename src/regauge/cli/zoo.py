@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from regauge.cli import zoo_populations
-from regauge.cli.models import call_factory, describe_inputs
-from regauge.cli.options import ExampleInputs, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, warn
 from regauge.cli.zoo_options import (
     Zoo,
@@ -25,6 +24,7 @@ from regauge.cli.zoo_options import (
 )
 from regauge.cli.zoo_populations import count_runs, executor_of, words
 from regauge.core.devices import find_device
+from regauge.hub import call_factory, describe_inputs
 from regauge.storage import parse_conditions
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
@@ -165,12 +165,11 @@ def config_of(options: ZooTrain) -> Config:
 def source_of(options: ZooImport) -> formats.Source:
     """The source to import, from an importer that takes the options that were given."""
     read = formats.importer(options.format)
-    shapes = ExampleInputs(input_shape=options.input_shape)
     given = {
         "template": options.template,
         "beside": options.beside or None,
         "architecture": architecture_of(options),
-        "inputs": describe_inputs(shapes, "cpu") if options.input_shape else None,
+        "inputs": describe_inputs(options.input_shape, ()) if options.input_shape else None,
         "activation": options.activation,
         "dataset": options.dataset,
     }
