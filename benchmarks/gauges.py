@@ -97,7 +97,7 @@ def convolutional() -> None:
         symmetry = rg.discover(module, inputs, case.kwargs(), outputs=case.outputs)
         task = rg.Task(module, [(tuple(inputs), torch.zeros(1))], outputs=case.outputs)
         cells = []
-        for method in (rg.Equalize(), rg.Smooth(grid=2)):
+        for method in (rg.Equalize(), rg.gauging.Smooth(grid=2)):
             found = rg.gauge(params, symmetry, method=method, task=task).certificate
             assert found is not None
             cells.append(f"{found.exact:.0e}{'' if found.ok else ' WRONG'}")

@@ -121,10 +121,10 @@ def method_of(options: Gauge, scheme: RoundToNearest, *, is_by_function: bool = 
     is_whole = is_loss or options.always
     methods: dict[str, GaugeMethod] = {
         "equalize": rg.Equalize(),
-        "smooth": rg.Smooth(scheme),
+        "smooth": rg.gauging.Smooth(scheme),
         "hadamard": rg.Hadamard(scheme, is_kept_always=is_whole),
-        "random": rg.RandomRotation(scheme, is_kept_always=is_whole),
-        "learned": rg.LearnedRotation(scheme, steps=options.steps, by=options.by),
+        "random": rg.gauging.RandomRotation(scheme, is_kept_always=is_whole),
+        "learned": rg.gauging.LearnedRotation(scheme, steps=options.steps, by=options.by),
     }
     chosen: tuple[GaugeMethod, ...] | None = None if options.method == "best" else (methods[options.method],)
     if chosen is None and not is_by_function:

@@ -29,20 +29,23 @@ from regauge.hub import Loss, make_task, open_batches
 from regauge.storage import parse_conditions
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.zoo.jobs import dask, processes, run_jobs, share_of
-from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
-from regauge.zoo.jobs.executors import MakeExecutor
-from regauge.zoo.populations import (
+from regauge.zoo import (
     Barriers,
     Fingerprints,
     OrbitDistances,
     clusters,
+    dask,
     flat_map,
     mean_barrier,
     plan_population,
+    processes,
+    run_jobs,
     sample,
+    share_of,
     universe,
 )
+from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
+from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.training.examples import SETS, load_examples
 
 Indices = NDArray[np.int64]
@@ -237,7 +240,7 @@ def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_
     distances = matrix_of("distances of orbits", params, OrbitDistances(symmetry, seed=options.seed))
     center = select(params, int(distances.sum(1).argmin()))
     method = rg.WeightMatching(scales="recompute")  # With data, statistics are computed anew between networks.
-    return rg.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
+    return rg.alignment.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
 
 
 def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg.Task:

@@ -12,8 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.task import Task
 from regauge.hub.build_model import Built
-from regauge.inr.fields.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.fields.signal_samples import EVALUATION
+from regauge.inr.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.representation import Inr, load_inr, read_inr
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Never
 
 import torch
 
@@ -27,7 +26,7 @@ from regauge.merging.blend import Blend
 from regauge.merging.means import Average
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
-from regauge.merging.settings import Number, Setting
+from regauge.merging.settings import Number, Setting, as_weights
 from regauge.merging.streamed import merge_job
 from regauge.merging.table import RULES
 
@@ -36,9 +35,9 @@ from regauge.merging.table import RULES
 def merge(
     params: Sequence[Network],
     symmetry: Symmetry,
-    *rest: Never,
+    *,
     method: Method | None = None,
-    weights: Sequence[Number] | None = None,
+    weights: Sequence[Number | str] | None = None,
     rule: Rule | None = None,
     base: Network | None = None,
     task: Task | None = None,
@@ -66,7 +65,6 @@ def merge(
         params: The networks, of one architecture: parameters by name, or paths of checkpoints. Two at least, but one is
             enough for rules that make sense of one task vector.
         symmetry: The symmetry of that architecture.
-        rest: Nothing: the networks are one list.
         method: The method of alignment, as in `align_many`: `DataMatching()` unless given where there is a task, else
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
             aligns every network to the first or to the base.
@@ -97,8 +95,9 @@ def merge(
         Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3; those of the rules.
     """
     rule = Average() if rule is None else rule
+    weights = as_weights(weights)
     require_instance(rule, Rule, "rule", {name: f"rule=regauge.merging.{row.name}()" for name, row in RULES.items()})
-    params = [_given(network, label(k)) for k, network in enumerate(as_networks(params, rest))]
+    params = [_given(network, label(k)) for k, network in enumerate(as_networks(params))]
     base = None if base is None else _given(base, "the base")
     require_networks(rule, len(params), has_base=base is not None)
     has_base, start = base is not None, int(base is not None)
@@ -139,7 +138,7 @@ def merge(
         symmetry=symmetry.bind(networks[0]),
         networks=tuple(networks[start:]),
         base=networks[0] if has_base else None,
-        weights=None if weights is None else tuple(weights),
+        weights=weights,
         seed=seed,
     )
     blend.check()  # before the work of aligning
