@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from regauge.report.figures import COLORS, INK, MISSING, draw_figure
 
+GROUPS = 20
+"""Most whole numbers of a column that are groups, with a color each, and no scale."""
+
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
     """Matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and deviation.
@@ -78,6 +81,17 @@ def map_figure(
         axes.set_aspect("equal", adjustable="datalim")
         axes.margins(0.06)
         return figure
+
+
+def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
+    """The values of a column that is shown in shades, NaN where there is none; None of one whose values are groups.
+
+    Groups are texts, truth values, and whole numbers of which there are few.
+    """
+    is_class = all(type(value) is int for value in column) and len(set(column)) <= GROUPS
+    if is_class or not all(value is None or type(value) in (int, float) for value in column):
+        return None
+    return np.array([np.nan if value is None else float(value) for value in column])
 
 
 def name_plane(axes: Axes, share: float) -> None:

@@ -7,3 +7,4 @@ from .named_networks import NamedNetworks as NamedNetworks
 from .named_networks import read_networks as read_networks
 from .statistics import Statistics as Statistics
 from .store import Store as Store
+from .store.shard_file import verify as verify

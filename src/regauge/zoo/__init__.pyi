@@ -12,6 +12,7 @@ from .jobs.driver import Share as Share
 from .jobs.driver import run_jobs as run_jobs
 from .jobs.driver import share_of as share_of
 from .jobs.executors import dask as dask
+from .jobs.executors import executor_of as executor_of
 from .jobs.executors import processes as processes
 from .jobs.train_shards import plan_training as plan_training
 from .populations.fingerprints import Fingerprints as Fingerprints
@@ -25,6 +26,11 @@ from .populations.references import medoid as medoid
 from .populations.references import plan_population as plan_population
 from .populations.references import reference as reference
 from .populations.references import sample as sample
+from .populations.stored_pairs import PairMatrices as PairMatrices
+from .populations.stored_pairs import barrier_matrices as barrier_matrices
+from .populations.stored_pairs import exact_distances as exact_distances
+from .populations.stored_pairs import network_distances as network_distances
+from .populations.stored_pairs import pair_rows as pair_rows
 from .populations.universe import Universe as Universe
 from .populations.universe import universe as universe
 from .training.config import Checkpoints as Checkpoints
