@@ -68,7 +68,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     """A row for each network of a store, or for a checkpoint."""
     named = read_networks(path, options.checkpoints)
     tell_chosen(len(named.rows), None if named.store is None else len(named.store), options.checkpoints)
-    made = learn.load_predictor(options.predictor, module=lambda: _module(options, named))
+    made = learn.load_predictor(options.predictor, make_module=lambda: _module(options, named))
     if not made.is_informed:
         warn(made.verdict)
     try:

@@ -73,4 +73,4 @@ def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
             raise UsageError(f"{str(path)!r} runs the networks on probes; name their architecture: --model")
         return open_model(options.model).module
 
-    return learn.load_matching(path, module=module)
+    return learn.load_matching(path, make_module=module)

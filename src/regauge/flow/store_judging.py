@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from regauge.core.arguments import check_arguments
 from regauge.core.task import Judge
 from regauge.flow.fitting import divide
 from regauge.flow.flow import Flow
@@ -16,6 +17,7 @@ MOST_JUDGED = 1000
 """Drawn networks, and held-out ones, that are compared at most."""
 
 
+@check_arguments
 def judge_store(
     flow: Flow,
     samples: Store,

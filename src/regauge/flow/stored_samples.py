@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.rounding import round_to
@@ -101,6 +102,7 @@ def sample_store(
     return open_target()
 
 
+@check_arguments
 def compare_guidance(
     flow: Flow,
     guided: Mapping[str, Tensor],

@@ -16,6 +16,7 @@ from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.checkpoints.described import DAMAGE, damage
+from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
@@ -171,19 +172,22 @@ def completing(symmetry: Symmetry) -> int:
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 
-def load_matching(path: str | Path, *, module: nn.Module | Callable[[], nn.Module] | None = None) -> LearnedMatching:
+@check_arguments
+def load_matching(
+    path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
+) -> LearnedMatching:
     """The matcher in a file, a method for `align`.
 
     Args:
         path: The file.
-        module: The architecture of the networks, for a net with probes, or a function that makes it; files name no
-            code that is run.
+        module: The architecture of the networks, for a net with probes; files name no code that is run.
+        make_module: Makes the module if the net has probes, in place of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or no matcher.
     """
-    net, about = load_net(path, module=module)
+    net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:
         raise ValueError(f"{str(path)!r} is a net over networks but no matcher; `regauge learn matching` makes one")
     known = {name: value for name, value in about.items() if name not in ("kind", "matching")}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regauge.checkpoints.described import DAMAGE, damage
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
@@ -154,19 +155,22 @@ class Predictor:
         self.net.adapt(collection.symmetry(layout), module)
 
 
-def load_predictor(path: str | Path, *, module: nn.Module | Callable[[], nn.Module] | None = None) -> Predictor:
+@check_arguments
+def load_predictor(
+    path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
+) -> Predictor:
     """The predictor in a file, ready to predict.
 
     Args:
         path: The file.
-        module: The architecture of the networks, for a net with probes, or a function that makes it; files name no
-            code that is run.
+        module: The architecture of the networks, for a net with probes; files name no code that is run.
+        make_module: Makes the module if the net has probes, in place of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or no predictor.
     """
-    net, about = load_net(path, module=module)
+    net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:
         raise ValueError(f"{str(path)!r} is a net over networks but no predictor; `regauge learn predictor` makes one")
     try:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
 from regauge.checkpoints.writing import save
-from regauge.core.given import require_module
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
 from regauge.weightspace.encoder import VALUES
@@ -70,14 +69,18 @@ def describe_net(net: Metanet) -> dict[str, Any]:
 
 
 def load_net(
-    path: str | Path, *, module: nn.Module | Sequence[nn.Module] | Callable[[], nn.Module] | None = None
+    path: str | Path,
+    *,
+    module: nn.Module | Sequence[nn.Module] | None = None,
+    make_module: Callable[[], nn.Module] | None = None,
 ) -> tuple[Metanet, dict[str, Any]]:
     """The net in a file, in evaluation mode, and what else is known about it.
 
     Args:
         path: The file.
         module: The architecture that a net with probes runs, whose own parameters are not used; those of all, in the
-            order of its symmetries, for a net of several. A function makes it if the net has probes.
+            order of its symmetries, for a net of several.
+        make_module: Makes the module if the net has probes, in place of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -94,11 +97,9 @@ def load_net(
             raise ValueError("its probes are no list")
     except DAMAGE as error:
         raise damage("net", path, error) from error
-    if callable(module) and not isinstance(module, nn.Module | type):
-        module = module() if written else None
-    modules = tuple(module) if isinstance(module, list | tuple) else () if module is None else (module,)
-    for one in modules:
-        require_module(one)
+    if make_module is not None and written:
+        module = make_module()
+    modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
     if len(modules) != len(written):
         raise ValueError(
             f"the net {str(path)!r} runs networks of {len(written)} architectures on probes, but {len(modules)} "

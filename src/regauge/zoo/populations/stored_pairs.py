@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regauge.alignment import WeightMatching, align_pairs
 from regauge.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, count_models, select
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
@@ -76,6 +77,7 @@ class PairMatrices:
         remove_own(self.folder, PARTS)
 
 
+@check_arguments
 def barrier_matrices(
     pairs: PairMatrices,
     task: Task,
