@@ -14,9 +14,7 @@ from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
-from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.table import METHODS
-from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
@@ -104,6 +102,8 @@ def align(
             populations; no element carries the structure of the second into that of the first; the method needs a task
             or a generator; or the memory does not suffice.
     """
+    from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
         job = open_call(
@@ -121,6 +121,8 @@ def align(
         )
     if job is not None:
         if job.is_streamed:
+            from regauge.alignment.streamed.job import align_job, plan_job
+
             return align_job(plan_job(job, symmetry, method, task), progress)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:

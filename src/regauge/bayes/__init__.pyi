@@ -12,6 +12,7 @@ from .matching import align as align
 from .matching import align_many as align_many
 from .matching import barycenter as barycenter
 from .matching import one_gaussian as one_gaussian
+from .posteriors.couplings import SquaredDistance as SquaredDistance
 from .posteriors.gaussian import GaussianPosterior as GaussianPosterior
 from .posteriors.gaussian import Noise as Noise
 from .posteriors.gaussian import Posterior as Posterior
@@ -37,7 +38,6 @@ from .transport.posterior_mixtures import MixturePath as MixturePath
 from .transport.posterior_mixtures import MixturePosterior as MixturePosterior
 from .transport.posterior_mixtures import mixture as mixture
 from .transport.wasserstein import Displacement as Displacement
-from .transport.wasserstein import SquaredDistance as SquaredDistance
 from .transport.wasserstein import distance as distance
 from .transport.wasserstein import geodesic as geodesic
 from .variational.diagnostics import Diagnostics as Diagnostics

@@ -13,19 +13,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
 from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
+from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
-from regauge.checkpoints.formats.adapters import CONFIG
 from regauge.checkpoints.formats.file_formats import weight_suffixes
+from regauge.checkpoints.formats.location import ADAPTER_CONFIG
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
-from regauge.checkpoints.names.extra import share_extra
-from regauge.checkpoints.names.from_transformers import name_by
+from regauge.checkpoints.names.from_transformers import name_by, share
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
-from regauge.checkpoints.padded import match_adapters
 from regauge.checkpoints.writing import Pieces, Shard, require_writable
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -112,7 +110,7 @@ class FileJob:
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
         """A job with the checkpoints under the names of a symmetry, where files have other names than models."""
-        return replace(self, checkpoints=share_extra([name_by(one, symmetry) for one in self.checkpoints]))
+        return replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.
@@ -224,11 +222,13 @@ def open_job(
                 f"{adapters[0].label!r} is an adapter, and others are networks; name a network with its adapter as "
                 "BASE+ADAPTER, or give adapters of one base alone"
             )
+        from regauge.checkpoints.padded import match_adapters
+
         checkpoints = match_adapters(checkpoints, number)
     source = checkpoints[number]
-    if CONFIG in source.replaced and output is not None and output.is_file:
+    if ADAPTER_CONFIG in source.replaced and output is not None and output.is_file:
         raise ValueError(
-            f"{source.label!r} gets other ranks, which its {CONFIG} has to say: give a folder as the output"
+            f"{source.label!r} gets other ranks, which its {ADAPTER_CONFIG} has to say: give a folder as the output"
         )
     return FileJob(checkpoints, number, output, beside, MemoryLimit.of(memory), copies)
 

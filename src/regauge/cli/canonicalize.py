@@ -7,7 +7,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.alignment.engine.frames import moves_statistics
-from regauge.alignment.streamed.source import move_pieces, move_tensor
+from regauge.alignment.streamed.source import move_pieces
 from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.job import FileJob
@@ -18,6 +18,7 @@ from regauge.cli.options import Canonicalize, UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.core.counted import count
+from regauge.core.pieces import move_tensor
 from regauge.hub import bring_together
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {

@@ -6,7 +6,8 @@ from pathlib import Path
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.cli.gauge_options import Gauge
-from regauge.cli.options import Apply, Canonicalize, Repair
+from regauge.cli.line_options import Repair
+from regauge.cli.options import Apply, Canonicalize
 from regauge.cli.output import output_of
 from regauge.cli.provenance import provenance_of
 from regauge.cli.prune_options import Prune

@@ -12,7 +12,7 @@ from regauge.cli.config_options import settings_of
 from regauge.cli.flow_options import Flow, FlowFit, FlowGuide, FlowJudge, FlowSample, Sampling
 from regauge.cli.learn_settings import layer_of, networks_of, run_of
 from regauge.cli.options import UsageError
-from regauge.cli.output import require_page, show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.output import require_results, show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.training_output import tell_training, training_output
 from regauge.cli.zoo_populations import task_on
 from regauge.report import write_page
@@ -151,7 +151,7 @@ def judge(options: FlowJudge) -> None:
     """Judge drawn networks."""
     if not options.stores:
         raise UsageError("no store of trained networks is named; give those that the flow was fitted to")
-    require_page(options.output, overwrite=options.overwrite)
+    require_results(options.output, overwrite=options.overwrite)
     with show_status("reading"):
         made, samples = flow.load_flow(options.flow), Store.open(options.samples)
         task = task_on(samples.architecture, options.data, options.loss, JUDGED)

@@ -9,10 +9,11 @@ from torch import nn
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.align_options import Matching
 from regauge.cli.config_options import settings_of
 from regauge.cli.learn_options import LearnMatching
 from regauge.cli.learn_settings import networks_of, run_of
-from regauge.cli.options import Matching, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
 from regauge.cli.training_output import tell_training, training_output
 from regauge.connect import prepare_statistics

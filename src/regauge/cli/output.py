@@ -28,7 +28,9 @@ from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.commands import as_options
 from regauge.cli.options import PICTURES
 from regauge.core.escaping import escape, escape_json, escape_lines
-from regauge.core.progress import Advance, Progress
+from regauge.core.progress import Advance as Advance
+from regauge.core.progress import Progress as Progress
+from regauge.core.progress import no_progress as no_progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,6 +141,24 @@ def require_pictures(path: Path, *, overwrite: bool) -> None:
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
 
 
+def require_page(path: Path | None, *, overwrite: bool) -> None:
+    """Raise unless a page can be written, if one is wanted."""
+    if path is not None:
+        require_writable(path, overwrite=overwrite, suffixes=(".html",))
+
+
+def require_results(page: Path, *, overwrite: bool) -> None:
+    """Raise unless a page and its numbers, of the same name with .json, can be written."""
+    require_page(page, overwrite=overwrite)
+    require_writable(page.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, and tell where it is."""
+    save_text(page, path)
+    tell_written(path)
+
+
 def name_files(paths: Sequence[Path]) -> list[str]:
     """Names of files or folders in pictures: without the folders that they are in, unless two were the same then."""
     names = [path.name for path in paths]
@@ -160,12 +180,6 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
     return save_text(text.getvalue(), path)
-
-
-def require_page(path: Path, *, overwrite: bool) -> None:
-    """Raise unless a page and its numbers, of the same name with .json, can be written."""
-    require_writable(path, overwrite=overwrite, suffixes=(".html",))
-    require_writable(path.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
 
 
 def require_table(path: Path | None, *, overwrite: bool) -> None:

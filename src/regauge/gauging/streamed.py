@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.alignment.streamed.memory import row_ranges
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import require_finite
+from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.measures import LayerMeasures
 from regauge.gauging.method import fixed_reasons

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.dtypes import dtype_notes
@@ -27,7 +26,6 @@ from regauge.merging.means import Average
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, Setting, as_weights
-from regauge.merging.streamed import merge_job
 from regauge.merging.table import RULES
 
 
@@ -119,6 +117,9 @@ def merge(
     )
     if job is not None:
         if job.is_streamed:
+            from regauge.alignment.streamed.job import plan_job
+            from regauge.merging.streamed import merge_job
+
             streamed = plan_job(job, symmetry, method, task)
             return merge_job(
                 streamed, rule=rule, weights=weights, has_base=has_base, seed=seed, labels=labels, progress=progress

@@ -23,7 +23,6 @@ from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_dis
 from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.formats.headers import PROVENANCE
 from regauge.checkpoints.formats.state_dicts import shorten
-from regauge.checkpoints.outputs.carrying import Carried, carry_files
 from regauge.checkpoints.outputs.ledger import (
     CONTENT,
     LEDGER,
@@ -171,6 +170,8 @@ class Staging:
 
     def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
         """Write the index of a folder, and copy what goes along with its weights."""
+        from regauge.checkpoints.outputs.carrying import Carried, carry_files  # for folders alone
+
         found = Carried() if source is None else carry_files(source, self.content, self.out)
         for names, what in (
             (found.copied, "copied from"),
