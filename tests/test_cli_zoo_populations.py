@@ -12,8 +12,8 @@ import torch
 from regauge.cli.main import main
 from regauge.discovery import discover
 from regauge.report.population_figures import map_figure, matrices_figure
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.zoo.jobs.compare_blocks import CompareBlocks
 
 MLP = Architecture("MLP 30-5-2", "regauge.nets.mlp:mlp", {"widths": [30, 5, 2]})
@@ -126,7 +126,7 @@ def test_a_comparison_goes_on_where_it_was_interrupted(
         main([*command, str(tmp_path / "parts.svg")])
     assert sorted(path.name for path in tmp_path.glob("parts*")) == ["parts.svg.parts"]
     before = len(blocks)
-    monkeypatch.setattr("regauge.zoo.jobs.executors.executor_of", lambda on: lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr("regauge.zoo.executor_of", lambda on: lambda: ThreadPoolExecutor(1))
     main([*command, str(tmp_path / "parts.svg"), "--on", "processes"])
     assert len(blocks) - before == 6 * (2 if align == "pairs" else 3) - (before - 1)
     assert sorted(path.name for path in tmp_path.glob("parts*")) == ["parts.csv", "parts.svg"]

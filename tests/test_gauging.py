@@ -12,8 +12,8 @@ from transformer_cases import Case, change, discovered, generator, hf_gpt2, netw
 import regauge as rg
 from regauge.core.axis_products import Kronecker
 from regauge.core.params import Params
-from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, flat_rotation, rounding_errors
-from regauge.gauging.hadamard import flat_factors
+from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, rounding_errors
+from regauge.gauging.hadamard import flat_factors, flat_rotation
 from regauge.gauging.method import GaugeProblem
 from regauge.gauging.methods import learned_rotation
 from regauge.gauging.methods.reach import Point, Reach

@@ -15,6 +15,7 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import require_results, show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.training_output import tell_training, training_output
 from regauge.cli.zoo_populations import task_on
+from regauge.flow.stored_samples import compare_guidance, draw_initial
 from regauge.report import write_page
 from regauge.storage import Collection, Store
 
@@ -49,7 +50,7 @@ def fit(options: FlowFit) -> None:
         with show_status("reading the columns"):
             collection, chosen = networks_of(options)
             store = collection.stores[0]
-            starts = flow.draw_initial(store, seed=options.seed) if options.prior == "initialization" else None
+            starts = draw_initial(store, seed=options.seed) if options.prior == "initialization" else None
         with show_progress() as progress:
             made = flow.fit(
                 collection, config=config, **run_of(options, chosen, place), starts=starts, progress=progress
@@ -123,7 +124,7 @@ def guide(options: FlowGuide) -> None:
     tell_store(target)
     with show_status("drawing and training networks to compare with"):
         drawn.pop("networks")
-        rows = flow.compare_guidance(made, target.read(slice(None)), guidance, test, **drawn)
+        rows = compare_guidance(made, target.read(slice(None)), guidance, test, **drawn)
     tell_table("scores", rows)
 
 

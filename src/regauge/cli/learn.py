@@ -17,7 +17,7 @@ from regauge.cli.output import require_table, show_progress, show_status, tell, 
 from regauge.cli.training_output import require_named, tell_chosen, tell_training, training_output
 from regauge.hub import open_model
 from regauge.report import write_page
-from regauge.storage import NamedNetworks, read_networks
+from regauge.storage import Store, read_networks
 
 
 def run(options: Learn) -> None:
@@ -68,7 +68,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     """A row for each network of a store, or for a checkpoint."""
     named = read_networks(path, options.checkpoints)
     tell_chosen(len(named.rows), None if named.store is None else len(named.store), options.checkpoints)
-    made = learn.load_predictor(options.predictor, make_module=lambda: _module(options, named))
+    made = learn.load_predictor(options.predictor, make_module=lambda: _module(options, named.store))
     if not made.is_informed:
         warn(made.verdict)
     try:
@@ -80,13 +80,13 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
         yield {**row, made.target.name: predicted[k], **({} if sure is None else {"probability": sure[k]})}
 
 
-def _module(options: LearnPredict, named: NamedNetworks) -> nn.Module:
+def _module(options: LearnPredict, store: Store | None) -> nn.Module:
     """The architecture of networks that are run on probes."""
     if options.model is not None:
         return open_model(options.model).module
-    if named.store is None:
+    if store is None:
         raise UsageError(f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model")
-    return named.store.architecture.module()
+    return store.architecture.module()
 
 
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:

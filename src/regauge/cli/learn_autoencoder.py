@@ -11,6 +11,8 @@ from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, 
 from regauge.cli.options import UsageError
 from regauge.cli.output import require_table, show_progress, show_status, tell, tell_or_write_rows, tell_written
 from regauge.cli.training_output import require_named, tell_training, training_output
+from regauge.learn.autoencoder_files import decode_store, encode_paths, nearest_paths
+from regauge.learn.autoencoder_results import autoencoder_results
 from regauge.report import write_page
 from regauge.storage import read_networks
 
@@ -35,7 +37,7 @@ def autoencoder(options: LearnAutoencoder) -> None:
         with show_status("drawing"):
             kind, _, size = options.inputs.partition(":")
             grid = sizes_of(size) if kind == "grid" else None
-            results = learn.autoencoder_results(made, collection, inputs, grid=grid, color=options.color)
+            results = autoencoder_results(made, collection, inputs, grid=grid, color=options.color)
         write_page({"store": ", ".join(map(str, options.stores)), **results}, place.beside[0])
         made.save(place.path, overwrite=place.overwrite)
     tell_training(made)
@@ -63,7 +65,7 @@ def encode(options: LearnEncode) -> None:
     require_table(options.output, overwrite=options.overwrite)
     made = learn.load_autoencoder(options.autoencoder)
     with show_status("encoding"):
-        rows = learn.encode_paths(made, require_named(options.networks), options.checkpoints)
+        rows = encode_paths(made, require_named(options.networks), options.checkpoints)
     tell_or_write_rows("latents", rows, options.output)
 
 
@@ -74,7 +76,7 @@ def decode(options: LearnDecode) -> None:
         if options.overwrite:
             raise UsageError("a store is written into a new folder; --overwrite is for checkpoints")
         with show_status("decoding"):
-            count = len(learn.decode_store(made, source, options.output, options.checkpoints))
+            count = len(decode_store(made, source, options.output, options.checkpoints))
         tell(f"written: {options.output}: {count} networks", written=[str(options.output)], networks=count)
         return
     twin = made.canonicalize(read_networks(source).networks)
@@ -87,7 +89,7 @@ def nearest(options: LearnNearest) -> None:
     require_table(options.output, overwrite=options.overwrite)
     made, paths = learn.load_autoencoder(options.autoencoder), require_named(options.networks)
     with show_status("encoding"):
-        rows = learn.nearest_paths(made, paths, options.among, count=options.count, checkpoints=options.checkpoints)
+        rows = nearest_paths(made, paths, options.among, count=options.count, checkpoints=options.checkpoints)
     tell_or_write_rows("nearest networks", rows, options.output)
 
 

@@ -20,7 +20,7 @@ from regauge.cli.training_output import TrainingOutput, tell_chosen
 from regauge.core.typed_json import require_fields
 from regauge.hub import open_batches
 from regauge.learn.changes import Change
-from regauge.storage import Collection, parse_conditions
+from regauge.storage import Collection
 
 EXAMPLES = 512
 """Examples of DATA that networks are run on."""
@@ -32,7 +32,7 @@ def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
         raise UsageError("no store is named; give the folder of one, or of several")
     with show_progress() as progress:
         collection = Collection.open(options.stores, progress=progress)
-    chosen = collection.find(parse_conditions(options.where), options.checkpoints)
+    chosen = collection.find(options.where, options.checkpoints)
     tell_chosen(len(chosen), len(collection), options.checkpoints)
     return collection, chosen
 

@@ -26,7 +26,7 @@ from regauge.cli.zoo_options import (
 from regauge.cli.zoo_populations import words
 from regauge.core.devices import find_device
 from regauge.hub import call_factory, describe_inputs
-from regauge.storage import Architecture, Store, parse_conditions, verify
+from regauge.storage import Architecture, Collection, Store, verify
 
 
 def run(options: Zoo) -> None:
@@ -113,9 +113,7 @@ def import_(options: ZooImport) -> None:
 def export(options: ZooExport) -> None:
     """Write networks of a store as other files."""
     store = Store.open(options.store)
-    chosen = store.rows.where(**parse_conditions(options.where))
-    if options.checkpoints == "last":
-        chosen = store.rows.final(chosen)
+    chosen = Collection(store).find(options.where, options.checkpoints)
     if not len(chosen):
         raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
     with show_progress() as progress:

@@ -17,8 +17,8 @@ from regauge.cli.output import LOSSES, require_pictures, show_progress, show_sta
 from regauge.cli.zoo_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.connect import prepare_statistics
 from regauge.hub import Loss, make_task, open_batches
-from regauge.report import map_figure, matrices_figure, shades_of
-from regauge.storage import Architecture, Store, parse_conditions
+from regauge.report import map_figure, matrices_figure
+from regauge.storage import Architecture, Collection, Store
 
 BY = {
     "orbits": "distance modulo the group",
@@ -61,9 +61,7 @@ def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
     The same command continues in the folder `OUT.parts`.
     """
     store = Store.open(options.store)
-    among = store.rows.where(**parse_conditions(options.where))
-    if options.checkpoints == "last":
-        among = store.rows.final(among)
+    among = Collection(store).find(options.where, options.checkpoints)
     chosen = zoo.sample(store, options.networks, seed=options.seed, among=among)
     if len(chosen) < 3:
         raise UsageError(f"only {len(chosen)} networks were chosen; three at least are compared")
@@ -89,9 +87,9 @@ def compare(options: ZooCompare) -> None:
     require_pictures(options.output, overwrite=options.overwrite)
     with pairs_of(options) as pairs:
         task = task_on(pairs.store.architecture, options.data, options.loss, options.batch)
-        matrices = zoo.barrier_matrices(pairs, task, align=options.align, points=options.points, seed=options.seed)
+        matrices = pairs.barriers(task, align=options.align, points=options.points, seed=options.seed)
         names = dict(zip(("barrier", "barrier_aligned"), matrices.values(), strict=False))
-        rows = zoo.pair_rows(pairs, names)
+        rows = pairs.rows(names)
         for title, matrix in matrices.items():
             mean, deviation = zoo.mean_barrier(matrix)
             tell(f"{title}: mean barrier {mean:.4g}, standard deviation {deviation:.4g} over {len(rows)} pairs")
@@ -113,19 +111,18 @@ def draw(options: ZooMap) -> None:
         if not 1 <= options.clusters <= count:
             raise UsageError(f"--clusters is {options.clusters}, but {count} networks are drawn")
         if options.by == "latent":
-            latents = learn.load_autoencoder(str(options.autoencoder)).encode(pairs.params)
-            distances = zoo.exact_distances(latents)
+            distances = learn.load_autoencoder(str(options.autoencoder)).distances(pairs.params)
         else:
-            distances = zoo.network_distances(pairs, options.by, seed=options.seed)
+            distances = pairs.distances(options.by, seed=options.seed)
         shown, member = zoo.flat_map(distances), zoo.clusters(distances, options.clusters)
         rows = pairs.store.rows.dicts(pairs.numbers)
         column = None if options.color is None else [row.get(options.color) for row in rows]
         figure = map_figure(
             shown.points,
-            member.tolist() if column is None else list(map(str, column)),
+            member.tolist(),
             title=f"{count} networks by {BY[options.by]}",
             share=shown.share,
-            values=None if column is None else shades_of(column),
+            column=column,
             what=options.color or "cluster",
         )
         table = [

@@ -60,6 +60,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(one, args[0]) for one in value)
     if origin is tuple:
         return isinstance(value, tuple) and len(value) == len(args) and all(map(_fits, value, args))
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, args[0]) for one in value)
     if origin is not None and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(_fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items())
     if is_dataclass(hint) and isinstance(value, tuple):

@@ -7,9 +7,7 @@ from .flow import Flow as Flow
 from .flow_config import FlowConfig as FlowConfig
 from .guiding import BatchLoss as BatchLoss
 from .judgement import Judgement as Judgement
-from .judgement import Score as Score
 from .judging import judge as judge
-from .nets import NETS as NETS
 from .nets import Metanetwork as Metanetwork
 from .nets import Perceptron as Perceptron
 from .nets import Tokens as Tokens
@@ -22,11 +20,8 @@ from .representation import Representation as Representation
 from .sampling import Guidance as Guidance
 from .space import Space as Space
 from .store_judging import judge_store as judge_store
-from .stored_samples import compare_guidance as compare_guidance
-from .stored_samples import draw_initial as draw_initial
 from .stored_samples import sample_store as sample_store
 from .thesis import thesis_config as thesis_config
-from .times import TIMES as TIMES
 from .times import BetaTime as BetaTime
 from .times import UniformTime as UniformTime
 

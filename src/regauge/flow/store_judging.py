@@ -10,7 +10,7 @@ from regauge.flow.flow import Flow
 from regauge.flow.judgement import Judgement
 from regauge.flow.judging import judge
 from regauge.learn.populations import spread
-from regauge.storage.collection import Collection, parse_conditions
+from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 
 MOST_JUDGED = 1000
@@ -42,7 +42,7 @@ def judge_store(
     """
     known = {"checkpoints": flow.about.get("checkpoints"), **flow.about.get("selection", {})}
     is_last = known.get("final", known["checkpoints"] == "last")  # as flows of earlier versions told it
-    chosen = stores.find(parse_conditions(known.get("where", ())), "last" if is_last else "all")
+    chosen = stores.find(known.get("where", ()), "last" if is_last else "all")
     parts = divide(stores, chosen, split_by=known.get("split_by") or None)
     counts = {name: len(part) for name, part in parts.items()}
     if counts != flow.about["networks"]:

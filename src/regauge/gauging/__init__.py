@@ -2,4 +2,10 @@
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    __file__,
+    moved={"flat_rotation": "regauge.gauging.hadamard"}
+    | dict.fromkeys(("rotating", "uncover_rotations"), "regauge.gauging.moves")
+    | {"mean_error": "regauge.gauging.rounding"},
+)

@@ -3,7 +3,6 @@ from .audit import audit as audit
 from .certificate import Certificate as Certificate
 from .certificate import certify as certify
 from .gauge_network import gauge as gauge
-from .hadamard import flat_rotation as flat_rotation
 from .mappings import ScalePair as ScalePair
 from .mappings import read_mappings as read_mappings
 from .mappings import read_table as read_table
@@ -23,12 +22,9 @@ from .methods.smooth import Smooth as Smooth
 from .moves import Move as Move
 from .moves import apply_moves as apply_moves
 from .moves import move_tensor as move_tensor
-from .moves import rotating as rotating
-from .moves import uncover_rotations as uncover_rotations
 from .result import GaugeResult as GaugeResult
 from .result import Trials as Trials
 from .rounding import RoundToNearest as RoundToNearest
-from .rounding import mean_error as mean_error
 from .rounding import round_network as round_network
 from .rounding import rounded_activations as rounded_activations
 from .rounding import rounding_errors as rounding_errors

@@ -1,10 +1,6 @@
 from .autoencoder import Autoencoder as Autoencoder
 from .autoencoder import LatentPath as LatentPath
 from .autoencoder import load_autoencoder as load_autoencoder
-from .autoencoder_files import decode_store as decode_store
-from .autoencoder_files import encode_paths as encode_paths
-from .autoencoder_files import nearest_paths as nearest_paths
-from .autoencoder_results import autoencoder_results as autoencoder_results
 from .autoencoder_training import fit_autoencoder as fit_autoencoder
 from .changes import Dropout as Dropout
 from .changes import Noise as Noise

@@ -11,7 +11,7 @@ from regauge.learn.running import Runner
 from regauge.names import VERSION
 from regauge.storage.collection import Collection
 from regauge.storage.store import Store
-from regauge.weightspace.heads import Invariant
+from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 
 SHOWN = 10

@@ -3,7 +3,6 @@ from .criteria import Magnitude as Magnitude
 from .criteria import OutputError as OutputError
 from .criteria import RandomUnits as RandomUnits
 from .criteria import Taylor as Taylor
-from .exact import Removal as Removal
 from .prune_network import prune as prune
 from .result import PruneCertificate as PruneCertificate
 from .result import Pruned as Pruned

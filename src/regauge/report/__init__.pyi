@@ -1,5 +1,3 @@
 from .population_figures import map_figure as map_figure
 from .population_figures import matrices_figure as matrices_figure
-from .population_figures import shades_of as shades_of
 from .result_pages import write_page as write_page
-from .shape_figures import shape_figure as shape_figure

@@ -58,13 +58,17 @@ def map_figure(
     title: str,
     share: float,
     values: NDArray[np.float64] | None = None,
+    column: Sequence[Any] | None = None,
     what: str = "",
 ) -> Figure:
     """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
 
+    A column in place of groups is shown in either way: texts, truth values and few whole numbers are groups.
     Distances are to scale. Groups are named in a legend where there are two to twenty; NaN is drawn gray. Below it
     stands which share of the squared distances the plane shows.
     """
+    if column is not None:
+        groups, values = list(map(str, column)), shades_of(column)
     size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
     with draw_figure(5.0, 4.6) as figure:
         axes = figure.add_subplot()

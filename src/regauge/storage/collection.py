@@ -17,10 +17,10 @@ from regauge.checkpoints.writing import bytes_of
 from regauge.core.params import Params, count_models, select
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
-from regauge.storage.store import Store
 from regauge.storage.store.columns import Array
 from regauge.storage.store.listing import resolve
 from regauge.storage.store.rows import Indices
+from regauge.storage.store.store import Store
 
 Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
@@ -28,7 +28,7 @@ Kept = Literal["last", "all"]
 """The checkpoints of each run of a store that are read."""
 
 
-def parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
+def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
     """Columns and their values from texts such as "step=86"; numbers and truth values where they read as such.
 
     Raises:
@@ -152,12 +152,18 @@ class Collection:
         ]
         return np.concatenate(pieces)
 
-    def find(self, conditions: Mapping[str, Any], checkpoints: Kept = "last") -> Indices:
-        """Numbers of the networks of stores that meet conditions, see `Rows.where`; of each run the last one of these.
+    def find(self, conditions: Mapping[str, Any] | Iterable[str], checkpoints: Kept = "last") -> Indices:
+        """Numbers of the networks of stores that meet conditions.
+
+        Args:
+            conditions: Columns with their values, see `Rows.where`, or texts such as "step=86".
+            checkpoints: "last": the last one of these of each run; "all": all of them.
 
         Raises:
             KeyError: A store has no such column.
+            ValueError: A text is no condition.
         """
+        conditions = conditions if isinstance(conditions, Mapping) else _parse_conditions(conditions)
         pieces = []
         for store, start in zip(self.stores, self.starts.tolist(), strict=False):
             own = store.rows.where(**conditions)

@@ -37,6 +37,7 @@ from regauge.checkpoints.outputs.ledger import (
 )
 from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance
 from regauge.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
+from regauge.checkpoints.state_file import StateError
 from regauge.checkpoints.writing import (
     INDEX,
     Pieces,
@@ -114,7 +115,8 @@ class Staging:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *where: object) -> None:
-        is_kept = self._inputs is not None and not isinstance(error, REFUSALS)
+        is_refused = isinstance(error, REFUSALS) and not isinstance(error, StateError)
+        is_kept = self._inputs is not None and not is_refused
         self.close(is_kept=is_kept)
         if isinstance(error, FullDiskError):
             needed = self._needed() or None

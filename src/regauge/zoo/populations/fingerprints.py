@@ -16,8 +16,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.comparison.fingerprints import SIZE, fingerprint
 from regauge.core.progress import Progress, no_progress
-from regauge.storage import cache
-from regauge.storage.store import Store
+from regauge.storage import Store, cache
 from regauge.storage.store.shard_file import Shard
 
 KIND = "fingerprints"

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regauge.alignment import WeightMatching, align_pairs
 from regauge.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
-from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, count_models, select
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
@@ -72,79 +71,69 @@ class PairMatrices:
         run_jobs(jobs, executor=self.executor, progress=lambda _, total: self.progress(label, total))
         return torch.from_numpy(jobs.matrix())
 
+    def barriers(
+        self,
+        task: Task,
+        *,
+        align: Literal["pairs", "medoid", "universe", "no"] = "pairs",
+        points: int = 3,
+        seed: int = 0,
+    ) -> dict[str, Tensor]:
+        """The barriers between all pairs of networks, as they are and aligned, `[networks, networks]` under a title.
+
+        Args:
+            task: The task whose loss has the barriers.
+            align: "pairs": each pair aligned with one another; "medoid" and "universe": all networks aligned to their
+                medoid, or to the mean of their universe; "no": as they are only.
+            points: Networks on each line, both ends included.
+            seed: The seed of the alignment.
+        """
+        params, before = self.params, Barriers(task, points=points)
+        symmetry = None if align == "no" else self.store.require_symmetry()
+        found = {"as they are": self("barriers, as they are", params, before)}
+        if symmetry is None:
+            return found
+        if align == "pairs":
+            after = Barriers(task, symmetry, points=points, seed=seed)
+            return found | {"each pair aligned": self("barriers, aligned", params, after)}
+        if align == "universe":
+            title, moved = "in one universe", universe(params, symmetry).params
+        else:
+            distances = self("distances of orbits", params, OrbitDistances(symmetry, seed=seed))
+            center = select(params, int(distances.sum(1).argmin()))
+            method = WeightMatching(scales="recompute")  # With data, statistics are computed anew between networks.
+            title, moved = "aligned to the medoid", align_pairs(center, params, symmetry, method=method).params
+        return found | {title: self("barriers, aligned", moved, before)}
+
+    def rows(self, matrices: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """A table of all pairs of networks: their ids and steps, and the entry of each matrix under its name."""
+        rows = self.store.rows.dicts(self.numbers)
+        return [
+            {f"{key}_{side}": rows[k][key] for side, k in (("a", i), ("b", j)) for key in ("id", "step")}
+            | {name: float(matrix[i, j]) for name, matrix in matrices.items()}
+            for i in range(len(rows))
+            for j in range(i + 1, len(rows))
+        ]
+
+    def distances(
+        self, by: Literal["orbits", "universe", "weights"] = "orbits", *, seed: int = 0
+    ) -> NDArray[np.float64]:
+        """The distances between all networks, `[networks, networks]`.
+
+        Args:
+            by: "orbits": of orbits, each pair aligned by itself; "universe": of networks aligned to the mean of their
+                universe; "weights": of the weights as they are.
+            seed: The seed of the alignment.
+        """
+        if by == "orbits":
+            compare = OrbitDistances(self.store.require_symmetry(), seed=seed)
+            matrix: NDArray[np.float64] = self("distances of orbits", self.params, compare).numpy()
+            return matrix
+        params = universe(self.params, self.store.require_symmetry()).params if by == "universe" else self.params
+        flat = torch.cat([t.double().flatten(1) for t in params.values() if t.is_floating_point()], 1)
+        found: NDArray[np.float64] = torch.cdist(flat, flat, compute_mode=EXACT).numpy()
+        return found
+
     def clear(self) -> None:
         """Delete what is kept."""
         remove_own(self.folder, PARTS)
-
-
-@check_arguments
-def barrier_matrices(
-    pairs: PairMatrices,
-    task: Task,
-    *,
-    align: Literal["pairs", "medoid", "universe", "no"] = "pairs",
-    points: int = 3,
-    seed: int = 0,
-) -> dict[str, Tensor]:
-    """The barriers between all pairs of networks, as they are and aligned, `[networks, networks]` under a title.
-
-    Args:
-        pairs: The networks.
-        task: The task whose loss has the barriers.
-        align: "pairs": each pair aligned with one another; "medoid" and "universe": all networks aligned to their
-            medoid, or to the mean of their universe; "no": as they are only.
-        points: Networks on each line, both ends included.
-        seed: The seed of the alignment.
-    """
-    params, before = pairs.params, Barriers(task, points=points)
-    symmetry = None if align == "no" else pairs.store.require_symmetry()
-    found = {"as they are": pairs("barriers, as they are", params, before)}
-    if symmetry is None:
-        return found
-    if align == "pairs":
-        after = Barriers(task, symmetry, points=points, seed=seed)
-        return found | {"each pair aligned": pairs("barriers, aligned", params, after)}
-    if align == "universe":
-        title, moved = "in one universe", universe(params, symmetry).params
-    else:
-        distances = pairs("distances of orbits", params, OrbitDistances(symmetry, seed=seed))
-        center = select(params, int(distances.sum(1).argmin()))
-        method = WeightMatching(scales="recompute")  # With data, statistics are computed anew between networks.
-        title, moved = "aligned to the medoid", align_pairs(center, params, symmetry, method=method).params
-    return found | {title: pairs("barriers, aligned", moved, before)}
-
-
-def pair_rows(pairs: PairMatrices, matrices: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """A table of all pairs of networks: their ids and steps, and the entry of each matrix under its name."""
-    rows = pairs.store.rows.dicts(pairs.numbers)
-    return [
-        {f"{key}_{side}": rows[k][key] for side, k in (("a", i), ("b", j)) for key in ("id", "step")}
-        | {name: float(matrix[i, j]) for name, matrix in matrices.items()}
-        for i in range(len(rows))
-        for j in range(i + 1, len(rows))
-    ]
-
-
-def network_distances(
-    pairs: PairMatrices, by: Literal["orbits", "universe", "weights"] = "orbits", *, seed: int = 0
-) -> NDArray[np.float64]:
-    """The distances between all networks, `[networks, networks]`.
-
-    Args:
-        pairs: The networks.
-        by: "orbits": of orbits, each pair aligned by itself; "universe": of networks aligned to the mean of their
-            universe; "weights": of the weights as they are.
-        seed: The seed of the alignment.
-    """
-    if by == "orbits":
-        return pairs(
-            "distances of orbits", pairs.params, OrbitDistances(pairs.store.require_symmetry(), seed=seed)
-        ).numpy()
-    params = universe(pairs.params, pairs.store.require_symmetry()).params if by == "universe" else pairs.params
-    return exact_distances(torch.cat([t.flatten(1) for t in params.values() if t.is_floating_point()], 1))
-
-
-def exact_distances(points: Tensor) -> NDArray[np.float64]:
-    """Euclidean distances between points `[networks, values]`, in double precision, exact also where they are near."""
-    found: NDArray[np.float64] = torch.cdist(points.double(), points.double(), compute_mode=EXACT).numpy()
-    return found
