@@ -154,6 +154,14 @@ def test_a_state_that_says_other_things_is_continued_or_refused(work: str, examp
     check_kind(_known(work), tmp_path, examples)
 
 
+def test_a_state_of_more_seconds_than_a_number_holds_is_refused(tmp_path: Path) -> None:
+    kind = _known("net over networks")
+    document = kind.right(tmp_path)
+    document["known"]["seconds"] = 10**400
+    with pytest.raises(ValueError, match=rf"in .*{STATE}' is damaged \(ValueError: seconds of the training is 1000"):
+        kind.read(tmp_path, document)
+
+
 @LIMITED
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("work", WORK)

@@ -419,6 +419,12 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "named.zip' cannot be imported: column 'a' has the integer",
     ),
     "no values": (_hdf5(lambda file, _: file.create_dataset("dataset", (10**9, MLP.size), "f4", chunks=True)), "n.h5'"),
+    "long number among others": (
+        lambda folder: _named(
+            folder, [{"name": f"lr1/{k}/step1.safetensors", "row": {"a": [0.5, 10**400][k]}} for k in range(2)]
+        ),
+        "named.zip' cannot be imported: column 'a' has an integer",
+    ),
     "two of a name": (
         lambda folder: _named(folder, [{"name": "lr1/1/step1.safetensors", "row": {"a": k}} for k in range(2)]),
         "named.zip' holds two files 'lr1/1/step1.safetensors'",
@@ -458,7 +464,7 @@ SHARDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no ids": (lambda columns: columns.pop("id"), "'id'"),
     "ids of texts": (
         lambda columns: columns.update(id={"kind": "float", "value": 1.0}),
-        "does not say the id and step",
+        "lacks the id and step",
     ),
 }
 """Changes of a shard's columns, and what is said of them."""

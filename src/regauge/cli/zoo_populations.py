@@ -26,7 +26,7 @@ BY = {
     "weights": "distance of weights as they are",
     "latent": "distance of latent vectors",
 }
-"""The distances of a map, in its title."""
+"""The words for the distance in the title of a map, by the option `--by`."""
 
 
 def align(options: ZooAlign) -> None:
@@ -50,7 +50,7 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
     if text in ("medoid", "universe"):
         return text  # type: ignore[return-value]
     if not text.lstrip("-").isdigit():
-        raise UsageError(f"--to {text!r} is no network; say the id of a trajectory, medoid or universe")
+        raise UsageError(f"--to {text!r} is no network; give the id of a trajectory, medoid or universe")
     return int(text)
 
 

@@ -163,7 +163,9 @@ def draw_initial(store: Store, *, seed: int = 0, count: int = STARTS) -> Params:
     """
     made = store.about.get("training", {}).get("initialization")
     if made is None:
-        raise ValueError(f"the store {str(store.folder)!r} does not say how its networks began; choose another prior")
+        raise ValueError(
+            f"the store {str(store.folder)!r} does not record how its networks began; choose another prior"
+        )
     if not isinstance(made["scale"], int | float):
         raise ValueError("the networks began with weights of many scales; choose another prior")
     if made.get("is_common"):

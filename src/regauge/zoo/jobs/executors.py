@@ -52,7 +52,7 @@ def executor_of(on: str) -> MakeExecutor | None:
     kind, colon, text = on.partition(":")
     if kind not in ("processes", "dask") or (colon and not re.fullmatch(r"[1-9]\d*", text)):
         raise ValueError(
-            f"`on={on}` is no place to train; say here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
+            f"`on={on}` is no place to train; choose here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
         )
     count = int(text) if colon else os.cpu_count() or 1
     return processes(count) if kind == "processes" else dask(workers=count)

@@ -25,7 +25,7 @@ from regauge.zoo.populations.universe import universe
 BLOCK_SIDE = 32
 """Networks of a block of a matrix."""
 EXACT = "donot_use_mm_for_euclid_dist"
-"""How distances are computed, also of networks that are near."""
+"""The mode of `torch.cdist` without a product of matrices, which would cancel for networks that are near."""
 
 
 class PairMatrices:
