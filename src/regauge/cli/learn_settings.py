@@ -19,7 +19,7 @@ from regauge.cli.output import show_progress
 from regauge.cli.training_output import TrainingOutput, tell_chosen
 from regauge.core.typed_json import require_fields
 from regauge.hub import open_batches
-from regauge.learn.changes import Change
+from regauge.learn.random_changes import Change
 from regauge.storage import Collection
 
 EXAMPLES = 512

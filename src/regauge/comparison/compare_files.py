@@ -18,7 +18,7 @@ from regauge.checkpoints.formats.location import locate
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.independence import DRAWS
-from regauge.comparison.many import Lineage, compare_many
+from regauge.comparison.lineage import Lineage, compare_many
 from regauge.comparison.origins import named_parents
 from regauge.comparison.relatives import NO_TRACING, Relatives, open_relatives
 from regauge.core.arguments import check_arguments
