@@ -13,8 +13,8 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.rounding import round_to
 from regauge.core.task import Task
-from regauge.flow.files import load_flow
 from regauge.flow.flow import Flow
+from regauge.flow.flow_files import load_flow
 from regauge.flow.guiding import BatchLoss, descend
 from regauge.flow.sampling import Guidance, Solver
 from regauge.storage.architecture import Architecture
