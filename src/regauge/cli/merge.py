@@ -25,7 +25,6 @@ from regauge.cli.streaming import (
 )
 from regauge.hub import open_model, read_symmetry
 from regauge.merging import RULES, Rule
-from regauge.merging.merge_record import card_path
 
 SHARED = ("output", "recipe", *(one.name for one in fields(Matching)))
 SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
@@ -42,7 +41,7 @@ def run(options: Merge) -> None:
     weights = options.weights or None
     if options.tokenizer is not None:
         return _merge_folders(options, rule, weights)
-    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
+    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=rg.merging.card_path)
     task, test = None, None
     if options.data is not None or options.test is not None:
         from regauge.cli.tasks import matching_tasks  # what runs models takes a while to import
@@ -51,9 +50,7 @@ def run(options: Merge) -> None:
     method = _method(options, is_streamed=job.is_streamed)
     ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task}
     if job.is_streamed:
-        from regauge.merging.streamed import plan_merge
-
-        show_plan(plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
+        show_plan(rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
     elif options.dry_run:
         show_memory(job)
     if options.dry_run:
@@ -76,8 +73,6 @@ def run(options: Merge) -> None:
 
 def _merge_recipe(options: Merge) -> None:
     """Merge by a recipe."""
-    from regauge.merging.recipes.merge_recipe import plan_recipe
-
     blank = {one.name: one.default for one in fields(Merge)} | {"checkpoints": ()}
     given = [name for name in SAID if getattr(options, name) != blank[name]]
     if given:
@@ -87,19 +82,17 @@ def _merge_recipe(options: Merge) -> None:
     provenance = provenance_of(options)
     settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
     out = output_of(options, replace(provenance, settings=settings))
-    make = plan_recipe if options.dry_run else rg.merging.merge_recipe
+    make = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
     _assemble(options, partial(make, options.recipe, out))
 
 
 def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
     """Merge folders with different tokens."""
-    from regauge.merging.recipes.merge_recipe import plan_folders
-
     if rule.needs_task:
         raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
     ways: dict[str, Any] = {"tokenizer": options.tokenizer, "rule": rule, "weights": weights, "base": options.base}
     out = output_of(options, provenance_of(options))
-    make = plan_folders if options.dry_run else rg.merging.merge_folders
+    make = rg.merging.plan_folders if options.dry_run else rg.merging.merge_folders
     _assemble(options, partial(make, options.checkpoints, out, **ways))
 
 

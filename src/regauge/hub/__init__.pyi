@@ -1,4 +1,5 @@
 from .batches import open_batches as open_batches
+from .build_model import describe_inputs as describe_inputs
 from .build_model import name_model as name_model
 from .model import Model as Model
 from .model import open_model as open_model
