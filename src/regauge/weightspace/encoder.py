@@ -322,7 +322,7 @@ def _count_sharing(block: Block, layout: Layout) -> int:
 
 
 def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
-    """One linear function of the values of a pair, at first the value if there is one."""
+    """Linear map from the values of a pair to one number; with a single value it starts as the identity."""
     dense = Dense(channels, 1, is_biased=False, generator=generator)
     if channels == 1:
         nn.init.ones_(dense.weight)
