@@ -19,7 +19,7 @@ from regauge.weightspace.heads import Head
 from regauge.weightspace.heads.equivariant import Equivariant
 from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.layers.message_passing import MessagePassing
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, LayerPlan
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.probes import ProbeEncoder, Probes
@@ -180,7 +180,7 @@ class Metanet(nn.Module):
             everything |= {"pairs", "unwritten"}
         last = head.reads(layouts, has_pairs=layer.keeps_pairs)
         self.layers = nn.ModuleList(
-            layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator, before=k))
+            layer.build(LayerPlan(layouts, width, last if k == depth - 1 else everything, generator, before=k))
             for k in range(depth)
         )
         self.conditioned = nn.ModuleList(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer, Sets
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, LayerPlan
 from regauge.weightspace.layers.reading import Pooling
 
 
@@ -52,7 +52,7 @@ class DWS(Layer):
         """Maxima see units that count for nothing."""
         return self.pooling == "mean"
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`.
 
         Raises:

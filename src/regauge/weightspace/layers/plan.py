@@ -18,7 +18,7 @@ ENDS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """The plan that a layer is built from.
 
     Attributes:
@@ -120,7 +120,7 @@ class Layer(ABC):
         return None
 
     @abstractmethod
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`.
 
         Raises:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regauge.core import products
 from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
-from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
+from regauge.weightspace.layers.plan import Layer, LayerPlan, read_blocks
 from regauge.weightspace.layers.reach import Reach, reach
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout.blocks import Block, End
@@ -68,13 +68,13 @@ class Propagation(Layer):
         """The features that signs change and that can be nonzero after some layers."""
         return reach(layout, layers, keeps_pairs=False)
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
 class _Layer(nn.Module):
-    def __init__(self, settings: Propagation, plan: Plan) -> None:
+    def __init__(self, settings: Propagation, plan: LayerPlan) -> None:
         super().__init__()
         self.channels = settings.channels
         width, hidden = plan.width, settings.expansion * plan.width

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, order_as, others, spread
 from regauge.weightspace.layers.dense import OddNorm
-from regauge.weightspace.layers.plan import ENDS, Layer, Plan
+from regauge.weightspace.layers.plan import ENDS, Layer, LayerPlan
 from regauge.weightspace.layers.reach import Message, Reach, reach
 from regauge.weightspace.layers.remains import PairSizes, Remains, UnitSizes
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
@@ -67,7 +67,7 @@ class ScaleGMN(Layer):
         """The features that signs or scales change and that can be nonzero after some layers."""
         return reach(layout, layers, keeps_pairs=True)
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
@@ -89,7 +89,7 @@ def _kind(odd: bool) -> str:
 
 
 class _Layer(nn.Module):
-    def __init__(self, settings: ScaleGMN, plan: Plan) -> None:
+    def __init__(self, settings: ScaleGMN, plan: LayerPlan) -> None:
         super().__init__()
         width, hidden, layouts = plan.width, settings.expansion * plan.width, plan.layouts
         self.reach = {layout.key: settings.reaches(layout, plan.before) for layout in layouts}
