@@ -129,7 +129,7 @@ class OverNetworks(nn.Module):
             head=Equivariant(scale=1.0),
             width=settings.width,
             depth=settings.depth,
-            parts=("permutation", *(("sign",) if "sign" in settings.layer.respects else ())),
+            parts=("permutation", *(("sign",) if "sign" in settings.layer.traits.respects else ())),
             conditions=TOLD,
             generator=generator,
         )
