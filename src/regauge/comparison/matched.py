@@ -12,7 +12,7 @@ from regauge.comparison.comparison import Comparison
 from regauge.comparison.independence import Independence, measure_independence
 from regauge.comparison.origins import Origins
 from regauge.comparison.pair import Pair
-from regauge.comparison.shares import FORMATS, TensorShare, mean_share, measure_shares
+from regauge.comparison.tensor_shares import FORMATS, TensorShare, mean_share, measure_shares
 from regauge.comparison.units import Units
 from regauge.comparison.verdicts import Evidence, judge, needs_chance, precision_of
 from regauge.core.element import Element

@@ -7,7 +7,6 @@ from .flow import Flow as Flow
 from .flow_config import FlowConfig as FlowConfig
 from .guiding import BatchLoss as BatchLoss
 from .judgement import Judgement as Judgement
-from .judgement import Score as Score
 from .judging import judge as judge
 from .nets import NETS as NETS
 from .nets import Metanetwork as Metanetwork
