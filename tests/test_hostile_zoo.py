@@ -464,7 +464,7 @@ SHARDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no ids": (lambda columns: columns.pop("id"), "'id'"),
     "ids of texts": (
         lambda columns: columns.update(id={"kind": "float", "value": 1.0}),
-        "does not say the id and step",
+        "lacks the id and step",
     ),
 }
 """Changes of a shard's columns, and what is said of them."""

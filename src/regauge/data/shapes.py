@@ -68,7 +68,7 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 
     Args:
         name: One of them.
-        folder: Where its file is; `shapes` in the folder that the environment variable `REGAUGE_DATA` names if left
+        folder: Holds its file; `shapes` in the folder that the environment variable `REGAUGE_DATA` names if left
             out.
 
     Raises:
@@ -110,7 +110,7 @@ def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
     """Parameters of a SIREN 3-512-512-512-512-1 with omega 30, by the names of `regauge.nets.siren.Siren`.
 
     Args:
-        folder: Where the file is; `inr2vec_init` in the folder that the environment variable `REGAUGE_DATA` names if
+        folder: Holds the file; `inr2vec_init` in the folder that the environment variable `REGAUGE_DATA` names if
             left out.
 
     Raises:

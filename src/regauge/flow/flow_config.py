@@ -50,7 +50,7 @@ class Design:
         if self.predicts not in ("velocity", "end"):
             raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
         if isinstance(self.prior, FullGaussian) and not self.is_aligned:
-            raise ValueError("a prior with all covariances is for networks that are aligned; say is_aligned=True")
+            raise ValueError("a prior with all covariances is for networks that are aligned; give is_aligned=True")
         if self.representation.components is not None and not (
             self.is_aligned
             and isinstance(self.net, Perceptron)

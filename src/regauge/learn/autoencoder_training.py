@@ -57,8 +57,8 @@ def fit_autoencoder(
         symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         module: Runs the networks; that of the store unless given.
-        inputs: What networks are compared on: a tensor, a tuple of positional or a mapping of keyword arguments of the
-            module, examples first.
+        inputs: The inputs on which networks are compared: a tensor, a tuple of positional or a mapping of keyword
+            arguments of the module, examples first.
         task: In place of `module` and `inputs`: runs the networks on its batches. Unless `config.loss` is given,
             decoded networks are trained by its criterion on its targets, whatever the originals do there.
         encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors

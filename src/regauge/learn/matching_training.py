@@ -67,7 +67,7 @@ def fit_matching(
         pair_by: Column of the stores that names what networks have in common: partners have the same value there, such
             as several networks that were fitted to one signal. Any two networks are partners unless given.
         module: Runs the networks, for `probes`, for each layout; that of the store unless given.
-        inputs: What probes begin as: a tensor, a tuple of positional or a mapping of keyword arguments.
+        inputs: The start of the probes: a tensor, a tuple of positional or a mapping of keyword arguments.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
         arguments: See `FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
 

@@ -163,7 +163,7 @@ def fit_signals(
     """Minimize each network's mean squared error on all points; the networks do not touch one another.
 
     Args:
-        module: How to run the parameters of one network; its own are not used.
+        module: Runs the parameters of one network; its own are not used.
         params: The parameters at the start, with a leading model axis.
         inputs: The points that all share, `[n, in]`.
         targets: Each network's values there, `[models, n, out]`.

@@ -139,7 +139,7 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
 
     Args:
         path: The file.
-        count: How many networks there are: after one row more, the rest is not read.
+        count: The number of networks: after one row more, the rest is not read.
     """
     try:
         text = io.StringIO(read_gzip(path).decode(), newline="")
