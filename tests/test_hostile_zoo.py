@@ -23,7 +23,7 @@ from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
 from regauge.zoo import Source, import_zoo
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
-from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
+from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
 from regauge.zoo.formats.ray_tune import read_ray_tune
 
 EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]

@@ -59,7 +59,7 @@ def read_networks(path: Path, checkpoints: Kept) -> Named:
 
 
 def tell_chosen(count: int, stored: int, checkpoints: Kept) -> None:
-    """Tell people how many of the networks that are stored are read, where these are not all."""
+    """Print the number of networks that are read of those in a store, where these are not all."""
     if count < stored:
         why = "the last checkpoint of each run; --checkpoints all reads all" if checkpoints == "last" else "as chosen"
         warn(f"{count:,} of {stored:,} stored networks are read: {why}")

@@ -87,13 +87,13 @@ def warn(text: str) -> None:
 
 
 def tell_written(*paths: Path) -> None:
-    """Tell which files or folders a command wrote."""
+    """Report the files or folders that a command wrote."""
     first, *others = paths
     tell(" and ".join([f"written: {first}", *(path.name for path in others)]), written=[str(path) for path in paths])
 
 
 def tell_notes(notes: Sequence[str]) -> None:
-    """Tell sentences that a report lists as notes."""
+    """Report sentences as notes."""
     for note in notes:
         tell(as_options(note))
 
@@ -106,7 +106,7 @@ def tell_table(
     decimals: int = 4,
     digits: int | None = None,
 ) -> None:
-    """Tell rows under the names of the first one: with so many decimals, or digits in all; unrounded in JSON.
+    """Report rows as a table under the names of the first one, rounded where it is printed and not in JSON.
 
     Args:
         name: Name of the table in JSON.

@@ -82,7 +82,7 @@ def training_output(
 
 
 def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str = "") -> None:
-    """Tell what was trained, its scores, and how the training ended.
+    """Report the networks of a training, its scores, and its end.
 
     Args:
         about: Facts about the trained net, with "networks" and "scores".

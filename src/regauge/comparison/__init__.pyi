@@ -2,12 +2,12 @@ from .averages import Average as Average
 from .compare_files import Lineages as Lineages
 from .compare_files import compare_files as compare_files
 from .compare_files import find_checkpoints as find_checkpoints
-from .compare_many import Lineage as Lineage
-from .compare_many import compare_many as compare_many
 from .compare_networks import compare as compare
 from .comparison import Comparison as Comparison
-from .fingerprint import SIZE as SIZE
-from .fingerprint import fingerprint as fingerprint
+from .fingerprints import SIZE as SIZE
+from .fingerprints import fingerprint as fingerprint
+from .lineage import Lineage as Lineage
+from .lineage import compare_many as compare_many
 from .relatives import Relatives as Relatives
 from .relatives import open_relatives as open_relatives
 from .trees import tree_lines as tree_lines

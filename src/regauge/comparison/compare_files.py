@@ -16,9 +16,9 @@ from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.location import locate
 from regauge.checkpoints.memory_limit import MemoryLimit
-from regauge.comparison.compare_many import Lineage, compare_many
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.independence import DRAWS
+from regauge.comparison.lineage import Lineage, compare_many
 from regauge.comparison.origins import named_parents
 from regauge.comparison.relatives import NO_TRACING, Relatives, open_relatives
 from regauge.core.arguments import check_arguments

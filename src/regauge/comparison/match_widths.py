@@ -8,7 +8,7 @@ from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import bind_networks
 from regauge.comparison.common import Common, find_common
-from regauge.comparison.fingerprint import fingerprint
+from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
 from regauge.comparison.strangers import estimate_chance, explain

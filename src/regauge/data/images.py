@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regauge.data.files import DataFile, check, folders, in_folder, locate, present, read
+from regauge.data.data_files import DataFile, check, folders, in_folder, locate, present, read
 
 MNIST_SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from regauge.data.files import DataFile, read
+from regauge.data.data_files import DataFile, read
 
 SHAPES_SHA256 = {
     "beast": "ce8d4005adb8e25ce6c3042e0d75c7bc6a1967191505e4c263e6535a8c9c785f",

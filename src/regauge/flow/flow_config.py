@@ -8,7 +8,7 @@ from regauge.names import later
 from regauge.training.training_configs import NetTrainingConfig
 
 if TYPE_CHECKING:
-    from regauge.flow.couplings import Coupling
+    from regauge.flow.coupling import Coupling
     from regauge.flow.nets import Net
     from regauge.flow.priors import PriorSettings
     from regauge.flow.times import Times
@@ -37,7 +37,7 @@ class Design:
 
     representation: Representation = field(default_factory=Representation)
     prior: "PriorSettings" = field(default_factory=later("regauge.flow.priors:MatchedGaussian"))
-    coupling: "Coupling" = field(default_factory=later("regauge.flow.couplings:Coupling"))
+    coupling: "Coupling" = field(default_factory=later("regauge.flow.coupling:Coupling"))
     net: "Net" = field(default_factory=later("regauge.flow.nets:Metanetwork"))
     predicts: Predicts = "velocity"
     has_gaussian: bool = True

@@ -14,8 +14,8 @@ from regauge.core.params import Params, count_models
 from regauge.core.structure import require_same, without_structure
 from regauge.core.symmetry import Symmetry
 from regauge.flow.manifold import Manifold, Points, Sphere
-from regauge.flow.orbits import exchanged_values, signed_values
 from regauge.flow.representation import Representation
+from regauge.flow.value_orbits import exchanged_values, signed_values
 
 LOG_NORM = "logarithm of the head's norm"
 """The name of a coordinate that is no tensor of the networks."""

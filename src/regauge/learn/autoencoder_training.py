@@ -14,7 +14,6 @@ from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.learn.autoencoder import Autoencoder
-from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
@@ -23,6 +22,7 @@ from regauge.learn.input_layer import InputLayer
 from regauge.learn.learn_configs import AutoencoderConfig
 from regauge.learn.objective import Objective
 from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, to_net
+from regauge.learn.random_changes import change_values, move_inputs
 from regauge.storage import Store
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader

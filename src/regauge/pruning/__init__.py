@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
     moved={
-        "PruneCertificate": "regauge.pruning.result",
+        "PruneCertificate": "regauge.pruning.pruned",
         "Removal": "regauge.pruning.exact",
     },
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.progress import Advance, no_advance
-from regauge.training.chains.vectors import VectorChain
+from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.descent import descend
 from regauge.training.initialization import build, draw_start, initialize
 from regauge.training.programs import Backend

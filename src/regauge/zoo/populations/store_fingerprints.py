@@ -10,7 +10,7 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regauge.comparison.fingerprint import SIZE, fingerprint
+from regauge.comparison.fingerprints import SIZE, fingerprint
 from regauge.core.progress import Progress, no_progress
 from regauge.storage import Store, cache
 from regauge.storage.store.shard_file import Shard

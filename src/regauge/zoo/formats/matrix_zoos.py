@@ -27,7 +27,7 @@ from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.storage.store.packing import Segment
 from regauge.zoo.formats.modules import ACTIVATIONS, examples
-from regauge.zoo.formats.source import Imported, Source, naming
+from regauge.zoo.formats.zoo_source import Imported, Source, naming
 
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
