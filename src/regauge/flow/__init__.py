@@ -7,6 +7,8 @@ __getattr__, __dir__, __all__ = attach(
     __file__,
     moved={
         "Config": "regauge.flow:FlowConfig",
+        "NETS": "regauge.flow.nets",
         "Score": "regauge.flow.judgement",
+        "TIMES": "regauge.flow.times",
     },
 )
