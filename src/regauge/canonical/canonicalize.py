@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.alignment import Method, WeightMatching, align, align_pairs
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
-from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
+from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ScaleStep, plan
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance

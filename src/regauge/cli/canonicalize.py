@@ -1,4 +1,4 @@
-"""`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there beside it."""
+"""`regauge canonicalize`: the canonical form of a checkpoint, and next to it the element that brings it there."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ WORDS: dict[str, Callable[[rg.Group], bool]] = {
     "half periods": lambda group: group.shifts > 0,
     "matrices": lambda group: group.matrix != "none",
 }
-"""What of a group is fixed, in words."""
+"""The freedom of a group that is fixed, in words."""
 HELD = 2
 """Copies in float64 that canonicalizing holds of each network: its compared values, and what one step makes of them."""
 

@@ -23,10 +23,10 @@ def open_checkpoints(
     """Open checkpoints of which the first one is moved or changed, and refuse an output that cannot be written.
 
     Args:
-        options: Those of the command.
+        options: The options of the command.
         paths: The checkpoints; the output has the names and the form of the first.
-        beside: From the output to the file that is written beside it.
-        provenance: What the output says about where it comes from; read off the options unless given.
+        beside: Function from the output to the file that is written next to it.
+        provenance: Facts on the origin of the output, written with it; read off the options unless given.
     """
     job = open_job(
         paths,

@@ -13,14 +13,14 @@ from regauge.cli.zoo_options import NewStore
 from regauge.flow.flow_config import FlowConfig
 from regauge.flow.representation import Representation
 
-FLOW_HELP = "What `regauge flow fit` wrote."
+FLOW_HELP = "A flow that `regauge flow fit` wrote."
 NET_HELP = (
     "The net that learns the velocity: message_passing, relational_attention, propagation or another of "
     "regauge.weightspace.LAYERS, which are equivariant to permutations of units; or tokens or perceptron, with "
     "--aligned."
 )
 JUDGE_DATA_HELP = (
-    f"What networks are run on: {BATCHES_HELP}or a set that populations are trained on, such as breast-cancer or "
+    f"Data to run networks on: {BATCHES_HELP}or a set that populations are trained on, such as breast-cancer or "
     "mnist: the examples that are kept from training."
 )
 
@@ -43,7 +43,7 @@ class FlowFit(LearnRun):
         Positional[tuple[Path, ...]], arg(metavar="STORE [...]", help="Folders of stores of one architecture.")
     ]
     output: Output
-    """Where the flow goes, a .safetensors file."""
+    """File of the flow, which ends in .safetensors."""
     net: Annotated[str, arg(metavar="NET", help=NET_HELP)] = "message_passing"
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON."""
@@ -133,7 +133,7 @@ class FlowJudge:
         arg(metavar="STORE [...]", help="Folders of the stores that the flow was fitted to."),
     ]
     output: Output
-    """Where the page goes, .html; its numbers go to the same name with .json."""
+    """The page, .html; its numbers go to the same name with .json."""
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     loss: Loss = "cross-entropy"
     """The loss on the data."""

@@ -151,7 +151,7 @@ def shards_of(networks: int) -> Iterator[tuple[str, int, int]]:
 
 
 def tell_store(target: Store) -> None:
-    """Tell what was written."""
+    """Report the networks that were written."""
     count = int((~torch.as_tensor(target.rows["is_finite"].astype(bool))).sum())
     folder = str(target.folder)
     tell(f"written: {folder}: {len(target)} networks", written=[folder], networks=len(target))

@@ -1,4 +1,4 @@
-"""`regauge gauge`: a checkpoint moved to where it rounds better, with a certificate and a page beside it."""
+"""`regauge gauge`: a checkpoint moved to where it rounds better, with a certificate and a page next to it."""
 
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -59,7 +59,7 @@ FORMAT, FORMAT_VERSION = "regauge.gauge", 1
 
 
 def gauge_path(checkpoint: Path) -> Path:
-    """Where the certificate of a moved checkpoint is: beside a file, or in a folder."""
+    """The path of the certificate of a moved checkpoint: next to a file, or inside a folder."""
     return path_beside(checkpoint, BESIDE)
 
 
@@ -183,7 +183,7 @@ def _too_large(options: Gauge, job: FileJob, copies: int) -> str:
     what = "choosing by data" if options.method in ROTATING else f"the method {options.method!r}"
     return (
         f"{what} needs all values in memory, which takes {size_text(_needed(job, copies))}, more than the "
-        f"{size_text(job.limit.nbytes)} that are allowed: allow more --memory, or say --method hadamard without --data"
+        f"{size_text(job.limit.nbytes)} that are allowed: allow more --memory, or use --method hadamard without --data"
     )
 
 

@@ -17,7 +17,7 @@ DEEPEST = 20
 
 
 def run(options: Info) -> None:
-    """Tell the tensors, or how many values of which dtypes there are, the strings in the header, and the provenance."""
+    """Report the tensors, or the number of values of each dtype, the strings in the header, and the provenance."""
     with Checkpoint.open(options.checkpoint) as checkpoint:
         stored = list(checkpoint.stored.values())
         files = len(checkpoint.metadata)
@@ -43,7 +43,7 @@ def run(options: Info) -> None:
         tell(f"header: {escape(name)} = {escape(text if len(text) < 100 else text[:97] + '...')}", header=header)
     found = read_provenance(options.checkpoint)
     if found is None:
-        tell("where it comes from: it does not say", provenance=None)
+        tell("origin: not recorded", provenance=None)
     else:
         tell("\n".join(_lines(found)), provenance=found)
 

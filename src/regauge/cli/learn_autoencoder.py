@@ -143,7 +143,7 @@ def decode_store(made: learn.Autoencoder, source: Path, output: Path, checkpoint
 
 
 def nearest(options: LearnNearest) -> None:
-    """Tell which networks of a store compute nearly what others do."""
+    """Report networks of a store that compute nearly the same function."""
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".csv",))
     if options.count < 1:

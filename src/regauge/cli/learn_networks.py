@@ -14,7 +14,7 @@ from regauge.storage import Store
 from regauge.storage.collection import Kept
 
 Rows = list[dict[str, Any]]
-"""What is known about each of some networks."""
+"""Rows of facts about some networks."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Named:
 
     Attributes:
         networks: A store whose networks are all read, or those that are, with a leading model axis.
-        rows: What is known about each.
-        store: Where they are from; None for a checkpoint.
-        numbers: Of the networks in the store.
+        rows: Facts about each network.
+        store: The store that holds them; None for a checkpoint.
+        numbers: Numbers of the networks in the store.
     """
 
     networks: Store | Params
@@ -59,7 +59,7 @@ def read_networks(path: Path, checkpoints: Kept) -> Named:
 
 
 def tell_chosen(count: int, stored: int, checkpoints: Kept) -> None:
-    """Tell people how many of the networks that are stored are read, where these are not all."""
+    """Print the number of networks that are read of those in a store, where these are not all."""
     if count < stored:
         why = "the last checkpoint of each run; --checkpoints all reads all" if checkpoints == "last" else "as chosen"
         warn(f"{count:,} of {stored:,} stored networks are read: {why}")

@@ -19,11 +19,11 @@ INPUTS_HELP = (
     f"of coordinates; or {BATCHES_HELP}of which the inputs of the first 512 examples are used."
 )
 COMPARED_HELP = (
-    "What networks are compared at: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of coordinates; "
-    f"points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the inputs of the first 512 examples are "
-    "used."
+    "Inputs at which networks are compared: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of "
+    f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the "
+    "inputs of the first 512 examples are used."
 )
-AUTOENCODER_HELP = "What `regauge learn autoencoder` wrote."
+AUTOENCODER_HELP = "An autoencoder that `regauge learn autoencoder` wrote."
 LAYER_HELP = (
     "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
     "regauge.weightspace.LAYERS."
@@ -88,7 +88,7 @@ class LearnNet(LearnRun):
     parts: Annotated[
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
     ] = ()
-    """What the net respects by construction, always with permutation; the whole symmetry where left out."""
+    """Parts of the symmetry that the net respects by construction, always with permutation; all where left out."""
     varied: Annotated[Varied, arg(name="")] = Varied()
 
 
@@ -122,24 +122,24 @@ class LearnAutoencoder(LearnNet):
 
     inputs: Annotated[str, arg(metavar="GRID|POINTS|DATA", help=COMPARED_HELP)] = ""
     decoder: Literal["mlp", "template"] = "mlp"
-    """What makes networks from vectors: an MLP to all parameters; or a learned network whose units hear from each other
+    """Decoder from vectors to networks: an MLP to all parameters; or a learned network whose units hear from each other
     and from the vector how to change."""
     decoder_widths: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
     """Hidden layers of the decoder mlp; 256 and 512 where left out."""
     loss: Literal["squared-error", "distillation"] = "squared-error"
-    """How outputs are compared: by their squared difference, or, for logits of classifiers, by the divergence of
+    """Comparison of outputs: by their squared difference, or, for logits of classifiers, by the divergence of
     softened probabilities."""
     temperature: float = 1.0
-    """What logits are divided by in --loss distillation."""
+    """Divisor of logits in --loss distillation."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
     """Color the map of the latent vectors on the report by this column."""
 
 
 @dataclass(frozen=True)
 class LearnPredict:
-    """Tell what a trained predictor says about networks."""
+    """Predict a value of each network with a trained predictor."""
 
-    predictor: Annotated[Positional[Path], arg(help="What `regauge learn predictor` wrote.")]
+    predictor: Annotated[Positional[Path], arg(help="A predictor that `regauge learn predictor` wrote.")]
     networks: Annotated[
         Positional[tuple[Path, ...]],
         arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
@@ -188,7 +188,7 @@ class LearnDecode:
 
 @dataclass(frozen=True)
 class LearnNearest:
-    """Tell which networks of a store compute nearly what others do: those with the nearest latent vectors."""
+    """Find networks of a store that compute nearly the same function: those with the nearest latent vectors."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
     networks: Annotated[
@@ -198,7 +198,7 @@ class LearnNearest:
     among: Path
     """Folder of the store that is searched."""
     count: int = 5
-    """Networks that are told for each."""
+    """Neighbors that are printed for each network."""
     output: MaybeOutput = None
     """Write the table to this file, .csv, instead of printing it."""
     overwrite: bool = False
@@ -210,7 +210,7 @@ class LearnNearest:
 @dataclass(frozen=True, kw_only=True)
 @with_settings(MatchingConfig, f"width depth vectors probes supervised line line_by distance checked {TRAINING}")
 class LearnMatching(LearnRun):
-    """Train a net that says which units of two networks belong together: a method for `align` and `merge`.
+    """Train a net that finds which units of two networks belong together: a method for `align` and `merge`.
 
     With DATA it learns to align networks such that the loss is low halfway and everywhere else between them, and is
     validated by that. An interrupted training continues with --resume.
@@ -221,8 +221,8 @@ class LearnMatching(LearnRun):
         arg(metavar="STORE [...]", help="Folders of stores of one architecture, of any numbers of units."),
     ]
     output: Output
-    """Where the matcher goes, a .safetensors file, for --matcher."""
-    data: Annotated[str, arg(metavar="DATA", help=f"What the networks are run on: {BATCHES_HELP}by default none.")] = ""
+    """File of the matcher, which ends in .safetensors, for --matcher."""
+    data: Annotated[str, arg(metavar="DATA", help=f"Data to run the networks on: {BATCHES_HELP}by default none.")] = ""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     examples: int = 128

@@ -87,13 +87,13 @@ def warn(text: str) -> None:
 
 
 def tell_written(*paths: Path) -> None:
-    """Tell which files or folders a command wrote."""
+    """Report the files or folders that a command wrote."""
     first, *others = paths
     tell(" and ".join([f"written: {first}", *(path.name for path in others)]), written=[str(path) for path in paths])
 
 
 def tell_notes(notes: Sequence[str]) -> None:
-    """Tell sentences that a report lists as notes."""
+    """Report sentences as notes."""
     for note in notes:
         tell(as_options(note))
 
@@ -106,14 +106,14 @@ def tell_table(
     decimals: int = 4,
     digits: int | None = None,
 ) -> None:
-    """Tell rows under the names of the first one: with so many decimals, or digits in all; unrounded in JSON.
+    """Report rows as a table under the names of the first one, rounded where it is printed and not in JSON.
 
     Args:
-        name: Of the table in JSON.
-        rows: Of equal names; one without a name is the label of its row, `name` in JSON.
+        name: Name of the table in JSON.
+        rows: Rows with equal names; a value with an empty name is the label of its row, `name` in JSON.
         title: Printed above it.
-        decimals: Of numbers in the printed table.
-        digits: Of numbers in the printed table, instead of decimals.
+        decimals: Decimals of numbers in the printed table.
+        digits: Significant digits of numbers in the printed table, instead of decimals.
     """
     if _FACTS.get() is not None:
         tell("", **{name: [{key or "name": value for key, value in row.items()} for row in rows]})
@@ -177,7 +177,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def output_of(options: Any, provenance: Provenance) -> Output:
-    """Where and how the options of a command ask for its result to be written."""
+    """The output that the options of a command ask for: its path, dtype, shard size and provenance."""
     resume, written = getattr(options, "resume", False), options.written
     return Output(options.output, options.overwrite, resume, written.dtype, written.shard_size or None, provenance)
 

@@ -38,7 +38,7 @@ FORMAT, FORMAT_VERSION = "regauge.prune", 1
 
 
 def prune_path(checkpoint: Path) -> Path:
-    """Where the report of a pruned checkpoint is: beside a file, or in a folder."""
+    """The path of the report of a pruned checkpoint: next to a file, or inside a folder."""
     return path_beside(checkpoint, BESIDE)
 
 
@@ -119,7 +119,7 @@ def _read(options: Prune, model: Model, job: FileJob) -> tuple[Networks, rg.Task
 
 
 def _configs(options: Prune, model: Model, found: Networks) -> PrunedConfigs | None:
-    """What finds the numbers of a folder's configuration; None for models without."""
+    """The finder of the widths in a folder's configuration; None for models without a folder."""
     folder = Path(model.name)
     if not (folder / CONFIG).is_file():
         return None

@@ -66,5 +66,5 @@ def _warn(merged: Params, endpoints: Sequence[Params], shares: Sequence[float]) 
     if off > FAR * spread:
         tell(
             f"note: the mean of the endpoints is {off:.4g} away from the merged checkpoint, and they are up to "
-            f"{spread:.4g} apart; where they were aligned for merging, give them aligned, or say --align"
+            f"{spread:.4g} apart; where they were aligned for merging, give them aligned, or add --align"
         )

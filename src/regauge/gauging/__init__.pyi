@@ -2,6 +2,10 @@ from .audit import Finding as Finding
 from .audit import audit as audit
 from .certificate import Certificate as Certificate
 from .certificate import certify as certify
+from .choose_streamed import choose_streamed as choose_streamed
+from .choose_streamed import moved_pieces as moved_pieces
+from .gauge_method import GaugeMethod as GaugeMethod
+from .gauge_method import GaugeProblem as GaugeProblem
 from .gauge_network import gauge as gauge
 from .mappings import ScalePair as ScalePair
 from .mappings import read_mappings as read_mappings
@@ -9,16 +13,14 @@ from .mappings import read_table as read_table
 from .mappings import scale_pairs as scale_pairs
 from .mappings import write_table as write_table
 from .measures import LayerMeasures as LayerMeasures
-from .method import GaugeMethod as GaugeMethod
-from .method import GaugeProblem as GaugeProblem
 from .methods.best_gauge import BestGauge as BestGauge
 from .methods.best_gauge import default_methods as default_methods
 from .methods.chain import Chain as Chain
 from .methods.equalize import Equalize as Equalize
 from .methods.learned_rotation import LearnedRotation as LearnedRotation
-from .methods.rotations import Hadamard as Hadamard
-from .methods.rotations import RandomRotation as RandomRotation
 from .methods.smooth import Smooth as Smooth
+from .methods.spreading_rotations import Hadamard as Hadamard
+from .methods.spreading_rotations import RandomRotation as RandomRotation
 from .moves import Move as Move
 from .moves import apply_moves as apply_moves
 from .moves import move_tensor as move_tensor
@@ -28,5 +30,3 @@ from .rounding import RoundToNearest as RoundToNearest
 from .rounding import round_network as round_network
 from .rounding import rounded_activations as rounded_activations
 from .rounding import rounding_errors as rounding_errors
-from .streamed import choose_streamed as choose_streamed
-from .streamed import moved_pieces as moved_pieces

@@ -10,7 +10,7 @@ from regauge.core.params import require_finite
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.gauging.certificate import certify
-from regauge.gauging.method import GaugeMethod, GaugeProblem, to_work
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem, to_work
 from regauge.gauging.methods.best_gauge import BestGauge
 from regauge.gauging.moves import Move, apply_moves
 from regauge.gauging.result import GaugeResult
