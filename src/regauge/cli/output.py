@@ -147,6 +147,12 @@ def require_page(path: Path | None, *, overwrite: bool) -> None:
         require_writable(path, overwrite=overwrite, suffixes=(".html",))
 
 
+def require_results(page: Path, *, overwrite: bool) -> None:
+    """Raise unless a page and its numbers, of the same name with .json, can be written."""
+    require_page(page, overwrite=overwrite)
+    require_writable(page.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
+
+
 def write_page(page: str, path: Path) -> None:
     """Write a page, and tell where it is."""
     save_text(page, path)
@@ -174,6 +180,20 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
     return save_text(text.getvalue(), path)
+
+
+def require_table(path: Path | None, *, overwrite: bool) -> None:
+    """Raise unless a table can be written, if it is to be."""
+    if path is not None:
+        require_writable(path, overwrite=overwrite, suffixes=(".csv",))
+
+
+def tell_or_write_rows(name: str, rows: Sequence[Mapping[str, Any]], path: Path | None) -> None:
+    """Print a table, or write it where a path is given."""
+    if path is None:
+        tell_table(name, rows)
+    else:
+        tell_written(write_rows(rows, path))
 
 
 def output_of(options: Any, provenance: Provenance) -> Output:

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from regauge.flow.novelty import NEAR, find_chance
+from regauge.names import VERSION
 
 MANY, RARE = 0.2, 0.02
 """Share of copies beyond which networks are called copies, if that has at most this probability without copies."""
@@ -84,6 +86,23 @@ class Judgement:
     places: Mapping[str, tuple[tuple[float, float], ...]]
     share: float
 
+    def results(self) -> dict[str, Any]:
+        """The judgement as JSON, of which `regauge.report.write_page` makes a page with what is known of the flow."""
+        return {
+            "format": "regauge.judgement",
+            "version": VERSION,
+            "scores": [asdict(score) for score in self.scores],
+            "verdict": list(self.verdict),
+            "is_working": self.is_working,
+            "is_copier": self.is_copier,
+            "is_collapsed": self.is_collapsed,
+            "one_answer": self.one_answer,
+            "losses": self.losses,
+            "reliability": self.reliability,
+            "places": self.places,
+            "share": self.share,
+        }
+
     @property
     def is_working(self) -> bool | None:
         """Whether the generated networks keep nine tenths of what held-out networks can do; None if these do nothing.
@@ -141,7 +160,7 @@ class Judgement:
         return known.loss / own.loss if min(own.loss, known.loss) > 0 else None
 
     def _quality(self) -> str:
-        """The first sentence."""
+        """The sentence on loss and accuracy of the networks, with which the verdict begins."""
         own, known = self.scores[:2]
         loss = f"a loss of {own.loss:.3g} against {known.loss:.3g}"
         if own.accuracy is None or known.accuracy is None:

@@ -1,6 +1,6 @@
 """Learned matching: a net that sees two networks says which units of them belong together."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class LearnedMatching(Method):
         return join([self._match(problem[part], placed) for part in parts])
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """All networks to the first one, which is read once."""
+        """Match all networks to the first one, as one batch of pairs."""
         first, *others = problem.networks
         stacked = {name: torch.stack([other[name] for other in others]) for name in first}
         a = {name: tensor.expand(len(others), *tensor.shape) for name, tensor in first.items()}
@@ -173,18 +173,21 @@ def completing(symmetry: Symmetry) -> int:
 
 
 @check_arguments
-def load_matching(path: str | Path, *, module: nn.Module | None = None) -> LearnedMatching:
+def load_matching(
+    path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
+) -> LearnedMatching:
     """The matcher in a file, a method for `align`.
 
     Args:
         path: The file.
         module: The architecture of the networks, for a net with probes; files name no code that is run.
+        make_module: Makes the module if the net has probes, in place of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or no matcher.
     """
-    net, about = load_net(path, module=module)
+    net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:
         raise ValueError(f"{str(path)!r} is a net over networks but no matcher; `regauge learn matching` makes one")
     known = {name: value for name, value in about.items() if name not in ("kind", "matching")}

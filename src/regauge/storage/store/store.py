@@ -153,6 +153,10 @@ class Store:
         """The shards in the order of the networks' numbers."""
         return self._now.shards
 
+    def count_runs(self) -> int:
+        """The number of networks of whose training checkpoints are stored."""
+        return len(np.unique(self.rows.column("id").values)) if len(self) else 0
+
     def require_symmetry(self) -> Symmetry:
         """The symmetry of the architecture.
 
