@@ -313,7 +313,7 @@ def _frequency(block: Block, layout: Layout) -> float | None:
 
 
 def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
-    """One linear function of the values of a pair, at first the value if there is one."""
+    """Linear map from the values of a pair to one number; with a single value it starts as the identity."""
     dense = Dense(channels, 1, is_biased=False, generator=generator)
     if channels == 1:
         nn.init.ones_(dense.weight)

@@ -292,7 +292,7 @@ def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
 def _variances(
     statistics: LayerStatistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """For every unit over the data: the average over samples of its variance, and the variance of its average."""
+    """Two variances of every unit over the data: of each sample, averaged, and of the average of the samples."""
     count = len(next(iter(noise.values())))
     each = [{name: RunningMoments() for name in places} for _ in range(count)]
     averaged = {name: RunningMoments() for name in places}

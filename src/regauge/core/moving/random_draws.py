@@ -238,7 +238,7 @@ class Draws:
         return int(2**signs * 3**shifts)
 
     def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """For each family the sign bit, and the half period, of each state."""
+        """The sign bit and the half period of each state, for each family."""
         state = torch.arange(self._count_states(group))
         signs = group.signs * ("sign" in self._parts)
         shifts = group.shifts * ("shift" in self._parts)
@@ -283,7 +283,7 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """For each column of the factors a first scale and its exponent, a second one, and so on."""
+        """Layers of one scale and exponent for each column of the factors: its first, its second, and so on."""
         width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
         for (group, exponents, _, _), columns in self.factors.items():
             there = [(family, exponent) for family, exponent in enumerate(exponents) if exponent]

@@ -248,7 +248,7 @@ class _Run:
         self._unseen(self._of(node.args[0]), [int(node.args[1])])  # type: ignore[arg-type]
 
     def _unseen(self, change: Change | None, dims: Sequence[int]) -> None:
-        """Nothing remains of a change that is constant along these axes."""
+        """Drop a change that is constant along these axes, to which the operator is blind; raise `Seen` for others."""
         if change is not None and not all(change.is_uniform(d) for d in dims):
             raise Seen
 

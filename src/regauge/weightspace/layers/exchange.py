@@ -167,7 +167,7 @@ def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
 
 
 def _diagonal(one: int, other: int, target: Tensor) -> Tensor:
-    """One where two axes of features agree, else zero."""
+    """Mask of the diagonal of two axes of features, in the shape of `target`: one where both indices agree."""
     shape = [1] * (target.ndim - 1)
     shape[one], shape[other] = target.shape[1 + one], target.shape[1 + other]
     return torch.eye(shape[one], dtype=target.dtype, device=target.device).reshape(*shape[: target.ndim - 2], 1)

@@ -22,8 +22,8 @@ class HubLink:
     """One way in which features are read at a hub, or written from it.
 
     Attributes:
-        key: Whose features.
-        axes: For each of their axes the hub's axis that it runs along with, or `POOLED`. Two axes that run along with
+        key: Block or set of units that has the features.
+        axes: The hub's axis that each of their axes runs along with, or `POOLED`. Two axes that run along with
             the same one are the diagonal: where both ends are one unit.
     """
 

@@ -50,7 +50,7 @@ class LayerPlan:
         return any(len(units.axes) > 1 for layout in self.layouts for units in layout.units.values())
 
     def dense(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
-        """A linear map."""
+        """A linear map that draws its weights from the plan's generator."""
         return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=self.generator)
 
     def for_ends(

@@ -74,7 +74,7 @@ class _Token(nn.Module):
         self.logit = nn.Parameter(torch.zeros(heads))
 
     def forward(self, query: Tensor, x: Tensor) -> _Tokens:
-        """For queries `[..., heads, head width]` and what they attend to, `[..., tokens, width]`."""
+        """Logits and values for queries `[..., heads, head width]` that attend to tokens `[..., tokens, width]`."""
         keys, values = (_split(dense(x), self.heads) for dense in (self.key, self.value))
         return _Tokens(torch.einsum("...hd,...nhd->...nh", query, keys) + self.logit, values)
 
