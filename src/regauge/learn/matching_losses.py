@@ -47,7 +47,7 @@ class Siamese(nn.Module):
 
 
 @dataclass(frozen=True)
-class Weights:
+class LossWeights:
     """The weight of each loss; zero leaves it out."""
 
     supervised: float
@@ -79,7 +79,7 @@ class Losses:
 
     siamese: Siamese
     symmetry: Symmetry
-    weights: Weights
+    weights: LossWeights
     task: Task | None
     line: LineKind
     tolerance: float

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from regauge.core.moving.moved_tensors import MovedTensor, Term, Unmoved
-from regauge.core.moving.random_draws import Drawn, Draws, Share, blank, portions
+from regauge.core.moving.random_draws import Drawn, Draws, ElementRun, blank, portions
 from regauge.core.params import Params
 
 SMALL = 256
@@ -137,7 +137,7 @@ class MovedValues:
     def move(
         self,
         params: Mapping[str, Tensor],
-        shares: Sequence[Share],
+        shares: Sequence[ElementRun],
         drawn: Drawn,
         factors: Float[Tensor, "elements factors"] | None,
         shifts: Float[Tensor, "elements shifts"] | None,

@@ -35,7 +35,7 @@ VECTOR = 64
 
 
 @dataclass(frozen=True)
-class Share:
+class ElementRun:
     """Elements that follow one another, and the batches that they move: network k of each by element k.
 
     Attributes:
@@ -56,20 +56,20 @@ class Share:
                 yield first + start, n
 
 
-def shares_of(sources: Sequence[Source]) -> list[Share]:
+def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
     """Assign elements to networks; one share for all networks where each source has a single batch."""
     if all(len(counts) == 1 for counts, _ in sources):
         total = sum(counts[0] for counts, _ in sources)
-        return [Share(0, total, ((0, total),))]
-    shares, element, network = list[Share](), 0, 0
+        return [ElementRun(0, total, ((0, total),))]
+    shares, element, network = list[ElementRun](), 0, 0
     for counts, _ in sources:
         firsts = [network + sum(counts[:k]) for k in range(len(counts))]
-        shares.append(Share(element, max(counts), tuple(zip(firsts, counts, strict=True))))
+        shares.append(ElementRun(element, max(counts), tuple(zip(firsts, counts, strict=True))))
         element, network = element + max(counts), network + sum(counts)
     return shares
 
 
-def portions(shares: Sequence[Share], step: int) -> Iterator[tuple[Share, slice, int]]:
+def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
     """Some elements of a share at a time, and the number of the first of them in the share."""
     for share in shares:
         for start in range(0, share.elements, step):

@@ -17,7 +17,7 @@ ENDS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """The plan that a layer is built from.
 
     Attributes:
@@ -123,7 +123,7 @@ class Layer(ABC):
         return reach(layout, layers, keeps_pairs=self.traits.keeps_pairs) if self.traits.has_odd else None
 
     @abstractmethod
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`.
 
         Raises:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regauge.weightspace.layers.dense import Norm
-from regauge.weightspace.layers.hubs import POOLED, Hub, Link
+from regauge.weightspace.layers.hubs import POOLED, Hub, HubLink
 from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.shares import Shares, average
 
@@ -200,7 +200,7 @@ class Pools:
         """Pools of features, which come with all their axes, `[models, *sizes, width]`."""
         return cls({tuple(range(x.ndim - 2)): x}, pooling, grid, shares)
 
-    def read(self, link: Link, hub: Hub) -> Tensor:
+    def read(self, link: HubLink, hub: Hub) -> Tensor:
         """`[models, *sizes of the hub, width]`."""
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
         x = self.over(kept)
