@@ -1,6 +1,7 @@
 from .align_networks import align as align
 from .align_networks import align_many as align_many
 from .align_networks import align_pairs as align_pairs
+from .apply_alignment import apply as apply
 from .method import ManyMethod as ManyMethod
 from .method import Method as Method
 from .methods.activation_matching import ActivationMatching as ActivationMatching

@@ -137,6 +137,7 @@ def align(
     )
     if job is not None:
         result = replace(result, notes=(*result.notes, *job.source.notes))
+    if job is not None and job.out is not None:
         alignment = Alignment(result.symmetry, result.element)
         job.write(result.params, lambda path: save_alignment(alignment, path, overwrite=True), progress)
     return result

@@ -265,6 +265,25 @@ class Checkpoint(Mapping[str, Tensor]):
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
+    def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
+        """The same files with the tensors of a network of other sizes, under the names of its model.
+
+        A second name of one tensor is written only if the files have it.
+        """
+        result = Checkpoint(self.label, self.path, {}, self.metadata)
+        result._take_over(self)
+        first, seen, stored = next(iter(self.stored.values())), set[int](), {}
+        for name, tensor in params.items():
+            known = self.stored.get(name)
+            if known is None and (id(tensor) in seen or name not in self):
+                continue
+            seen.add(id(tensor))
+            dtype = tensor.dtype if known is None else known.dtype
+            size, nbytes = tuple(tensor.shape), tensor.numel() * dtype.itemsize
+            stored[name] = (known or first)._replace(name=name, dtype=dtype, shape=size, nbytes=nbytes)
+        result.stored = stored
+        return result.with_params(params)
+
     def written_as(self, form: Form) -> "Checkpoint":
         """The same, whose result is written in another form; it is read as precisely as that asks for."""
         result = copy(self)

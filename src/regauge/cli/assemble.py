@@ -16,17 +16,18 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
 from regauge.checkpoints.formats.state_dicts import match
-from regauge.checkpoints.job import MERGING, FileJob, open_job
+from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, resident, size_text
 from regauge.checkpoints.names.converted import Converted
 from regauge.checkpoints.names.from_transformers import expected_of, name_for
 from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.outputs.staging import Staging
 from regauge.checkpoints.writing import SUFFIX, Shard, save_text
+from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.models import read_networks
 from regauge.cli.options import Merge, UsageError
-from regauge.cli.output import output_of, tell, warn
+from regauge.cli.output import tell, warn
 from regauge.cli.streaming import configure, method_of, show_plan, show_work, tell_merged
 from regauge.cli.vocabulary import bring_together, choose_template, template_files, unite
 from regauge.core.element import Element
@@ -99,7 +100,7 @@ def assemble(options: Merge, request: Request) -> None:
             raise UsageError("the recipe says the dtype of the result; leave --dtype out, or dtype in the recipe")
         out = replace(out, dtype=Form.of(request.dtype).dtype)
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    job = open_job(request.folders, 0, card_path, out=out, memory=limit, copies=MERGING * len(request.folders))
+    job = open_job(request.folders, 0, card_path, out=out, memory=limit, work="merging")
     assert job is not None
     if not options.dry_run:
         job.require_name()

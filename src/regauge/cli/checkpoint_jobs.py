@@ -1,39 +1,57 @@
-"""The checkpoints that a command reads, with the one that it writes: opened and checked before anything is computed."""
+"""The checkpoints that a command reads, and the output that it writes: opened and checked before anything is computed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from regauge.checkpoints import Output
+from regauge.checkpoints.alignments import alignment_label
 from regauge.checkpoints.job import FileJob, open_job
+from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.outputs.provenance import Provenance
-from regauge.cli.gauge_options import Gauge
-from regauge.cli.options import Apply, Canonicalize, Repair
-from regauge.cli.output import output_of
 from regauge.cli.provenance import provenance_of
-from regauge.cli.prune_options import Prune
+
+
+def output_of(
+    options: Any,
+    provenance: Provenance | None = None,
+    *,
+    has_element: bool = False,
+    page: Callable[[Path], str] | None = None,
+) -> Output:
+    """Where and how the options of a command ask for its result to be written, with an element next to it or not."""
+    written = options.written
+    element = alignment_label(options.output) if has_element else None
+    return Output(
+        options.output,
+        options.overwrite,
+        getattr(options, "resume", False),
+        written.dtype,
+        written.shard_size or None,
+        provenance or provenance_of(options, element=element),
+        page,
+    )
 
 
 def open_checkpoints(
-    options: Apply | Canonicalize | Gauge | Prune | Repair,
     paths: Sequence[Path],
-    beside: Callable[[Path], Path] | None = None,
+    out: Output,
     *,
-    provenance: Provenance | None = None,
+    number: int = 0,
+    beside: Callable[[Path], Path] | None = None,
+    memory: str | MemoryLimit | None = None,
+    work: str = "aligning",
 ) -> FileJob:
-    """Open checkpoints of which the first one is moved or changed, and refuse an output that cannot be written.
+    """Open the checkpoints of a command, and refuse an output that cannot be written.
 
     Args:
-        options: Those of the command.
-        paths: The checkpoints; the output has the names and the form of the first.
-        beside: From the output to the file that is written beside it.
-        provenance: What the output says about where it comes from; read off the options unless given.
+        paths: The checkpoints.
+        out: The output, with the names and the form of the one with this `number`.
+        beside: From the output to the file that is written next to it.
+        memory: How much may be held.
+        work: What is done with them in memory.
     """
-    job = open_job(
-        paths,
-        0,
-        beside,
-        out=output_of(options, provenance or provenance_of(options)),
-        memory=None if isinstance(options, Apply | Repair) else options.memory or None,
-    )
+    job = open_job(paths, number, beside, out=out, memory=memory or None, work=work)
     assert job is not None
     job.require_output()
     return job

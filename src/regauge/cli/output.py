@@ -22,8 +22,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regauge.checkpoints.output import Output
-from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.options import PICTURES
 from regauge.core.escaping import escape, escape_json, escape_lines
@@ -159,12 +157,6 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
     return save_text(text.getvalue(), path)
-
-
-def output_of(options: Any, provenance: Provenance) -> Output:
-    """Where and how the options of a command ask for its result to be written."""
-    resume, written = getattr(options, "resume", False), options.written
-    return Output(options.output, options.overwrite, resume, written.dtype, written.shard_size or None, provenance)
 
 
 def show_status(label: str) -> AbstractContextManager[object]:

@@ -10,11 +10,12 @@ import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import StreamedJob
 from regauge.checkpoints.alignments import alignment_label, alignment_path
-from regauge.checkpoints.job import ALIGNING, MERGING, FileJob, open_job
+from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
+from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.models import Networks, read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
-from regauge.cli.output import output_of, show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
 from regauge.cli.transformers_models import Values
 from regauge.cli.vocabulary import bring_together, model_with
@@ -36,8 +37,8 @@ def read_job(
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     provenance = provenance_of(options, element=alignment_label(options.output) if beside is alignment_path else None)
-    copies = ALIGNING if isinstance(options, Align) else MERGING * len(paths)
-    job = open_job(paths, source, beside, out=output_of(options, provenance), memory=limit, copies=copies)
+    work = "aligning" if isinstance(options, Align) else "merging"
+    job = open_job(paths, source, beside, out=output_of(options, provenance), memory=limit, work=work)
     assert job is not None
     if not options.dry_run:
         job.require_output()

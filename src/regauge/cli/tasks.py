@@ -211,7 +211,7 @@ def example_task(model: Model, kwargs: Mapping[str, Any], outputs: tuple[str, ..
     inputs: Any = dict(kwargs) if kwargs else model.inputs
     if model.inputs and kwargs:
         inputs = inspect.signature(model.module.forward).bind(*model.inputs, **kwargs).arguments
-    return rg.Task(model.module, [(inputs, torch.zeros(1))], _size, outputs or None)
+    return rg.Task(model.module, [(inputs, torch.zeros(1))], _size, outputs or None, has_targets=False)
 
 
 def _size(output: Tensor, _: Any) -> Tensor:

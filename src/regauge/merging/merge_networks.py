@@ -12,7 +12,7 @@ from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.dtypes import dtype_notes
-from regauge.checkpoints.job import MERGING, Network, open_call
+from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import save_text
@@ -116,7 +116,7 @@ def merge(
         generator=generator,
         out=out,
         memory=memory,
-        copies=MERGING * len(given),
+        work="merging",
     )
     if job is not None:
         if job.is_streamed:

@@ -1,10 +1,13 @@
+from .criteria import CRITERIA as CRITERIA
 from .criteria import Criterion as Criterion
 from .criteria import Magnitude as Magnitude
 from .criteria import OutputError as OutputError
 from .criteria import RandomUnits as RandomUnits
 from .criteria import Taylor as Taylor
 from .exact import Removal as Removal
+from .prune_network import WITHOUT_DATA as WITHOUT_DATA
 from .prune_network import prune as prune
+from .prune_report import prune_path as prune_path
 from .result import PruneCertificate as PruneCertificate
 from .result import Pruned as Pruned
 from .slices import cut_params as cut_params
