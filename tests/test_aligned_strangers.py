@@ -169,7 +169,7 @@ def test_an_alignment_that_is_named_is_undone(population: Population, folder: Pa
     assert found.p_value == known.p_value  # Of the order before.
     assert found.z_score == pytest.approx(known.z_score, abs=1e-4)
     assert found.verdict == "unrelated"
-    assert "its element lies beside it" in found.notes[0]
+    assert "its element is stored with it" in found.notes[0]
     assert "'b.safetensors'" in found.notes[0]
     Path("near.alignment.safetensors").rename("away.safetensors")
     told = rg.compare("a.safetensors", "near.safetensors", symmetry)

@@ -264,7 +264,7 @@ def test_what_does_not_fit_is_refused() -> None:
         one_gaussian([members[0], q], symmetry)  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"MergeMany aligns networks; for posteriors give GaussianMatching\(method="):
         one_gaussian([q, q], symmetry, method=MergeMany())
-    with pytest.raises(ValueError, match="one particle says nothing"):
+    with pytest.raises(ValueError, match="one particle has no standard deviations"):
         one_gaussian(members[:1], symmetry)
     assert isinstance(align(q, q, symmetry).element, Element)
     assert isinstance(align(q, q, symmetry).posterior, Posterior)

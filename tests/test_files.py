@@ -306,7 +306,7 @@ def test_a_dry_run_tells_what_tracing_left(
 
 def test_systems_that_do_not_tell_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.sysconf")
-    with pytest.raises(ValueError, match="does not tell how much memory it has"):
+    with pytest.raises(ValueError, match="does not report how much memory it has"):
         MemoryLimit.of(None)
 
 

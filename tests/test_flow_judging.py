@@ -180,7 +180,7 @@ def test_the_first_sentence_says_whether_they_work(apart: tuple[rg.Symmetry, Par
     found = flow.judge(broken, train, held_out, symmetry, task)
     assert found.is_working is False
     assert found.verdict[0].startswith("The drawn networks do not work: ")
-    assert f"{found['generated'].accuracy:.1%} accuracy beside {found['held-out'].accuracy:.1%}" in found.verdict[0]
+    assert f"{found['generated'].accuracy:.1%} accuracy against {found['held-out'].accuracy:.1%}" in found.verdict[0]
     assert str(found).startswith(found.verdict[0])
     worse = flow.judge(shake(held_out, 0.4, chance), train, held_out, symmetry, task)
     assert worse.verdict[0].startswith("The drawn networks work worse")

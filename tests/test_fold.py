@@ -153,7 +153,7 @@ def test_a_gain_of_zero_beside_a_bias_that_nothing_takes_up_stays() -> None:
     assert result.ones == ()
     assert torch.equal(result.params["norm.weight"], params["norm.weight"])
     (note,) = result.notes
-    assert "it is zero where the bias beside it is not" in note
+    assert "it is zero where the bias next to it is not" in note
     assert bool(result.params["norm.bias"].all())
 
 

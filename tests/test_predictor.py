@@ -140,9 +140,9 @@ def test_a_predictor_that_knows_nothing_says_so_first() -> None:
     worse = replace(made, about={"scores": {"net": {"R2": -0.1}, "the same for all": {"R2": -0.01}}})
     assert not worse.is_informed
     assert worse.verdict.startswith("The predictor is worse than one answer for all networks")
-    assert "R2 -0.1 beside -0.01" in worse.verdict
+    assert "R2 -0.1 against -0.01" in worse.verdict
     better = replace(made, about={"scores": {"net": {"accuracy": 0.9}, "the same for all": {"accuracy": 0.5}}})
-    assert better.verdict.startswith("The predictor is better than one answer for all networks: accuracy 90.0% beside")
+    assert better.verdict.startswith("The predictor is better than one answer for all networks: accuracy 90.0% against")
 
 
 def test_the_seed_that_is_told_can_be_given_back() -> None:

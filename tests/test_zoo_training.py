@@ -376,7 +376,7 @@ def test_early_discarding_of_a_share(backend: Backend, stack: int) -> None:
         assert after_8 <= after_4
     assert_same({key: trained(config, data)[0][key] for key in networks if key[1] == 12},
                 {key: params for key, params in networks.items() if key[1] == 12})  # fmt: skip
-    with pytest.raises(ValueError, match="worst of group 0 can only be told from the whole group, ids 0 to 3"):
+    with pytest.raises(ValueError, match="worst of group 0 can only be found in the whole group, ids 0 to 3"):
         next(train(watched, data=data, ids=[0, 1]))
 
 
@@ -580,7 +580,7 @@ def test_populations_that_make_no_sense(changes: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Discard(3), "does not say what to give up"),
+        (lambda: Discard(3), "does not define what to give up"),
         (lambda: Discard(3, worst=1.0), "worst share is 1.0"),
         (lambda: next(train(config(discards=(Discard(13, above=1.0),)), data=BLOBS)), "never comes: .* have 12 steps"),
         (lambda: Checkpoints(0), "never comes"),

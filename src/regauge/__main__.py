@@ -19,7 +19,10 @@ def main() -> None:
 
 
 def _end_if_interrupted(ignored: "sys.UnraisableHookArgs") -> None:
-    """Python ignores what is raised as an object is deleted, or in a callback of imports; interrupts there count."""
+    """Exit on a KeyboardInterrupt that Python ignores: one raised in a deletion or in a callback of imports.
+
+    Other ignored exceptions are reported as usual.
+    """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

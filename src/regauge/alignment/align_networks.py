@@ -35,7 +35,7 @@ SINGLE = "give a list of single networks, not populations"
 
 
 class Setting(TypedDict, total=False):
-    """How networks are aligned; see `align`."""
+    """Keywords of `align` for networks in memory and in files."""
 
     method: Method | None
     task: Task | None
@@ -43,7 +43,7 @@ class Setting(TypedDict, total=False):
 
 
 class FileSetting(Setting, total=False):
-    """Keywords of `align` for networks in files."""
+    """Keywords of `align`, and those for networks in files alone."""
 
     out: Output | str | Path | None
     memory: int | str | MemoryLimit | None
@@ -92,7 +92,7 @@ def align(
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
         out: Where the moved network is written, with the names, dtypes and header of the second one: a path, or an
             `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
-        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         progress: Shows each pass over streamed files.
 
     Raises:

@@ -26,7 +26,7 @@ class JointView:
     """Networks that are tuples of dictionaries as single dictionaries; without roles, networks as they are.
 
     Attributes:
-        roles: How each dictionary is moved; none where networks are single dictionaries.
+        roles: The role of each dictionary, which decides how it is moved; none where networks are single dictionaries.
         whole: The symmetry of the first dictionary of each network, with every size known.
         symmetry: The symmetry of the view. Where a dictionary has magnitudes, orthogonal and linear groups are left
             out: a rotated diagonal Gaussian is not diagonal.

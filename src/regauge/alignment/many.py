@@ -132,7 +132,7 @@ def _in_one_row(elements: Element) -> Element:
 
 
 def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], symmetry: Symmetry) -> float:
-    """How close networks are to one another, the sum over unordered pairs.
+    """The objective of many networks: their closeness to one another, summed over unordered pairs.
 
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 

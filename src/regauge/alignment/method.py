@@ -27,7 +27,7 @@ class Method(ABC):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(others)} or {last}")
 
     def __str__(self) -> str:
-        """As it is written in Python, without settings that have their default."""
+        """The method as a Python expression, without settings that have their defaults."""
         own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # Methods are dataclasses.
         told = [(one.name, getattr(self, one.name)) for one in own if getattr(self, one.name) != _default(one)]
         texts = [f"{name}={value if isinstance(value, Method) else repr(value)}" for name, value in told]
@@ -128,7 +128,7 @@ def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
 
 
 def are_alike(x: Element, y: Element) -> Tensor:
-    """Where two batches of elements have the same order and the same signs, bool `[*batch]`."""
+    """Whether elements of two batches have the same order and the same signs, bool `[*batch]`."""
     same = torch.ones(x.batch, dtype=torch.bool)
     for name in x:
         for left, right in ((x[name].perm, y[name].perm), (x[name].sign, y[name].sign)):
@@ -149,7 +149,7 @@ class Candidates:
         start: The first element of each pair to be offered, preferred to an identity that is as good.
         measure: What is maximized; the loss halfway between the networks with its sign turned unless given, which needs
             a task.
-        notes: Those of the start; the notes of later elements come with them.
+        notes: The notes of the start; those of later elements come with them.
 
     Attributes:
         initial: The objective at the identity, float64 `[pairs]`.

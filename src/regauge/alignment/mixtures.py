@@ -77,7 +77,7 @@ class Mixture:
 
     @property
     def excess(self) -> float:
-        """By how much shifts raise the expected squared norm."""
+        """The rise of the expected squared norm by shifts."""
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:
@@ -113,6 +113,7 @@ class Mixture:
         """The relaxed tensor on the way to a vertex, as coefficients of powers of the step size."""
         terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
         powers = [torch.zeros_like(terms[0]) for _ in terms]
+        # sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over the choices of j draws that moved, by powers of t.
         for j, term in enumerate(terms):
             for k in range(m - j + 1):
                 powers[j + k] += (-1) ** k * comb(m - j, k) * term
@@ -201,7 +202,7 @@ class RelaxedUniverse:
         return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
 
     def vertices(self) -> list[Vertex]:
-        """For every network and family the hard element towards which the objective rises fastest."""
+        """The hard element of every network and family towards which the objective rises fastest."""
         result: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
             aims = self.aims(k)
@@ -253,6 +254,7 @@ class RelaxedUniverse:
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
     """The smallest place in [0, 1] at which a polynomial, given by its coefficients, is largest, and its value."""
+    # On an interval the largest value of a polynomial is at an end or where its derivative vanishes: no line search.
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)
     inner = sorted(float(r.real) for r in roots if abs(r.imag) < 1e-9 and 0 < r.real < 1)

@@ -1,4 +1,4 @@
-"""What a method is given: pairs of networks, or many networks, with their symmetry, data and source of chance."""
+"""Problems for alignment methods: pairs of networks, or many, with their symmetry, data and source of chance."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ class Problem(_Setting):
         Args:
             element: One element for each pair, or the same for all.
             moved: Tensors of the second networks that are moved already, bit for bit as the action would.
-            notes: What could not be taken over.
+            notes: Sentences about what could not be taken over.
         """
 
         def numbers(values: Tensor | Sequence[float] | float) -> Tensor:

@@ -36,7 +36,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         element: What moves the second network. Of many networks a batch: each element moves its network into the
             universe, in which the first network stays, so that the first element is the identity.
         params: The moved networks, `act(element, params_b)`; each computes the same function as before.
-        objective: What the method maximizes, at `element`: for many networks the sum over pairs.
+        objective: The objective of the method at `element`, which is maximized: for many networks the sum over pairs.
         initial: The objective at the identity; never larger than `objective`.
         history: The objective at the start of the best climb and after each of its steps; it never falls. In a batch,
             pairs that ended earlier repeat their last value.
@@ -109,7 +109,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def report(self) -> str:
-        """How it went, what to try for more, and what could not be taken over."""
+        """Sentences on the outcome, on what to try for more, and on what could not be taken over."""
         return "\n".join([self._outcome, *self.notes])
 
     @property
@@ -134,8 +134,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         if self.is_judged:
             return f"{gained}; a local optimum: restarts or another method may find a better one"
         return (
-            f"{gained}; a local optimum of the method's own objective, which does not tell how high the barrier is: "
-            "measure that with `regauge.line`, or give a task, by which methods and restarts are judged"
+            f"{gained}; a local optimum of the method's own objective. The barrier is another quantity: measure it "
+            "with `regauge.line`, or give a task, by which methods and restarts are judged"
         )
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """Where a method is, and what it takes and needs.
+    """A row of the table of methods: module, class, and what the method takes and needs.
 
     Attributes:
         module: Its module; a name without dots is a file in `alignment/methods`.

@@ -33,7 +33,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
             its predictive distribution.
         before: `W2^2` between the moments of two posteriors, as they were given; of many the mean of their distances
             from the barycenter. Buffers do not count.
-        after: The same after they have moved.
+        after: The value after they have moved.
         matching: The result of the alignment of the moments.
     """
 

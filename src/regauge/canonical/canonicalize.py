@@ -75,7 +75,7 @@ def canonicalize(
     Args:
         params: A network, or a population with one leading model axis. Unchanged itself. Or the path of a checkpoint.
         symmetry: The symmetry of the architecture.
-        parts: Which freedom is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
+        parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
             The law then holds for the elements of these parts.
         reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
             sorting, are signs, half periods, rotations and order; the reference's own scales and invertible
@@ -164,7 +164,7 @@ def factorize(
     Args:
         params: A network, or a population with one leading model axis.
         symmetry: The symmetry of the architecture.
-        parts: Those that `canonicalize` was given; nothing changes without "linear".
+        parts: The parts that `canonicalize` was given; nothing changes without "linear".
 
     Returns:
         The given tensors where every product has full rank; others in float64, on the CPU.
@@ -218,7 +218,7 @@ def orbit_distance(
     task: Task | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """How far apart two networks are when their symmetry does not count.
+    """The distance of two networks up to symmetry: an upper bound of the smallest distance between their orbits.
 
     Both are canonicalized, the second is aligned to the first, and the Euclidean distance of their parameters is
     taken (without buffers; scales are fixed by unit norms, not chosen to bring the networks together). It is zero
@@ -230,7 +230,7 @@ def orbit_distance(
         params_a: One network.
         params_b: Another network of the same architecture.
         symmetry: The symmetry of the architecture.
-        method: How the second is aligned; `WeightMatching(scales="keep")` unless given.
+        method: The method that aligns the second; `WeightMatching(scales="keep")` unless given.
         task: For methods that use one.
         generator: For methods that use chance.
 
@@ -258,10 +258,10 @@ def normalize_logits(
 
     Args:
         params: A network, or a population with one leading model axis.
-        symmetry: Of the architecture.
+        symmetry: The symmetry of the architecture.
         weight: The last layer's weight.
         bias: Its bias, if it has one: left out, the predicted class may change.
-        norm: Of the weight: one, as in section 6.2 of the thesis, or the root of the number of classes, as in
+        norm: The norm of the weight: one, as in section 6.2 of the thesis, or the root of the number of classes, as in
             section 4.4.
 
     Raises:

@@ -67,7 +67,7 @@ def carry_out(
 
 
 def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
-    """How many model axes the parameters of a network or a population have."""
+    """The number of leading model axes of the parameters: none for a network."""
     first = next((name for name in symmetry.sites if name in params), None)
     return 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
 
@@ -194,6 +194,7 @@ class _Work:
         signs = torch.zeros((), dtype=torch.float64)
         for place in step.places:
             values = self.coordinates(place)
+            # Odd power sums change sign with the unit, and do not depend on the order of the values, fixed later.
             for power in (1, 3):
                 total, scale = values.pow(power).sum(-1), values.abs().pow(power).sum(-1)
                 is_certain = total.abs() > self.tolerance * scale
@@ -231,7 +232,9 @@ class _Work:
         return (order - copies * group.size).reshape(shape)
 
     def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
-        """What units are compared by, one number for each, and the sizes that its rounding errors are shares of."""
+        """Columns by which units are compared, one number for each, and the magnitudes that rounding is relative to."""
+        # Sums of powers do not depend on the order of the values, which other groups may still choose; single entries
+        # are compared only where all other axes are in order.
         for place in step.sums:
             values = self.values(place).flatten(0, -2)
             for power in (1, 2, 3):
@@ -258,6 +261,8 @@ class _Classes:
         column = values.numpy()
         order = np.lexsort((column, self._classes))
         sizes = scales.reshape(-1, self._size).amax(-1).repeat_interleave(self._size).numpy()
+        # Neighbors are compared, not all values with the first: values in a chain of steps below the tolerance stay
+        # together, so that no pair within rounding of each other is ever told apart.
         is_new = np.diff(self._classes[order]) != 0
         is_new |= np.diff(column[order]) > self._tolerance * sizes[order][1:]
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])

@@ -1,4 +1,4 @@
-"""What remains when scales are fixed: spheres, one for each unit's incoming weights, and Euclidean factors."""
+"""The manifold of canonical networks: a sphere for each unit's incoming weights, and Euclidean factors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Spheres:
 
 @dataclass(frozen=True, eq=False)
 class Manifold:
-    """Where canonical networks live: a product of unit spheres and Euclidean factors.
+    """The manifold of canonical networks: a product of unit spheres and Euclidean factors.
 
     Points are parameters; tangent vectors are dictionaries of the same names and shapes. Distances count every
     floating-point parameter once, in radians on the spheres; buffers and further names of one tensor follow but do
@@ -50,7 +50,7 @@ class Manifold:
 
     Attributes:
         symmetry: With every size known.
-        spheres: What lies on spheres; all other values are Euclidean.
+        spheres: The values that lie on spheres; all other values are Euclidean.
         left: Sentences about freedom that canonical forms keep.
 
     References:
@@ -74,6 +74,7 @@ class Manifold:
         self._require_pair(params_a, params_b)
 
         def angle(x: Tensor, y: Tensor) -> Tensor:
+            # A vector of the point's length whose only entry is the angle: squares of all factors then sum alike.
             rest = x.new_zeros(x.shape[-1] - 1).expand(*x.shape[:-1], -1)
             return torch.cat([sphere.distance(x, y).unsqueeze(-1), rest], dim=-1)
 
@@ -88,7 +89,7 @@ class Manifold:
         return torch.stack(squares).sum(0).sqrt()
 
     def exp(self, params: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> Params:
-        """Where the geodesic that leaves a canonical network with a velocity is after unit time.
+        """The point that the geodesic from a canonical network with a velocity reaches after unit time.
 
         Raises:
             ValueError: The network is not canonical, or the velocity is not of its architecture.
@@ -160,6 +161,8 @@ class Manifold:
         result = dict(straight)
         for spheres in self.spheres:
             points = [self._vectors(spheres, params) for params in networks]
+            # A unit without weights has norm zero and no point on the sphere: the function gets a point in its place,
+            # which keeps NaN out of its gradient, and the Euclidean result is taken.
             blank = torch.zeros_like(points[0])
             blank[..., 0] = 1
             is_on = torch.stack([_norms(x) > 0.5 for x in points]).all(0).unsqueeze(-1)

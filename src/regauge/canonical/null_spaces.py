@@ -24,7 +24,7 @@ SWEEPS = 10
 
 
 def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """The same function with both sides of each product of matrices projected onto what the other one reads.
+    """Project both factors of each product of matrices onto what the other one reads; the function stays the same.
 
     With X the values that a group of invertible matrices multiplies and Y those that the inverse transposes do, only
     `Y' X` counts. `X1 = P X` with the projection P onto the columns of Y, and `Y1 = Q Y` with that onto the columns of

@@ -1,4 +1,4 @@
-"""Where groups act on compared parameters, and which of them act on common entries."""
+"""Sites of groups on compared parameters, each with the sites that act on common entries."""
 
 from dataclasses import dataclass, field
 

@@ -11,14 +11,14 @@ Ranks = Mapping[str, int]
 
 
 def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[Place]]) -> dict[str, int]:
-    """For each group of invertible matrices the largest rank that its product can have, by shapes alone.
+    """The largest rank that the product of each group of invertible matrices can have, by shapes alone.
 
     A product has no more rank than either side has values, or than its factors have: what one group of a chain
     lacks, its neighbors lack, too.
     """
     ranks = {group.name: group.size for group in symmetry.groups if group.matrix == "linear"}
     before: dict[str, int] = {}
-    while before != ranks:
+    while before != ranks:  # Ranks only fall, so this ends.
         before = dict(ranks)
         for name in ranks:
             for is_inverse in (False, True):

@@ -99,7 +99,7 @@ class Plan:
     Attributes:
         steps: Scales and matrices, then rotations, signs and shifts, orders.
         left: Sentences about freedom that no step fixes.
-        open: The same as pairs: a group, and the part of its elements ("scale", "linear", ...).
+        open: That freedom as pairs: a group, and the part of its elements ("scale", "linear", ...).
     """
 
     steps: tuple[Step, ...]
@@ -206,7 +206,7 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[Place | int, ...], ...]:
-        """For each bare place of a group the axes that nothing moves, and the sites of rotations that are fixed."""
+        """The axes that nothing moves and the sites of fixed rotations, for each bare place of a group."""
         result = []
         for place in filter(self._is_bare, self.places[group]):
             axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}
@@ -357,6 +357,8 @@ class Span:
         """Extend the span by `vector`; return the dual vector (1 on `vector`, 0 on all earlier ones)."""
         chosen = next(free for free in self._free if self._dot(vector, free))
         length = self._dot(vector, chosen)
+        # Free directions are orthogonal to all that is fixed, so a free one with product one with the vector is dual to
+        # it; the other free ones are made orthogonal to the vector by multiples of that.
         direction = self._reduce(x / length for x in chosen)
         others = [free for free in self._free if free is not chosen]
         self._known.clear()

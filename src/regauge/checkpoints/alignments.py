@@ -1,4 +1,4 @@
-"""The alignment of a checkpoint, stored beside it: an element and the symmetry that it belongs to.
+"""The alignment of a checkpoint, stored next to it: an element and the symmetry that it belongs to.
 
 An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`; its header holds the
 symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or inverted.
@@ -29,17 +29,14 @@ IN_FOLDER = "regauge" + SUFFIX
 
 @dataclass(frozen=True)
 class Alignment:
-    """What moved network B next to network A, `symmetry.act(element, params_b)`, and the symmetry it belongs to."""
+    """The element that aligned network B to network A, by `symmetry.act(element, params_b)`, and its symmetry."""
 
     symmetry: Symmetry
     element: Element
 
 
 def alignment_path(checkpoint: str | Path) -> Path:
-    """Where the alignment of a checkpoint is stored: `b.safetensors` has `b.alignment.safetensors` beside it.
-
-    In a folder it is one of the files.
-    """
+    """The path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a folder."""
     path = Path(checkpoint)
     if path.name.endswith(SUFFIX):
         return path
@@ -52,7 +49,7 @@ def alignment_label(out: Output | str | Path | None) -> str:
 
 
 class Aligned(Protocol):
-    """What has an element and its symmetry: an `Alignment`, or the result of `regauge.align`."""
+    """An object with an element and its symmetry: an `Alignment`, or the result of `regauge.align`."""
 
     @property
     def symmetry(self) -> Symmetry: ...
@@ -102,16 +99,16 @@ def load_alignment(path: str | Path) -> Alignment:
     if not path.exists():
         if path.parent.is_file():
             raise ValueError(
-                f"{str(path.parent)!r} is no alignment; name what `regauge align` wrote beside its output, which ends "
-                f"in {SUFFIX}, and then the checkpoint"
+                f"{str(path.parent)!r} is no alignment; name the file that `regauge align` wrote next to its output, "
+                f"which ends in {SUFFIX}, and then the checkpoint"
             )
-        raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it beside its output")
+        raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it next to its output")
     with Checkpoint.open(path) as checkpoint:
         header, tensors = checkpoint.header, checkpoint.params
     if header.get("kind") != FORMAT or "symmetry" not in header:
         raise ValueError(
-            f"{str(path)!r} is no alignment but {describe_kind(header)}; `regauge align` writes one beside its output, "
-            f"named ...{SUFFIX}"
+            f"{str(path)!r} is no alignment but {describe_kind(header)}; `regauge align` writes one next to its "
+            f"output, named ...{SUFFIX}"
         )
     if header.get("version") != VERSION:
         raise ValueError(

@@ -1,20 +1,27 @@
 """Arrays in files: `.npz` as numpy writes it, and `.safetensors`."""
 
+import tokenize
+import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from regauge.checkpoints.checkpoint import load
-from regauge.checkpoints.memory_limit import size_text
+from regauge.checkpoints.packed import require_modest
 from regauge.checkpoints.plain_files import require_plain
 from regauge.core.params import Params
 
 SUFFIXES = (".npz", ".safetensors")
-RATIO, SPARE = 100, 1 << 28
-"""How many bytes one byte of a compressed file may become; and the bytes that every file may become."""
+DAMAGE = (
+    *(OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError, AttributeError),
+    *(OverflowError, SyntaxError, MemoryError, RuntimeError, BadZipFile, zlib.error, tokenize.TokenError),
+)
+"""What numpy raises for files that are damaged."""
 
 
 def read_arrays(path: str | Path) -> Params:
@@ -32,15 +39,28 @@ def read_arrays(path: str | Path) -> Params:
         return load(path)
     try:
         with ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        if unpacked > max(SPARE, RATIO * path.stat().st_size):
-            raise ValueError(
-                f"its {size_text(path.stat().st_size)} would become {size_text(unpacked)}; write it with `numpy.savez`"
-            )
+            require_modest(archive.infolist(), path.stat().st_size, "write it with `numpy.savez`")
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
-    except (
-        *(OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError),
-        *(OverflowError, SyntaxError, MemoryError, RuntimeError, BadZipFile, zlib.error),
-    ) as error:
+    except DAMAGE as error:
         raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}") from error
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The numbers of a `.npy` file, which are read when they are looked at; nothing is unpickled.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, or holds anything else than real numbers.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about headers of old versions
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
+            raise ValueError("it holds no array of numbers")
+    except DAMAGE as error:
+        raise ValueError(f"{str(path)!r} cannot be read as an array: {error}") from error
+    return found

@@ -46,7 +46,7 @@ POINTER = b"version https://git-lfs"
 
 @dataclass
 class Reading:
-    """What was read so far, and how long that took (copying out of the page cache, without conversions)."""
+    """Bytes read so far, and the seconds that this took (copying out of the page cache, without conversions)."""
 
     nbytes: int = 0
     seconds: float = 0.0
@@ -218,7 +218,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in: as stored, or as precisely as its changes and `form` ask for."""
+        """The dtype in which a tensor is read: as stored, or as precise as its changes and `form` ask for."""
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
@@ -251,7 +251,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.notes, self.replaced = source.notes, source.replaced
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """The same files with other values; further ones, such as the second name of a tied tensor, are not written."""
+        """A checkpoint of the same files with other values; further names, such as of tied tensors, are not written."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -285,7 +285,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
-        """The same, whose result is written in another form; it is read as precisely as that asks for."""
+        """A copy whose result is written in another form; it is read as precisely as that asks for."""
         result = copy(self)
         result.form, result._files = form, {}
         if result._params is not None:
@@ -453,7 +453,7 @@ def _read(file: Path, entry: str | None) -> OpenedFile:
 
 
 def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:
-    """What the index of a sharded checkpoint says about it; empty for other checkpoints."""
+    """The metadata in the index of a sharded checkpoint; empty for other checkpoints."""
     if not checkpoint.path.name.endswith(".index.json"):
         return {}
     found = read_json(checkpoint.path).get("metadata")

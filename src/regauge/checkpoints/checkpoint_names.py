@@ -1,4 +1,4 @@
-"""What the text that names a checkpoint may mean, other than a path; nothing here imports torch.
+"""Names of checkpoints that are not paths, and what they mean; nothing here imports torch.
 
 `FILE:NAME` is one of the networks in a file. `org/model` is a model of the Hugging Face hub, which is read from
 the cache of that hub on this machine, where it lies there; nothing is fetched.
@@ -51,7 +51,7 @@ def find_cached(name: str) -> Path | None:
 
 
 def say_absent(path: str) -> str:
-    """That there is no checkpoint under a path, and how one is fetched where it may be the name of a model."""
+    """An error text: there is no checkpoint at a path, and how to fetch one where it may be the name of a model."""
     if ADDRESS.match(path):
         return f"{path!r} is an address, and regauge fetches nothing: download the checkpoint, and name the file"
     text = f"there is no checkpoint {path!r}; check the path"

@@ -1,4 +1,4 @@
-"""What a file says of the sizes of a module, compared with what it holds before memory is taken."""
+"""Sizes that a file claims for a module, compared with the sizes that it holds before memory is taken."""
 
 import math
 from collections.abc import Callable, Mapping

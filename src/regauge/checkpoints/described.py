@@ -17,7 +17,7 @@ READERS: Mapping[str, tuple[str, str]] = {
     ),
     "regauge training": ("the state of a training", "the command that was interrupted"),
 }
-"""What the headers of files say that they are: in words, and what reads them."""
+"""The kinds of files by their headers: a name in words, and what reads them."""
 DAMAGE = (
     *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
     *(ArithmeticError, AssertionError, StopIteration),
@@ -26,14 +26,14 @@ DAMAGE = (
 
 
 def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
-    """What to raise then, with the first line of the reason: torch adds lines about its own code."""
+    """An error about a damaged file, with the first line of the reason: torch adds lines about its own code."""
     text = str(error).strip().split("\n")[0]
     reason = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
     return ValueError(f"the {what} {str(path)!r} is damaged ({reason}); {remedy}")
 
 
 def describe_kind(header: Mapping[str, str]) -> str:
-    """What a file is by its header, and what reads it, as a clause."""
+    """A clause about the kind of a file, by its header, and about what reads it."""
     what, reader = READERS.get(header.get("kind", ""), ("the checkpoint of a network", ""))
     return f"{what}, which {reader} reads" if reader else f"{what}, whose path regauge.align and regauge.merge take"
 

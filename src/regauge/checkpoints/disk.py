@@ -26,7 +26,7 @@ class FullDiskError(OSError):
     """A disk without room for an output, or a used up quota.
 
     Args:
-        path: Of the output.
+        path: The path of the output.
         nbytes: How much the output still needs, if that is known.
         remedy: What to do.
     """
@@ -68,7 +68,7 @@ def held(temporary: Path) -> Iterator[None]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed runs left of a file beside it, under a name of `TEMPORARY`.
+    """Remove temporary files that killed runs left next to a file, under names of `TEMPORARY`.
 
     What a living process writes stays, and so do files of other names, and links.
     """

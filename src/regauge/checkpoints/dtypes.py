@@ -1,4 +1,4 @@
-"""In which dtypes networks are stored, where they differ."""
+"""Sentences about the dtypes of stored networks, where they differ."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How a network is written: in which dtype, and in files of which size."""
+"""The form in which a network is written: the dtype, and the size of files."""
 
 import json
 import re
@@ -23,10 +23,10 @@ SETTINGS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class Form:
-    """How a network is written; what is None stays as it is in the files that the network takes over.
+    """The form in which a network is written; None keeps what the files that the network takes over have.
 
     Attributes:
-        dtype: Of all floating-point tensors; values are rounded to it once.
+        dtype: The dtype of all floating-point tensors; values are rounded to it once.
         shard_size: Bytes of the values in one file at most; a larger tensor has a file of its own.
 
     Raises:
@@ -44,7 +44,7 @@ class Form:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What differs from the files, ready for JSON."""
+        """The settings that differ from the files, ready for JSON."""
         given = {"dtype": None if self.dtype is None else _name(self.dtype), "shard-size": self.shard_size}
         return {key: value for key, value in given.items() if value is not None}
 
@@ -58,11 +58,11 @@ class Form:
         return cls(dtype, read_size(shard_size, "shard size") if isinstance(shard_size, str) else shard_size)
 
     def dtype_of(self, stored: torch.dtype) -> torch.dtype:
-        """What a tensor is written in."""
+        """The dtype in which a tensor is written."""
         return stored if self.dtype is None or not stored.is_floating_point else self.dtype
 
     def work_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """What a tensor is read in, so that it is rounded once, when it is written."""
+        """The dtype in which a tensor is read, so that it is rounded once, when it is written."""
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 
     def layout(self, shards: Sequence[Shard], stem: str) -> list[Shard]:

@@ -70,7 +70,7 @@ class Padded(Checkpoint):
         return self._params is None and self.source.is_lazy
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in: precisely, where it is rescaled."""
+        """The dtype in which a tensor is read: a precise one where it is rescaled."""
         if self._params is not None:
             return super().dtype_of(name)
         dtype = self.source.dtype_of(name)

@@ -98,6 +98,6 @@ def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says; whatever is wrong with it is a ValueError, as a clause, but for what the disk says."""
+    """Read a JSON file; all that is wrong with its content is a ValueError whose text is a clause."""
     require_plain(path)
     return parse_json(path.read_bytes())

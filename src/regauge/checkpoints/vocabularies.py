@@ -1,4 +1,4 @@
-"""What beside the weights must agree before folders are combined: the tokens that rows of embeddings stand for.
+"""Tokens that rows of embeddings stand for, which must agree before folders are combined.
 
 Which row of an embedding belongs to which token is said by the tokenizer's files. Folders whose tokens lie at other
 rows are not combined entry by entry. Other files that differ are named, with the folder that they are taken from.
@@ -29,11 +29,11 @@ HISTORY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "arc
 
 @dataclass(frozen=True)
 class Difference:
-    """How the tokens of two folders differ.
+    """The difference between the tokens of two folders.
 
     Attributes:
         first: The tokens that only the first folder has.
-        second: Those that only the second one has.
+        second: The tokens that only the second one has.
         moved: Tokens of both at other rows, with both rows.
     """
 
@@ -101,10 +101,10 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
-    """How the tokens of folders differ from those of the first one, by their labels; those that do not are left out.
+    """The differences of folders' tokens from those of the first one, by label; folders without any are left out.
 
     Args:
-        checkpoints: In folders or not; those that are not say nothing about tokens.
+        checkpoints: In folders or not; those that are not have no tokens to compare.
 
     Raises:
         ValueError: A tokenizer cannot be read.
@@ -124,7 +124,7 @@ def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
 
 
 def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collection[str] = ()) -> list[str]:
-    """Sentences about the files and settings beside the weights that differ from those of the first folder.
+    """Sentences about the files and settings next to the weights that differ from those of the first folder.
 
     Args:
         checkpoints: In folders or not.
@@ -149,7 +149,7 @@ def _folders(checkpoints: Sequence[Checkpoint]) -> dict[str, Path]:
 
 
 def different_files(first: Path, second: Path) -> list[str]:
-    """The names of files beside the weights whose content differs, or that only one folder has."""
+    """The names of files next to the weights whose content differs, or that only one folder has."""
     mine, theirs = _describing(first), _describing(second)
     return [name for name in sorted({*mine, *theirs}) if not _is_same(mine.get(name), theirs.get(name))]
 

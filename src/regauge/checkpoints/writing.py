@@ -45,10 +45,7 @@ class Shard:
 
 
 def path_beside(checkpoint: Path, ending: str) -> Path:
-    """Where a report of a checkpoint is: `out.safetensors` has `out` with the ending beside it.
-
-    In a folder it is one of the files, `regauge` with the ending.
-    """
+    """The path of a report of a checkpoint: `out` with the ending for `out.safetensors`, or `regauge` in a folder."""
     if is_single_file(checkpoint):
         return checkpoint.with_name(checkpoint.stem + ending)
     return checkpoint / f"regauge{ending}"
@@ -195,7 +192,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
     if path.is_dir():
         raise FileExistsError(f"the output {str(path)!r} is a folder, but a file is written; choose another name")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
+        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or give --overwrite")
     remove_leftovers(path)
 
 

@@ -66,7 +66,7 @@ def _require_output(options: Any) -> None:
     """Only files: a folder may hold what an interrupted run left."""
     path, is_free = getattr(options, "output", None), any(getattr(options, n, True) for n in ("overwrite", "dry_run"))
     if path is not None and not is_free and not getattr(options, "resume", False) and Path(path).is_file():
-        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or say --overwrite")
+        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or give --overwrite")
 
 
 def _require_extras(options: Any) -> None:

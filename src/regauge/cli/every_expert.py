@@ -71,14 +71,14 @@ class _Number(list[int]):
 
 
 class _Counts(list[int]):
-    """How many rows each expert has, of rows that are sorted by expert; the numbers themselves are not known."""
+    """The number of rows of each expert, of rows that are sorted by expert; blanks stand for the numbers in a trace."""
 
     def __init__(self, blanks: list[int], counts: Tensor) -> None:
         super().__init__(blanks)
         self._ends = counts.cumsum(0)
 
     def choose(self, results: Sequence[Tensor]) -> Tensor:
-        """Of what all experts computed of all rows that of the expert that each row has."""
+        """Select the result of each row's own expert from the results of all experts for all rows."""
         row = torch.arange(results[0].shape[0], device=self._ends.device)
         expert = (row.unsqueeze(1) >= self._ends).sum(1)
         masks = (expert.eq(k).unsqueeze(1).to(one.dtype) for k, one in enumerate(results))

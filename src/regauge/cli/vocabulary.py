@@ -1,4 +1,4 @@
-"""Networks with different tokens under one vocabulary, as `--tokenizer` and recipes ask for it."""
+"""Unify the vocabularies of checkpoints with different tokens, for `--tokenizer` and recipes."""
 
 import json
 from collections import Counter
@@ -63,7 +63,7 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Networks under one vocabulary: the one that is asked for, or that of the first where only the order differs.
+    """Bring networks under one vocabulary: the requested one, or that of the first where only the order differs.
 
     What else differs beside the weights is told.
 

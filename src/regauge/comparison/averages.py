@@ -27,8 +27,8 @@ class Average:
 
     Attributes:
         child: Its name.
-        parents: Those that it was made of, as far as they are compared.
-        weights: Of the parents, as their distances say; they add up to one.
+        parents: The networks that it was made of, as far as they are compared.
+        weights: The weights of the parents, from their distances; they add up to one.
         is_told: Whether its provenance names them; otherwise they are those that it is an average of by its weights.
     """
 
@@ -52,10 +52,10 @@ def find_averages(
     averages, too. Parents that others replace, such as a child of another parent, are none.
 
     Args:
-        names: Of all networks.
+        names: The names of all networks.
         squares: Squared distances modulo the group, of whole networks and not relative; NaN where they are not known.
-        related: Those that are related to another one, among which averages are looked for.
-        parents: What the provenance of some of them names.
+        related: The networks that are related to another one, among which averages are looked for.
+        parents: The parents that the provenance of some of them names.
     """
     found: dict[str, Average] = {}
     for child in (name for name in names if name in related or name in parents):
@@ -72,7 +72,7 @@ def find_averages(
 
 
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> Average | None:
-    """A network as the average of others, if it is told to be one, or is one by its distances."""
+    """A network as the average of others, if its provenance names them, or by its distances."""
     if np.isnan(squares).any():
         return Average(child, tuple(others), (1 / len(others),) * len(others), is_told) if is_told else None
     chosen = [*range(1, len(squares))]
@@ -99,7 +99,7 @@ class _Fit(NamedTuple):
     """The average of some points that is nearest to point 0.
 
     Attributes:
-        weights: Of the points.
+        weights: The weights of the points.
         gap: Its squared distance.
         steps: What steps from point 0 to each of the points leave of it, if they are independent.
     """

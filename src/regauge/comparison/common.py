@@ -1,4 +1,4 @@
-"""What two networks of different shapes have in common: the tensors that are compared, whole or cut, and all others."""
+"""The common part of two networks of different shapes: tensors that are compared, whole or cut, and all others."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,14 +40,14 @@ class Common:
     is_whole: bool = False
 
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | Part":
-        """That part of a network; of a checkpoint on the disk a checkpoint that reads no more than it."""
+        """The common part of a network; for a checkpoint on the disk, a checkpoint that reads no more than that."""
         if isinstance(network, Checkpoint) and network.is_lazy:
             return Part(network, self.shapes)
         params = network.params if isinstance(network, Checkpoint) else network
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
     def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
-        """That part of network number k with all units that it has, and how the symmetry acts on it."""
+        """The common part of network k with all units that it has, and the symmetry that acts on it."""
         assert self.widths is not None
         symmetry = self.extend(self.widths.sides[k])
         shapes = {**self.shapes, **symmetry.shapes}
@@ -79,7 +79,7 @@ class Part(Checkpoint):
         self._take_over(source)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in."""
+        """The dtype in which a tensor is read."""
         return self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -105,7 +105,7 @@ def find_common(
     Args:
         a: The first network, perhaps on the meta device, or a checkpoint of which the headers are read.
         b: The second one.
-        symmetry: Of the first one's architecture.
+        symmetry: The symmetry of the first one's architecture.
         has_widths: Whether groups may have other numbers of units; their tensors are left out otherwise.
     """
     first, second = (
@@ -196,7 +196,7 @@ def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
 
 
 def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
-    """Which units are compared, in words."""
+    """Sentences about the units that are compared."""
     names: dict[tuple[int, int], list[str]] = {}
     for group in symmetry.groups:
         if group.name in widths.sizes:
@@ -212,7 +212,7 @@ def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
 
 
 def _lengths(x: Shape, y: Shape) -> str:
-    """How far two tensors are compared along each axis in which they differ, in words."""
+    """A clause about the entries that are compared along each axis in which two tensors differ."""
     differing = [(k, n, m) for k, (n, m) in enumerate(zip(x, y, strict=True)) if n != m]
     parts = (f"the first {min(n, m):,} along axis {k}, where A has {n:,} and B {m:,}" for k, n, m in differing)
     return "compared are " + ", and ".join(parts)

@@ -85,7 +85,7 @@ def compare(
 
     The p-value and the z-score test the order of units as stored. They are exact where nobody chose that order. After
     an alignment somebody did, so that order alone never makes a descendant. Where a network in a file says that
-    regauge aligned it, and the element lies beside it, that is undone first; otherwise a note tells it.
+    regauge aligned it, and the element is stored with it, that is undone first; otherwise a note says so.
 
     Networks with other widths, vocabularies or numbers of layers are compared in what they have in common: tensors of
     the same shape, and those that are longer along an axis that nothing moves, such as that of tokens, up to the
@@ -294,7 +294,7 @@ def _weigh(
         measure: Tests independence.
         origins: Where both networks come from.
         given: Both networks as they are stored, if what is compared is their function alone.
-        distances: Those of the fingerprints of the second network and of the references from the first one's.
+        distances: Distances of the fingerprints of the second network and the references from the first one's.
     """
     shapes = compared_shapes(a, symmetry)
     read, _ = _readers(a, b, symmetry)
@@ -352,7 +352,7 @@ def _weigh(
 def estimate_chance(
     b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
 ) -> float | None:
-    """What alignment alone explains of the first network's matrices, by strangers made of the second one."""
+    """The share of the first network's matrices that alignment alone explains, from strangers of the second one."""
     values = sum(tensor.numel() for tensor in b.values())
     seeds = range(STRANGERS if values <= SMALL else 1)
     return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
@@ -380,7 +380,7 @@ def compared_shapes(params: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetr
 def _readers(
     a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry
 ) -> tuple[Read, Load]:
-    """What gives tensors of both networks: in pieces, and as a whole."""
+    """Readers of pairs of tensors, one from each network: in pieces, and as a whole."""
 
     def load(name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
         pair = []

@@ -22,11 +22,11 @@ class Comparison:
             "unrelated" or "undecided".
         reason: The evidence for it, in a sentence.
         distance: Euclidean distance of the parameters as stored, without buffers.
-        orbit_distance: The same after the second network was aligned to the first: an upper bound of the smallest
+        orbit_distance: The distance after the second network was aligned to the first: an upper bound of the smallest
             distance along its orbit, measured where the first network is.
-        norm: That of the first network's parameters, as far as they are compared.
+        norm: The norm of the first network's parameters, as far as they are compared.
         compared: The share of the first network's values that is compared: 1 unless the networks have other shapes.
-        shares: What the second network explains of each tensor of the first.
+        shares: The share of each tensor of the first network that the second one explains.
         share_by_chance: What alignment alone explains at most: the largest share of a stranger, and their range above.
             None where the verdict rests on something else, as where both networks are the same.
         p_value: How often networks that were trained independently correspond as much in the order of their units as
@@ -38,7 +38,7 @@ class Comparison:
         reference_p_value: How often an independent network is as near as the second one, modulo the group, by the
             references; None without references.
         fingerprint_distance: Distance of both fingerprints; None for networks that are streamed.
-        element: What aligns the second network to the first.
+        element: The element that aligns the second network to the first.
         symmetry: The symmetry that it belongs to, with every size known.
         units: Of networks of different widths, for each group with other numbers of units in both, the numbers of those
             that are compared: of the first network's and of the second one's, ascending, copy by copy of the group.
@@ -79,12 +79,12 @@ class Comparison:
 
     @property
     def share_after(self) -> float | None:
-        """The same after alignment."""
+        """The mean share of the first network's matrices that the second one explains after alignment."""
         return mean_share(self.shares)
 
     @property
     def share_beyond_chance(self) -> float | None:
-        """The same as a part of what chance leaves to explain; what verdicts are given by."""
+        """The share beyond chance, (share - chance) / (1 - chance), on which verdicts rest."""
         return beyond_chance(self.share_after, self.share_by_chance)
 
     @property
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """For each layer the share that is explained before and after, its tensors weighted by what they have."""
+        """The share of each layer that is explained before and after alignment, as a weighted mean over its tensors."""
         result: dict[str, list[TensorShare]] = {}
         for share in self.shares:
             if share.after is not None:

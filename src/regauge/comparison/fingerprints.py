@@ -119,7 +119,7 @@ def _project(features: Mapping[str, Features], models: int = 1) -> Float64[Tenso
 
 
 def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Features]:
-    """What no reordering, sign or rotation changes, by the name of the tensor or the group that it belongs to."""
+    """Invariants of reordering, signs and rotations, by the name of the tensor or group that they describe."""
     norms, counts = dict[str, Tensor](), dict[str, int]()
     for name, tensor in tensors.items():
         norms[name], counts[name] = tensor.reshape(len(tensor), -1).norm(dim=1).double(), tensor[0].numel()

@@ -1,4 +1,4 @@
-"""What two networks do on data: whether their outputs agree, and what lies between them."""
+"""A comparison of two networks on data: the agreement of their outputs, and the line between them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -28,9 +28,9 @@ class Independence:
     """The outcome of the test.
 
     Attributes:
-        p_value: How often independent networks look at least as alike: (1 + draws that do) / (1 + draws).
-        z_score: How many standard deviations of the null the statistic lies above its mean, both exact.
-        draws: How many random elements were drawn.
+        p_value: The share of independent networks that look at least as alike: (1 + draws that do) / (1 + draws).
+        z_score: The number of standard deviations of the null by which the statistic exceeds its mean, both exact.
+        draws: The number of random elements.
         groups: The groups whose order was tested.
     """
 
@@ -74,7 +74,7 @@ def measure_independence(
         symmetry: With every size known.
         names: The compared tensors.
         generator: Source of the draws.
-        draws: How many; the smallest p-value is 1 / (1 + draws).
+        draws: The number of random elements; the smallest p-value is 1 / (1 + draws).
 
     References:
         Zhu et al. (2025), Independence tests for language models, section 3, for tests by exchangeable units of MLPs;

@@ -23,12 +23,12 @@ class Lineage:
     """Networks, compared pair by pair.
 
     Attributes:
-        names: Of the networks.
+        names: The names of the networks.
         pairs: The comparison of each pair that can be compared, by both names in their order.
         distances: Modulo the group, relative to the norm of the first of the pair, as far as it is compared; NaN for
             pairs that cannot be.
         families: Names of networks that are related, directly or by way of others, in their order; strangers alone.
-        averages: Those that are averages of others, by their weights or their provenance.
+        averages: The networks that are averages of others, by their weights or their provenance.
         trees: For each part of a family that is related without averages, of two or more, its branches; lengths are
             squares of these relative distances. An average has no place in a tree: it descends from several.
     """
@@ -51,7 +51,7 @@ def compare_many(
     """Compare all pairs of networks, and make a tree of each family of related ones.
 
     Args:
-        names: Of the networks.
+        names: The names of the networks.
         compare: Compares two of them, as `rg.compare` does; None for a pair that cannot be compared.
         parents: For networks whose provenance names others among them: those that they were made of.
         progress: Counts pairs.

@@ -1,4 +1,4 @@
-"""What a network in a file says about where it comes from, as far as a comparison depends on it."""
+"""The origin of a network in a file, from its provenance, as far as a comparison depends on it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,14 +25,14 @@ NO_PARENTS = ("model", "symmetry", "data", "test", "reference", "matcher", "alig
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one of two compared networks comes from.
+    """The origin of one of two compared networks.
 
     Attributes:
         label: "A" or "B".
-        command: What wrote it, such as "align"; empty if it does not say.
+        command: The command that wrote it, such as "align"; empty if its provenance names none.
         parents: The networks that it was made of, as its provenance names them: path, and SHA-256 of the weights.
         is_chosen: Whether it, or a network that it was made of, has its units in an order that somebody chose.
-        alignment: The element that moved it, where that lies beside it.
+        alignment: The element that moved it, where that is stored with it.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Origin:
 
     @classmethod
     def of(cls, network: Mapping[str, Tensor] | Checkpoint, label: str) -> "Origin":
-        """What a network says; nothing if it is not in a file."""
+        """Read the origin of a network from its provenance; an empty origin if it is not in a file."""
         document = read_provenance(network.home) if isinstance(network, Checkpoint) else None
         if document is None:
             return cls(label)
@@ -64,7 +64,7 @@ class Origin:
         return any(own and own == hashes for _, hashes in self.parents)
 
     def undo(self, network: Mapping[str, Tensor] | Checkpoint) -> "Undo | None":
-        """How a tensor was before it was moved; None where that is not known."""
+        """A map of tensors to what they were before the alignment; None where the element is not known."""
         if self.alignment is None:
             return None
         try:
@@ -74,7 +74,7 @@ class Origin:
         return Undo(symmetry, symmetry.inverse(self.alignment.element))
 
     def note(self, *, is_undone: bool) -> str | None:
-        """What it says about its order, and what that means for the p-value."""
+        """A sentence on the origin of its order of units, and what that means for the p-value."""
         if not self.command:
             return None
         made = f"{self.label} says that `regauge {escape(self.command)}` wrote it"
@@ -83,7 +83,7 @@ class Origin:
         if not self.is_chosen:
             return made
         if is_undone:
-            return f"{made}; its element lies beside it, and the p-value and the z-score are of the order before that"
+            return f"{made}; its element is stored with it: the p-value and the z-score are of the order before that"
         return (
             f"{made}, and that the order of units was chosen, so that the p-value and the z-score of the order as "
             "stored say nothing about descent; no verdict rests on them"
@@ -104,11 +104,11 @@ class Undo:
 
 @dataclass(frozen=True)
 class Origins:
-    """Where both networks of a comparison come from.
+    """The origins of both networks of a comparison.
 
     Attributes:
-        of: What each of them says.
-        undo: For each of them how a tensor was before it was moved, where that is known and all of it is compared.
+        of: The origin of each network.
+        undo: For each network a map that undoes its alignment, if the element is known and all of it is compared.
         parent: A sentence where one of them names the other one among those that it was made of, by its hash.
     """
 
@@ -118,7 +118,7 @@ class Origins:
 
     @classmethod
     def read(cls, a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint) -> "Origins":
-        """What two networks say; nothing if they are not in files."""
+        """Read the origins of two networks; those of networks that are not in files are empty."""
         first, second = Origin.of(a, "A"), Origin.of(b, "B")
         parent = ""
         for child, label, other in ((second, "A", a), (first, "B", b)):
@@ -128,7 +128,7 @@ class Origins:
 
     @property
     def cut(self) -> "Origins":
-        """The same where networks are compared in part, so that nothing can be undone."""
+        """A copy for networks that are compared in part, where nothing can be undone."""
         return replace(self, undo=(None, None))
 
     @property
@@ -138,7 +138,7 @@ class Origins:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What they say about their order."""
+        """Sentences on the origins of both networks' orders of units."""
         told = (one.note(is_undone=undo is not None) for one, undo in zip(self.of, self.undo, strict=True))
         return tuple(note for note in told if note is not None)
 

@@ -1,4 +1,4 @@
-"""How much of each tensor of one network another one explains, as it is stored and after it is moved."""
+"""Shares of each tensor of one network that another one explains, as stored and after alignment."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +24,14 @@ class TensorShare:
     """One tensor of two networks.
 
     Attributes:
-        name: That of the tensor.
+        name: The name of the tensor.
         shape: Its shape.
         before: The share of the first network's tensor that the second one's explains as stored: the squared
             correlation, zero where it is negative; None where nothing tells units apart in one of both.
-        after: The same after the second network was moved.
+        after: The share after the second network was moved.
         weight: What tells units apart in the first network's tensor: its squares around what all elements keep.
         squares: Squared distances as stored and moved, and the squared norm of the first network's tensor.
-        formats: Those that hold all values of the first network's tensor, and of the second one's.
+        formats: The formats that hold all values of the first network's tensor, and of the second one's.
         equal: The formats in which both tensors are the same.
     """
 
@@ -61,7 +61,7 @@ def measure_shares(
     Args:
         read: Gives the pieces of a tensor of both networks.
         symmetry: With every size known.
-        element: What moves the second network.
+        element: The element that moves the second network.
         shapes: The tensors.
     """
     result = []
@@ -99,7 +99,7 @@ class _Sums:
             self._equal = frozenset(f for f in narrow if torch.equal(x.to(f), y.to(f)))
 
     def share_of(self, name: str, shape: Sequence[int]) -> TensorShare:
-        """What the sums say."""
+        """The shares and squared distances of a tensor from the sums over its pieces."""
         is_constant = self._own <= CONSTANT * self._first or self._others[0] <= CONSTANT * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
         squares = (*self._gaps, self._first)
@@ -119,7 +119,7 @@ def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
 
 
 def _kept(symmetry: Symmetry, name: str, tensor: Tensor) -> Tensor:
-    """What no element changes about a tensor: its average over all of them."""
+    """The part of a tensor that no element changes: its average over all elements."""
     sites = symmetry.sites.get(name, ())
     if not sites:
         return tensor.new_zeros(())

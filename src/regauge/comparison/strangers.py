@@ -1,4 +1,4 @@
-"""What alignment alone explains: strangers made of a network's own tensors, each moved by an element of its own."""
+"""Strangers, the control for alignment: a network's own tensors, each moved by a random element of its own."""
 
 import zlib
 from collections.abc import Mapping

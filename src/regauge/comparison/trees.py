@@ -25,7 +25,7 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
     so that their squares add up along the tree. The tree has no root; it is given from the last ancestor made.
 
     Args:
-        names: Of the networks, two at least, without repetition.
+        names: The names of the networks, two at least, without repetition.
         distances: Between all pairs, symmetric.
 
     References:

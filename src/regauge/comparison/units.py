@@ -42,7 +42,7 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
     aligned to the first: units of the wider one that meet no values are left out.
 
     Args:
-        common: What both networks have in common, with widths that differ.
+        common: The common part of both networks, with widths that differ.
         a: The first network.
         b: The second one.
 
@@ -97,7 +97,7 @@ def _without_stretching(symmetry: Symmetry) -> Symmetry:
 
 
 def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, int]) -> Bool[Tensor, "*bases units"]:
-    """Where the units of a group in one network meet values of the other one."""
+    """A mask of the units of a group in one network that meet any values of the other one."""
     tensor, site = next((n, s) for n, local in symmetry.sites.items() for s in local if s.group.name == name)
     is_met = unit_values(symmetry, tensor, site, marks[tensor]).ne(0).any(-1)
     bases = (*symmetry[name].within, name)

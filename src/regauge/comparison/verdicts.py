@@ -1,4 +1,4 @@
-"""What a comparison says in words, by thresholds that were fixed on other networks than those that they are judged on.
+"""Verdicts of a comparison, by thresholds that were fixed on other networks than those that they are judged on.
 
 `benchmarks/aligned_strangers.py` has the hard negatives: independent networks that learned from the same data, aligned
 by one method or another, in part, or trained on afterwards. `benchmarks/lineage.py` has the others.
@@ -48,23 +48,23 @@ ENOUGH = 200
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict rests on.
+    """The evidence on which a verdict rests.
 
     Attributes:
         is_equal: Whether all values are equal, or are after rounding to the coarser of both formats.
         precision: Spacing of the numbers around one in the coarser format in which one of the networks can be written.
         stored: Distance as stored, relative to the first network's norm.
-        modulo: The same modulo the group.
+        modulo: The distance modulo the group.
         free: The number of compared values, less the dimension of the group.
         share: Mean share of the first network's matrices that the second one explains after alignment, if any can be.
-        chance: What strangers explain at most; see `by_chance`. None if it was not measured.
-        p_value: Of independence, by the order of units as stored; None where no group can be tested. It is exact where
-            nobody chose that order.
+        chance: The share that strangers explain at most; see `by_chance`. None if it was not measured.
+        p_value: The p-value of independence, by the order of units as stored; None where no group can be tested. It is
+            exact where nobody chose that order.
         z_score: The statistic behind it.
         is_whole: Whether all of both networks is compared.
         is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
             there need be no element that leads from one network to the other.
-        parent: That one of the networks says that it was made of the other one; empty if none does.
+        parent: A sentence if one network's provenance names the other one as a parent; else empty.
     """
 
     is_equal: bool
@@ -150,7 +150,7 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
 
 
 def _order(evidence: Evidence) -> str | None:
-    """That units correspond as stored, if that is certain; it never says why."""
+    """A clause that units correspond as stored, if that is certain; it claims no cause."""
     if evidence.z_score is None or evidence.z_score < CERTAIN:
         return None
     return (
@@ -164,14 +164,14 @@ def _upper(sentence: str) -> str:
 
 
 def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verdict, str]:
-    """That networks are the same, or where they have other shapes, that one was made of the other."""
+    """The verdict for an exact match: the given one, or "descended" where the networks have different shapes."""
     if evidence.is_whole:
         return verdict, reason
     return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """What is taken for chance: the largest share of a stranger, and above it the range of them all, but at most one.
+    """An upper estimate of the share by chance: the largest share of a stranger plus the range of all, at most one.
 
     In networks of a few units strangers differ much from one another.
     """
@@ -180,7 +180,7 @@ def by_chance(shares: Sequence[float | None]) -> float | None:
 
 
 def beyond_chance(share: float | None, chance: float | None) -> float | None:
-    """What is explained of all that chance leaves to explain."""
+    """The share beyond chance, (share - chance) / (1 - chance); zero where it is not above chance."""
     if share is None or chance is None:
         return None
     return max(0.0, share - chance) / (1 - chance) if chance < 1 else 0.0

@@ -19,7 +19,7 @@ class Widths:
         sizes: Their numbers of units in the first network and in the second one.
         sides: The symmetry of each network.
         whole: The symmetry of a network with the larger number of units of each group.
-        common: The same with the smaller number.
+        common: The symmetry with the smaller numbers of units.
     """
 
     sizes: Mapping[str, tuple[int, int]]
@@ -47,8 +47,8 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
 
     Args:
         a: The shapes of the first network.
-        b: Those of the second one.
-        symmetry: That of either of them, or of another network of the same architecture.
+        b: The shapes of the second one.
+        symmetry: The symmetry of either of them, or of another network of the same architecture.
     """
     if not symmetry.is_sized:
         return None

@@ -1,4 +1,4 @@
-"""What lies between networks: paths and the barriers on them, planes, and repair of interpolated networks."""
+"""Paths between networks and the barriers on them, planes, and repair of interpolated networks."""
 
 from regauge.names import attach
 

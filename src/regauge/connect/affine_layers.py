@@ -134,7 +134,7 @@ def _is_flip(node: Node) -> bool:
 
 
 def _read_by_layers(program: Program, nodes: list[Node]) -> set[Node]:
-    """What matrix products with parameters, convolutions and recurrent layers depend on."""
+    """The nodes on which matrix products with parameters, convolutions and recurrent layers depend."""
     read: set[Node] = set()
     for node in reversed(nodes):
         is_reader = operator_name(node) in READERS and any(_is_state(program, s) for s in node.all_input_nodes)

@@ -92,7 +92,7 @@ class Statistics:
         return next(iter(self._traces.values())).program.aliases
 
     def moments(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, Moments]:
-        """Of values by name, with their axis of units: mean and variance of every unit, in one pass.
+        """The mean and variance of every unit of some values, in one pass; `places` gives each value's axis of units.
 
         Raises:
             ValueError: A value is NaN or Inf.

@@ -54,7 +54,7 @@ class Geodesic:
     """The shortest way between canonical networks: great circles on the spheres of units, straight elsewhere.
 
     Attributes:
-        manifold: Of the canonical networks, from `canonical_manifold`.
+        manifold: The manifold of the canonical networks, from `canonical_manifold`.
 
     References:
         Erdogan (2025), section 6.2.
@@ -111,9 +111,9 @@ class Repaired:
     """Another path whose networks between the ends are repaired, for the statistics `(1 - t, t)` of the ends.
 
     Attributes:
-        module: How to run parameters.
+        module: Runs parameters.
         batches: As for `repair`.
-        path: Which networks are repaired.
+        path: The path whose networks are repaired.
 
     References:
         Jordan et al. (2023), REPAIR.

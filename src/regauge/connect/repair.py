@@ -30,7 +30,7 @@ class RepairResult:
     """A repaired network.
 
     Attributes:
-        params: Of the same names, dtypes and devices as the interpolated network.
+        params: Parameters of the same names, dtypes and devices as the interpolated network.
         layers: Names of the layers whose weights were rescaled, in the order of the graph.
         losses: With a task, the losses of the interpolated network and of the repaired one.
         is_kept: Whether `params` are those of the repaired network, not of the interpolated one.
@@ -43,7 +43,7 @@ class RepairResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not done, in a sentence."""
+        """A sentence about a repair that was dropped; empty where it was kept."""
         if self.is_kept:
             return ()
         before, after = self.losses["interpolated"], self.losses["repaired"]
@@ -58,8 +58,8 @@ class LayerVariance:
     """The variances of one layer, means over its units.
 
     Attributes:
-        variance: Of the interpolated network's units over the data.
-        expected: Of the endpoints: the squares of the interpolated standard deviations.
+        variance: The variance of the interpolated network's units over the data.
+        expected: The variance between the endpoints: the squares of interpolated standard deviations.
         ratio: The first over the second; one without collapse, NaN where both are zero.
     """
 
@@ -117,7 +117,7 @@ def repair(
 
     Args:
         params: The interpolated network, unchanged.
-        module: How to run the parameters; its own are not used.
+        module: Runs the parameters; its own are not used.
         endpoints: The aligned networks between which it lies; without any, running statistics alone are recomputed.
         batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
             few thousand examples do; they are read many times.
@@ -215,7 +215,7 @@ def variance_collapse(
 
     Args:
         params: The interpolated network.
-        module: How to run the parameters; its own are not used.
+        module: Runs the parameters; its own are not used.
         endpoints: The networks between which it lies.
         batches: As for `repair`.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
@@ -258,7 +258,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
 
     Args:
         params: Parameters and buffers, unchanged.
-        module: How to run the parameters; its own are not used.
+        module: Runs the parameters; its own are not used.
         batches: As for `repair`.
 
     Returns:
@@ -329,6 +329,7 @@ def require_endpoints(
 
 def _repair_layer(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:
     """The weight and the bias of a layer that bring its units to a mean and a standard deviation."""
+    # A unit that is constant has no spread to scale; its factor of one leaves the spread at zero and moves the mean.
     is_live = now.std > CONSTANT * (now.mean.abs() + std)
     factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)
     weight = params[layer.weight]

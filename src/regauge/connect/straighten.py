@@ -265,10 +265,10 @@ def train_path(
         params_a: The network at t = 0, unchanged.
         params_b: The network at t = 1, unchanged.
         task: Module, batches, loss. Batches come in their order, over and over.
-        path: Where training starts, such as `Bezier.between(a, b)`; unchanged.
+        path: The start of training, such as `Bezier.between(a, b)`; unchanged.
         generator: Draws t, on the CPU.
         optimizer: Adam with a learning rate of 0.01 unless given.
-        schedule: Of the learning rate; half a cosine down to zero unless given.
+        schedule: The schedule of the learning rate; half a cosine down to zero unless given.
 
     Returns:
         A path of the same kind with new inner points, in the dtypes that the old ones have.

@@ -38,7 +38,7 @@ class Value:
         sign: Plus or minus one for each family, int8.
         shift: Half periods of each family, int64.
         matrix: Rotation or invertible matrix, float64, for orthogonal and linear groups.
-        product: The same matrix by its factors, if the value was made by `of_product`: it then acts in fewer
+        product: The matrix by its factors, if the value was made by `of_product`: it then acts in fewer
             operations. What `map`, `zip` or `replace` make of this value has none.
     """
 

@@ -19,7 +19,7 @@ def classes_of(
 
     Args:
         group: One that reorders units.
-        sites: Where groups act on the structure.
+        sites: The sites of groups on the structure.
         structure: The tensors, with any number of leading model axes: units are alike if they are so in all networks.
         ndims: Their numbers of axes without these.
     """

@@ -33,7 +33,7 @@ def as_networks(networks: object, rest: tuple[object, ...] = ()) -> list[Any]:
     """Several networks that a caller gave: not one, no module, and not one argument each.
 
     Args:
-        networks: What should be a list of them.
+        networks: The argument that should be a list of networks.
         rest: Positional arguments after the symmetry, where there should be none.
 
     Raises:
@@ -53,7 +53,7 @@ def require_instance(value: object, kind: type, what: str, named: Mapping[str, s
     """Raise a TypeError unless a setting is an object of some class.
 
     Args:
-        value: What the caller gave.
+        value: The argument of the caller.
         kind: The class.
         what: The name of the argument.
         named: How the objects that the command line knows by a name are written in Python.

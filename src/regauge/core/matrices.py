@@ -131,7 +131,7 @@ class Matrices:
 
     Attributes:
         names: The parameters that they act on.
-        rigid: Those flags, and those of groups found to have no certain balance.
+        rigid: The given flags, and those of groups found to have no certain balance.
     """
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], rigid: Mapping[str, Tensor]) -> None:

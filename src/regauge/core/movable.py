@@ -41,7 +41,7 @@ def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> No
     Counters, one integer in each network, may differ.
 
     Args:
-        name: What the tensor is called.
+        name: The name of the tensor.
         tensors: One of each network.
         lead: The number of leading model axes.
 

@@ -81,7 +81,7 @@ class _Memory:
     Attributes:
         values: Everything from the first value of the first network on.
         stride: By how much networks are apart.
-        begins: Where each tensor of the first network begins.
+        begins: The first value of each tensor of the first network.
         tensors: Views of the block.
     """
 

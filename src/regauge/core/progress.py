@@ -32,7 +32,7 @@ class Unit:
     The last hundredth of the unit is counted when it is finished, not when the last of its parts is done.
 
     Args:
-        advance: Of the piece.
+        advance: Shows the progress of the piece.
     """
 
     def __init__(self, advance: Advance) -> None:

@@ -87,7 +87,7 @@ class Drawn:
         displacements: By how many units further each unit takes its values.
         logs: Binary logarithms of the scales of each kind of factor; None where there are no scales.
         signs: Signs of each kind of factor; None where there are none.
-        shifts: What each kind of half period adds; None where there are none.
+        shifts: The amount that each kind of half period adds; None where there are none.
     """
 
     displacements: Int[Tensor, "models moves"]
@@ -169,7 +169,7 @@ class Draws:
         return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
 
     def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
-        """Draw so many elements from each source of chance.
+        """Draw elements from sources of chance, as many as each source is given with.
 
         Permutations and signs are uniform, scales between 1/2 and 2 uniform in their logarithms, shifts in {-1, 0, 1}.
         """

@@ -66,7 +66,7 @@ class Squares:
 
     Args:
         params: The parameters, `[batch, *shape]`.
-        places: Where factors act.
+        places: The places of factors.
 
     Attributes:
         fields: For each tensor and each tuple of its axes the logarithms of its factors, `[batch, *lengths]`.

@@ -47,11 +47,11 @@ class Task:
         batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
             arguments. They are read several times, so give a list, a data loader, or another collection.
         criterion: From the output and the targets to the mean loss of a batch, differentiable.
-        outputs: Which output is compared with the targets: a field name, or a function of what the module returns;
+        outputs: The output that is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: What is done to an average of networks before it is evaluated, such as `reset_batchnorm`, and to the
+        prepare: The preparation of an average of networks before it is evaluated, such as `reset_batchnorm`, and to the
             networks that it is compared with: the ends of a line, what is merged. Nothing unless given.
-        name: What the data are called in cards and reports.
+        name: The name of the data in cards and reports.
         has_targets: Whether the batches have targets; otherwise they show only whether outputs stay, and no loss is
             reported.
 

@@ -66,6 +66,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return len(value) == len(get_type_hints(hint)) and all(map(_fits, value, get_type_hints(hint).values()))
     if hint is float:
         return type(value) in (int, float)
+    if hint is Any:
+        return True
     return type(value) is hint
 
 

@@ -44,7 +44,7 @@ def snelson(folder: str | Path | None = None) -> CurveData:
     """The 200 points of Snelson and Ghahramani, with which regression is pictured; in float32.
 
     Args:
-        folder: Where its three files are; `snelson1d` in the folder that the environment variable `REGAUGE_DATA`
+        folder: The folder of its three files; `snelson1d` in the folder that the environment variable `REGAUGE_DATA`
             names if left out, or else they are downloaded once.
 
     Raises:

@@ -20,10 +20,10 @@ class DataFile:
 
     Attributes:
         data: The data set in words.
-        folder: Of the data set, in the folder of all.
-        name: Of the file.
-        sha256: Of the file at its addresses.
-        addresses: Where it is, the best first; none if it must be there already.
+        folder: The folder of the data set, in the folder of all.
+        name: The name of the file.
+        sha256: The SHA-256 of the file at its addresses.
+        addresses: The addresses of the file, the best first; none if it must be there already.
         others: Names under which a file with the same content may be there.
     """
 
@@ -65,7 +65,7 @@ def in_folder(folder: Path, file: DataFile) -> Path | None:
 
 
 def folders(name: str) -> list[Path]:
-    """Where the files of a data set may be: in the user's folder, then in the cache."""
+    """The folders that may hold the files of a data set: the user's, then the cache's."""
     root = os.environ.get(FOLDER_VARIABLE)
     return [*([Path(root) / name] if root else []), cache_folder() / name]
 

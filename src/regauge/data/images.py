@@ -103,7 +103,7 @@ class ImageData:
     """Images and their classes.
 
     Attributes:
-        name: What people call it.
+        name: The usual name.
         train_images: float32 in [0, 1], `[n, channels, height, width]`.
         train_labels: int64, `[n]`.
         test_images: As the training images.
@@ -119,7 +119,7 @@ class ImageData:
     classes: int = 10
 
     def normalized(self, mean: float, std: float) -> "ImageData":
-        """The same images with pixels `(x - mean) / std`."""
+        """A copy with normalized pixels, `(x - mean) / std`."""
         return replace(self, train_images=(self.train_images - mean) / std, test_images=(self.test_images - mean) / std)
 
     def grayscale(self) -> "ImageData":
@@ -157,7 +157,7 @@ class ImageData:
 
 
 def pixel_centers(height: int, width: int) -> Tensor:
-    """Where the pixels of an image are as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""
+    """Centers of the pixels of an image as (row, column) in [-1, 1]^2, row by row, `[height * width, 2]`."""
     ys, xs = (((torch.arange(size) + 0.5) / size * 2 - 1) for size in (height, width))
     return torch.cartesian_prod(ys, xs)
 
@@ -178,7 +178,7 @@ def mnist(folder: str | Path | None = None) -> ImageData:
     """MNIST: 60,000 handwritten digits of 28 x 28 pixels for training and 10,000 for testing.
 
     Args:
-        folder: Where its four IDX files are, gzipped or not; `mnist` in the folder that the environment variable
+        folder: The folder of its four IDX files, gzipped or not; `mnist` in the folder that the environment variable
             `REGAUGE_DATA` names if left out, or else they are downloaded once.
 
     Raises:

@@ -17,7 +17,7 @@ class TableData:
     """Cases with features and classes.
 
     Attributes:
-        name: What people call it.
+        name: The usual name.
         train_inputs: float32, every feature with mean zero and standard deviation one, `[n, features]`.
         train_labels: int64, `[n]`.
         test_inputs: As the training inputs, shifted and scaled with their means and deviations.
@@ -58,10 +58,10 @@ class TextData:
     """A text as numbers of symbols.
 
     Attributes:
-        name: What people call it, with the beginning of its SHA-256: two runs with the same name read the same text.
+        name: The usual name, with the beginning of its SHA-256: two runs with the same name read the same text.
         symbols: The characters that occur, sorted; a character's number is its place.
         train: Numbers of the symbols of the first part of the text, int64 `[characters]`.
-        validation: Those of the rest.
+        validation: Numbers of the symbols of the rest.
     """
 
     name: str

@@ -49,7 +49,7 @@ class Shape:
     """A mesh in the unit ball, its centroid at the origin.
 
     Attributes:
-        name: What people call it.
+        name: The usual name.
         vertices: float32, `[vertices, 3]`.
         faces: Numbers of their vertices, int64, `[faces, 3]`.
         points: Random points of the surface, uniform by area, float32, `[8192, 3]`.

@@ -1,4 +1,4 @@
-"""Which transformations of a model's parameters leave its function unchanged?
+"""Transformations of a model's parameters that leave its function unchanged, found by tracing.
 
 A module passes through in this order; each step has a file of its name.
 

@@ -43,7 +43,7 @@ class _Part:
 
     Attributes:
         groups: These groups with their placements here.
-        whole: The same groups with all of their placements, which decide how elements are multiplied.
+        whole: These groups with all of their placements, which decide how elements are multiplied.
     """
 
     parameter: str
@@ -52,7 +52,7 @@ class _Part:
     whole: tuple[Group, ...]
 
     def geometry(self) -> Hashable:
-        """What decides whether they can act: everything but names."""
+        """A key of groups, placements and shape without names: parts with equal keys act alike."""
         numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
         nameless = tuple(
             replace(

@@ -1,4 +1,4 @@
-"""How the groups of a known symmetry act on the intermediate values of a model."""
+"""The action of a known symmetry's groups on the intermediate values of a model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,9 +65,9 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """As a call; with gradients, and `torch.func.vmap` applies as far as it knows the operators of the model.
+        """Like `__call__`, but differentiable; `torch.func.vmap` applies if it knows the model's operators.
 
-        What reads a value with a change reads what that function makes of it.
+        A value with a change is replaced by that function of it for all operators that read it.
         """
         graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
@@ -156,7 +156,7 @@ class Activations:
             parameters. A group that moves no value that is reported has no placements.
         read: Values that layers read: operands of matrix products, convolutions, attention and recurrent layers,
             each once, before copies and changes of shape. Of groups that none of these shows, all values.
-        notes: What could not be said, in sentences.
+        notes: Sentences about what is not known.
         intermediate: All intermediate values of the model.
     """
 
@@ -201,7 +201,7 @@ def activations(
         inputs: One batch of positional inputs.
         symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
         kwargs: Keyword inputs.
-        outputs: Which outputs must stay, as it was given to `discover`.
+        outputs: The outputs that must stay, as it was given to `discover`.
         only_read: Whether no other values are reported than those that layers read (see `Activations.read`), a
             fraction of all, which needs less time and memory to check.
 
@@ -241,7 +241,7 @@ def activations(
         return result
     kept = {name: shape for name, shape in placed.shapes.items() if name not in failed}
     listed = ", ".join(sorted(failed)[:5])
-    notes = (*notes, f"{len(failed)} values do not move as discovery says and are left out: {listed}")
+    notes = (*notes, f"{len(failed)} values do not move as discovery predicts and are left out: {listed}")
     smaller = _place(groups, kept)
     return Activations(smaller, _read(program, smaller), notes, values)
 
@@ -286,7 +286,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
 
 
 def _reached(program: Program) -> set[Node]:
-    """What depends on the inputs of the model, these included."""
+    """The nodes that depend on the inputs of the model, and the inputs."""
     reached: set[Node] = set()
     for node in program.graph.graph.nodes:
         is_input = node.op == "placeholder" and node.name in program.inputs
@@ -307,7 +307,7 @@ def _dependent(program: Program) -> set[Node]:
 
 
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
-    """What layers read, followed back through copies as far as the values are known; all values of other groups."""
+    """The values that layers read, traced back through copies; for a group without any, all its values."""
     names = placed.shapes
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:

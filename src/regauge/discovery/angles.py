@@ -67,7 +67,7 @@ class _Trial:
         self.taken: set[tuple[str, int, int]] = set()
 
     def angles(self, freedom: Freedom) -> int:
-        """How many angles it would have."""
+        """The number of angles that the freedom would have."""
         families = (math.prod(base.size for base in bases) for _, bases in freedom.signs)
         return freedom.atom.size * max(families, default=0)
 
@@ -129,6 +129,7 @@ class _Trial:
             before = region.ends(region.params)
             after = region.ends(_move(groups, region.params, generator))
             alone = region.ends(_move(only_first, region.params, generator))
+            # A turn at one place alone must show: an end that nothing changes would let every pair pass.
             is_finite = all(bool(t.isfinite().all()) for t in before)
             is_free = is_finite and relative_change(before, after) <= TOLERANCE
             self.known[like] = is_free and relative_change(before, alone) > 1000 * TOLERANCE
@@ -159,7 +160,7 @@ def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequenc
 
 
 def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
-    """Where axes and groups act, with the numbers of the parameters instead of their names."""
+    """A key of the placements of axes and groups, with numbers of parameters instead of names."""
     numbers = {name: k for k, name in enumerate(names)}
     own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)
     sites = tuple(
@@ -198,7 +199,7 @@ def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
 def _neighbors(
     slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """The two indices of another axis piece of each block: entries beside each other, complex numbers."""
+    """Pairs by another axis piece of size two in each block: adjacent entries, or complex numbers."""
     result = []
     for slot in slots:
         place = places[slot]

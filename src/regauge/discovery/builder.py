@@ -1,4 +1,4 @@
-"""What operator rules write with: primitives that tie axes and record their laws.
+"""Primitives for operator rules: they tie axes and record the laws of an operator.
 
 Every primitive is sound by itself, so a rule is sound if it composes primitives that compute what the
 operator computes. Those that record laws and move values are in `movement.py`.
@@ -170,7 +170,7 @@ class _Participants(NamedTuple):
 def _participants(
     k: int, shape: Sequence[int], operands: Sequence[tuple[Value, int]], mask: Value | None
 ) -> _Participants:
-    """Which operands take part along axis `k` of a result of this shape: axes are aligned at their ends."""
+    """The axes of operands that vary along axis `k` of a result of this shape, by the rules of broadcasting."""
 
     def own(x: Value) -> Axis | None:
         dim = k - (len(shape) - x.ndim)

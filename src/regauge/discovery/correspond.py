@@ -1,4 +1,4 @@
-"""From one description of a symmetry to another: groups are recognized by what they do to parameters."""
+"""A translation between descriptions of a symmetry: groups are recognized by their action on parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -86,7 +86,7 @@ def _has_same_units(
 
 
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
-    """How the first group acts at a place of the second one; None where its families are not among the other's.
+    """A map from placements of the second group to those of the first; None if the families do not correspond.
 
     An element with factors s, signs e and shifts k of the first is the element of the second with the logarithms
     of factors `log s @ scale`, the shifts `k @ shift` and the signs `e @ sign + k @ parity` (counted modulo two).
@@ -96,6 +96,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
     sign = _combination_mod_2(mine["sign"], its["sign"])
     if scale is None or shift is None or sign is None:
         return None
+    # The second group's parities explain a part of the first one's; signs of the second must explain the rest.
     parity = _combination_mod_2((mine["parity"] - shift @ its["parity"]).round() % 2, its["sign"])
     ways = {
         a.is_inverse != b.is_inverse
@@ -124,7 +125,10 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """What the families of two groups do to the indices of parameters that the first unit owns."""
+    """The exponents of two groups' families as matrices `[family, entry]`, at the axis entries of the first unit.
+
+    One unit is enough: a family has the same exponents for all units. Entries of both groups share columns.
+    """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names
     columns: dict[tuple[str, int, int], int] = {}
@@ -158,7 +162,7 @@ def _combination(rows: Floats, basis: Floats) -> Floats | None:
 
 
 def _combination_mod_2(rows: Floats, basis: Floats) -> Floats | None:
-    """The same over the field of two elements."""
+    """Like `_combination`, modulo 2: for signs, whose exponents count modulo two."""
     families = [dict(enumerate(row.astype(int).tolist())) for row in basis]
     found = np.zeros((len(rows), len(basis)))
     for k, row in enumerate(rows):

@@ -64,7 +64,7 @@ def discover(
         example_inputs: A tuple of positional inputs, one tensor, or a mapping of keyword inputs. Give batches and
             sequences a length of at least two.
         example_kwargs: Keyword inputs.
-        outputs: Which outputs must stay: a field name or several, or a function of the output. By default all
+        outputs: The outputs that must stay: a field name or several, or a function of the output. By default all
             tensors in it; objects such as key-value caches do not count.
         ones: Gains that are exactly one, and stay so (`regauge.fold` makes them so). They are no obstacle then: a
             residual stream that is read through RMSNorm can be rotated, one that is read through LayerNorm by all

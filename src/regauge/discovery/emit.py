@@ -1,4 +1,4 @@
-"""From freedoms to the public objects: named groups with placements, and the axes that stay frozen."""
+"""Public objects made of freedoms: named groups with placements, and the axes that stay frozen."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -128,7 +128,7 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """For every kind of pairs two groups: the pairs with their scales, and a rotation within each pair."""
+        """Two groups for every kind of pairs: the pairs with their scales, and a rotation within each pair."""
         groups = []
         size = freedom.atom.size
         for part in freedom.turns:
@@ -172,7 +172,7 @@ class _Emitter:
         return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
-        """After the first parameter that has the axis, with what kind of piece of it this is."""
+        """A name from the first parameter that has the axis, and the kind of piece that the group moves."""
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")
         stem = stem if stem and last in ("weight", "bias") else place.name

@@ -27,7 +27,7 @@ LAYERS = words("embedding addmm lstm gru rnn_tanh")
 
 
 class EqualEntries:
-    """What is known about the entries of the tensors of one trace."""
+    """Knowledge of whether entries of the tensors of one trace can be equal."""
 
     def __init__(self) -> None:
         self.tied: dict[tuple[Node, int | None], bool] = {}

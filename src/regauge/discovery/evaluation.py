@@ -133,7 +133,7 @@ def _double(value: Any) -> Any:
 
 
 def like(value: Any) -> tuple[object, ...]:
-    """What decides a value besides its numbers."""
+    """A key of a value without its numbers."""
     return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value),)
 
 

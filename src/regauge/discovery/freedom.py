@@ -1,4 +1,4 @@
-"""What may act on one atom (orders, scales, signs, shifts, matrices, turns of pairs), made consistent with the rest."""
+"""The freedom of one atom (orders, scales, signs, shifts, matrices, turns of pairs), made consistent with the rest."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Family = tuple[Vector, frozenset[Atom]]
 
 @dataclass(frozen=True)
 class PairedAxis:
-    """Where the units of an atom have two coordinates each, `distance` indices apart, on one axis of one tensor.
+    """An axis on which each unit of an atom has two coordinates, `distance` indices apart.
 
     The two slots are those of the first and of the second coordinate; they are one where the pair is a piece of the
     axis. The other leaves of the block are given by sizes and strides.
@@ -33,11 +33,11 @@ class PairedAxis:
 
     @property
     def pairs(self) -> Placement:
-        """Where the units act."""
+        """The placement of the units, each with both coordinates."""
         return self._placement(self.stride, (2, self.distance), *self.others)
 
     def turn(self, size: int) -> Placement:
-        """Where the rotations of the two coordinates act."""
+        """The placement of the rotations, which mix the two coordinates of each unit."""
         return self._placement(self.distance, (size, self.stride), *self.others)
 
     def _placement(self, stride: int, *repeats: tuple[int, int]) -> Placement:
@@ -82,7 +82,7 @@ class MatrixPart:
 
 @dataclass
 class Freedom:
-    """Everything that may act on one atom.
+    """All transformations that may act on one atom.
 
     Families name the slots of parameters and of watched values alike; which of them exist is decided on the
     parameters alone.
@@ -158,6 +158,7 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
     for families_of, modulus in KINDS:
         known: dict[Atom, list[Vector]] = defaultdict(list)
         for freedom in freedoms:
+            # Invertible matrices contain all multiples of the identity; orthogonal ones contain minus the identity.
             matrices = [(part.slots, part.bases) for part in freedom.matrices if part.kind == "linear" or modulus]
             for family, bases in (*matrices, *families_of(freedom)):
                 for base in bases:
@@ -198,7 +199,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """What a family that is the same for all units within each block does to the block as a whole."""
+    """The exponents of a base's units under a family that multiplies all units of each block alike."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

@@ -66,5 +66,5 @@ def _tensors(node: Node) -> Iterator[Tensor]:
 
 
 def _memory(node: Node) -> set[int]:
-    """Where the values of a node are: views have them from what they show."""
+    """The memory in which the values of a node lie; views share that of their base."""
     return {int(tensor.untyped_storage()._cdata) for tensor in _tensors(node)}

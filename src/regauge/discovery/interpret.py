@@ -44,7 +44,7 @@ REFERS = SAME | words("view_as reshape_as expand_as")
 EXPANDS = words("expand expand_as broadcast_to")
 DIVISIONS = words("div divide true_divide")
 JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
-"""Operators that put values, or zeros, beside one another."""
+"""Operators that put values, or zeros, next to one another."""
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
 """Operators that move blocks of equal entries along with other values."""
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
@@ -128,7 +128,7 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Nothing may change the outputs; buffers that the model writes must move as they did."""
+        """Freeze the axes of the outputs, and tie buffers that the model writes to their earlier values."""
         b = self.b
         b.op = b.node = "output"
         for node in self.program.outputs:

@@ -1,4 +1,4 @@
-"""Does the order of entries decide which are the largest? Entries that are filled with the least do not count.
+"""A test whether the order of entries decides which are the largest; entries masked with the least do not count.
 
 Routers mask experts before they choose among the rest: entries that are masked are equal, but none of them is chosen
 as long as enough others are left.
@@ -32,7 +32,7 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def _filled(node: Node, dim: int) -> int | None:
-    """How many entries along an axis are filled with less than the others at most; None if it is not known."""
+    """An upper bound on the number of entries along an axis that are masked with the least value, or None."""
     name, args = operator_name(node), node.args
     if name == "masked_fill" and _is_least(args[2], args[0]) and shape_of(args[0]) == shape_of(node):
         return _marked(args[1]) if dim == len(shape_of(node)) - 1 and _matches(args[1], node) else None
@@ -56,7 +56,7 @@ def _matches(mask: Any, node: Node) -> bool:
 
 
 def _marked(mask: Any) -> int | None:
-    """How many entries along its last axis a mask marks, if it is the same number everywhere."""
+    """The number of entries that a mask marks along its last axis; None unless it is the same everywhere."""
     found = _count(mask)
     return None if found is None or found[0] != 1 else found[1]
 

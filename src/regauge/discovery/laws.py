@@ -1,4 +1,4 @@
-"""What one operator says about the axes of its tensors, kept until all axes are fully refined."""
+"""The laws that one operator puts on the axes of its tensors, kept until all axes are fully refined."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Value:
     """A tensor of the traced program: one layout per axis.
 
     Attributes:
-        layouts: What the indices of each axis mean.
+        layouts: The meaning of the indices of each axis.
         shape: Sizes of the axes.
         is_fixed: It does not depend on any parameter (inputs, constants, position tables).
         is_zero: It is zero everywhere.
@@ -147,7 +147,7 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """The same values in another place: everything passes."""
+    """A copy of the values to another place: everything passes."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 

@@ -54,7 +54,7 @@ def size_of(layout: Layout) -> int:
 
 
 def expand(layout: Iterable[Atom]) -> Layout:
-    """The same product with every product atom written out: leaves and sums only."""
+    """Write out every product atom of a layout, so that only leaves and sums remain."""
     result: Layout = []
     for atom in layout:
         root = atom.find()

@@ -101,7 +101,7 @@ class Movement:
         self.record(*(law.linear(*(value.axis(k) for value in values)) for k in range(values[0].ndim)))
 
     def freeze(self, value: Value, dims: Sequence[int] | None = None, reason: str | None = None) -> None:
-        """Nothing may act on these axes."""
+        """Freeze axes, so that nothing acts on them."""
         dims = range(value.ndim) if dims is None else dims
         for dim in dims:
             algebra.freeze(value.layouts[dim], reason or self.op)

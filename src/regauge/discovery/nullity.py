@@ -31,12 +31,12 @@ class Nullity:
     """Directions of the parameters that leave the outputs unchanged to first order, found and missing.
 
     Attributes:
-        parameters: How many values were varied: parameters and floating-point buffers, tied ones once.
+        parameters: The number of values that were varied: parameters and floating-point buffers, tied ones once.
         inert: Values without any influence at this point (unused, dead units, biases of attention keys);
             not counted below.
         null: Dimension of the null space of the Jacobian.
         found: Dimension of the part of it that the discovered scales, rotations and invertible matrices span.
-        explained: What accounts for missing dimensions, each checked to lie in the null space: a sentence and
+        explained: Causes of missing dimensions, each checked to lie in the null space: a sentence and
             the number of dimensions that it adds.
     """
 
@@ -97,9 +97,9 @@ def nullity(
         module: A small model: the cost grows with the cube of its number of parameters.
         example_inputs: Positional inputs.
         example_kwargs: Keyword inputs.
-        symmetry: What to judge; discovered from the module if it is left out.
-        outputs: Which outputs count.
-        generator: Where the point and the inputs come from; seed 0 if it is left out.
+        symmetry: The symmetry to judge; discovered from the module if it is left out.
+        outputs: The outputs that count.
+        generator: Draws the point and the inputs; seed 0 if it is left out.
         tolerance: Singular values below this, relative to the largest, count as zero; give 1e-5 for a model
             that computes in float32 inside.
 
@@ -145,6 +145,7 @@ class _Directions:
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)
+        # |J x| = |S V^T x|, since U has orthonormal columns: a square matrix stands for the tall Jacobian.
         self.triangle = singular.unsqueeze(-1) * right
         self.threshold = tolerance * float(singular.max())
         self.kernel = right[int((singular > self.threshold).sum()) :]
@@ -246,6 +247,8 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
             continue
         count = start.numel()
         steps = STEP * torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
+        # The tangent space of O(n) at the identity: antisymmetric matrices; with the ones kept, those that map them
+        # to zero, on both sides.
         if group.matrix == "orthogonal":
             steps = steps - steps.mT
         if group.keeps_ones:

@@ -35,7 +35,7 @@ INLINED = words("wrap_with_set_grad_enabled wrap_with_autocast tag_activation_ch
 
 
 def operator_name(node: Any) -> str:
-    """What a node calls, without namespace and overload; of an operator its own name."""
+    """The name of an operator, or of the one that a node calls, without namespace and overload."""
     target = node.target if isinstance(node, Node) else node
     schema = getattr(target, "_schema", None)
     return str(getattr(target, "__name__", target) if schema is None else schema.name.split("::")[-1])

@@ -1,4 +1,4 @@
-"""Which axes of parameters are summed over: where a layer reads units, in whatever order its weights are held."""
+"""Axes of parameters along which a layer reads units: those that it sums over, however its weights are laid out."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

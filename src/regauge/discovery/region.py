@@ -52,7 +52,10 @@ class Region:
         self.params: dict[str, Tensor] = {}
 
     def shape(self) -> Hashable:
-        """What decides its values besides chance: the layers of a deep model are alike."""
+        """A key of the region's operators, shapes and constants; regions with equal keys need one trial.
+
+        The layers of a deep model have equal keys.
+        """
         inside = {node: k for k, node in enumerate([*self._inside, *self._ends])}
 
         def told(node: Node) -> Hashable:
@@ -99,7 +102,7 @@ class Region:
 
 
 def _read_by(weight: Node) -> Node | None:
-    """What a linear layer reads with this weight, if that is all it is used for."""
+    """The input of the linear layer that has this weight; None if the weight is used in any other way."""
     reader = next(iter(weight.users), None)
     if reader is None or len(weight.users) > 1 or reader.target is not torch.ops.aten.linear.default:
         return None

@@ -1,4 +1,4 @@
-"""What users add: rules for operators, and modules that count as one operator."""
+"""Rules that users register for operators, and modules that they trace as one operator."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -72,7 +72,7 @@ class _TensorState:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What a module refers to: dictionaries, lists and sets with their content, and tensors."""
+    """The containers and tensors that a module refers to, with their contents."""
 
     contents: list[tuple[Container, Any]] = field(default_factory=list)
     tensors: list[_TensorState] = field(default_factory=list)

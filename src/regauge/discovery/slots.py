@@ -49,8 +49,8 @@ class Slots:
 
     Attributes:
         blocked: Slots that nothing may act on, except reordering.
-        places: Where the slots of parameters lie.
-        watched: Where those of intermediate values lie that were asked for.
+        places: The places of the slots of parameters.
+        watched: The places of the slots of those intermediate values that were asked for.
         unread: Values that were asked for, but of which no operator says how they move.
         atoms: The atom of each slot.
     """
@@ -65,7 +65,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """Where a slot of a parameter lies: in a product block, the `term`-th one, of one axis.
+    """The position of a slot: one axis of a parameter, and the product block there (its `term`-th) that holds it.
 
     Attributes:
         others: Sizes and strides of the other leaves of the block.
@@ -87,7 +87,7 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Where a group of these units acts, and what it does there."""
+        """The placement of a group of these units; `how` says what it does there."""
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 
@@ -242,7 +242,7 @@ class _Writer:
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
-        """Where the slots of a tensor lie, those that some operator reads."""
+        """The places of those slots of a tensor that some operator reads."""
         result: dict[int, SlotPlace] = {}
         if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.
@@ -278,7 +278,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """For each axis what else has an index in a block with these leaves: the leaves themselves, and `outside`."""
+    """The companions of each axis in a block: the other leaves of the block, and `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])

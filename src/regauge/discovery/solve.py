@@ -1,4 +1,4 @@
-"""From ties to groups: which transformations of each atom satisfy all laws at once."""
+"""Solve the ties of each atom for the transformations that satisfy all laws at once."""
 
 import math
 from collections import defaultdict
@@ -62,7 +62,7 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """What a transformation of these slots may depend on; slots that it leaves alone do not matter."""
+        """The atoms on whose index a transformation of these slots may depend."""
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
@@ -148,6 +148,7 @@ class _AtomSolver:
         """The translations that can move in half periods: by root, the size of one step in units of pi."""
         carriers = {translations.find(slot)[0] for slot in slots if translations.value(slot)[1]}
         steps: dict[int, Rational] = {}
+        # sin(x + k pi) = (-1)^k sin(x): a step must move the argument of every reader by a multiple of pi.
         for root in carriers:
             read = [translations.value(x) for x in periods]
             weights = [weight for other, weight in read if other == root and weight]
@@ -161,6 +162,8 @@ class _AtomSolver:
         self, translations: Proportions, steps: Mapping[int, Rational]
     ) -> tuple[list[Vector], list[ShiftFamily]]:
         """Families of signs, and families of shifts with the signs that an odd number of steps flips."""
+        # A tag is one more unknown of the sign equations, "the number of steps is odd". In the order of elimination
+        # tags are last and therefore free, so each solution with a tag is a shift with the signs that it needs.
         tags = {root: -1 - k for k, root in enumerate(steps)}
         carriers = {s for s in self.own if translations.find(s)[0] in steps and translations.value(s)[1]}
         early = [s for s in self.everywhere if s not in carriers]

@@ -1,4 +1,4 @@
-"""Which buffers are statistics of a normalization, which move with a network, and which are structure, which stays.
+"""Sort the buffers of a model into statistics of normalizations, which move with a network, and structure, which stays.
 
 Decided from the traced graph and from a pass without values: no value of a buffer is looked at.
 """
@@ -43,7 +43,7 @@ def structure_of(
 
     Args:
         program: The traced model.
-        module: The same.
+        module: The traced module.
         inputs: Example inputs.
         kwargs: Keyword inputs.
         keep: Names or patterns of further tensors that are structure.
@@ -76,7 +76,7 @@ def structure_of(
 def find_structure(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Which of some buffers of a module are structure; none where it cannot be traced."""
+    """Select the named buffers of a module that are structure; none where it cannot be traced."""
     unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
     if not unclear:
         return ()
@@ -119,7 +119,7 @@ class _Statistics:
                 self._grow(node)
 
     def _follow(self, graph: GraphModule) -> None:
-        """What each node is made of, in the order of the graph; graphs within it are followed where they are called."""
+        """Record the buffers that each node is made of, in graph order; nested graphs are followed where called."""
         for node in graph.graph.nodes:
             if node.op != "call_function":
                 continue
@@ -151,7 +151,7 @@ class _Statistics:
             self._deviations.add(node)
 
     def _grow(self, node: Node) -> None:
-        """What is combined with an inverse deviation where values are normalized: the mean, a frozen gain and bias."""
+        """Collect the buffers that are combined with an inverse deviation: the mean, and a frozen gain and bias."""
         name = operator_name(node)
         operands = [one for one in node.args[:2] if isinstance(one, Node)]
         if name not in POINTWISE | PASSES or not self._deviations & {*operands}:

@@ -35,7 +35,7 @@ class Proportions:
 
     Args:
         order: Of two roots the later one stays free; by default the one that an equation names first.
-        modulus: Of the coefficients: 2 for signs, 0 for rational numbers.
+        modulus: The modulus of the coefficients: 2 for signs, 0 for rational numbers.
     """
 
     def __init__(self, order: Mapping[int, int] | None = None, modulus: int = 0) -> None:
@@ -131,7 +131,7 @@ def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) 
                 if pivot in equation:
                     pivots[other] = _reduce(equation, {pivot: current}, modulus)
             pivots[pivot] = current
-    sign = 1 if modulus == 2 else -1
+    sign = 1 if modulus == 2 else -1  # Modulo two minus one is one.
     return {
         free: {free: 1, **{pivot: sign * equation[free] for pivot, equation in pivots.items() if free in equation}}
         for free in unknowns
@@ -140,7 +140,7 @@ def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) 
 
 
 def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] = (), modulus: int = 0) -> list[int]:
-    """Which families are linearly independent, over the rationals, of the known ones and of earlier ones."""
+    """Indices of the families that are linearly independent of the known ones and of earlier families."""
     pivots: dict[int, Row] = {}
     result = []
     for k, vector in enumerate([*known, *families]):
@@ -188,6 +188,7 @@ class Matrices(Proportions):
         (a, s), (b, t) = self.find(x), self.find(y)
         if a == b:
             if s * t != parity:
+                # The ties lead back to the same slot with A in one place and A^-T in the other: A is orthogonal.
                 self.metric.add(a)
             return
         self.parent[b], self.weight[b] = a, s * t * parity

@@ -1,4 +1,4 @@
-"""From a module to a flat list of operator calls: torch.export, with parameters and buffers by name."""
+"""Trace a module to a flat list of operator calls by torch.export, with parameters and buffers by name."""
 
 import logging
 import warnings
@@ -43,7 +43,7 @@ class Program:
         states: Placeholder name to parameter or buffer name; only those that can be moved: floating-point ones, and
             masks, which are multiplied or choose between values.
         constants: Other placeholders and masks with the tensors that they hold, except buffers that the model updates.
-        held: The same with these buffers.
+        held: The constants and these buffers, with the tensors that they hold.
         inputs: Placeholders of the leaves of the inputs, in their order.
         outputs: Nodes that the model returns.
         written: Output node of each buffer that the model updates.

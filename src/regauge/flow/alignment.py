@@ -16,7 +16,7 @@ AT_ONCE = 512
 
 @torch.no_grad()
 def sort_points(space: Space, points: Points) -> Points:
-    """The same point for all networks of an orbit: signs, matrices and the order of units are fixed by sums of weights.
+    """Map all networks of an orbit to one point: sums of weights fix signs, matrices and the order of units.
 
     Where a space keeps scales (`scales="keep"`), they and invertible matrices stay as they are.
     """
@@ -37,9 +37,9 @@ def align_points(space: Space, reference: Tensor, points: Points) -> Points:
     one point for all networks of an orbit.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         reference: One point, `[values]`, or one for each, `[models, values]`.
-        points: What is moved, `[models, values]`.
+        points: Points that are moved, `[models, values]`.
     """
     return move_near(space, reference, sort_points(space, points))
 

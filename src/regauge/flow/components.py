@@ -28,8 +28,8 @@ class Components(Manifold):
 
     Attributes:
         networks: The Euclidean space of all values of networks.
-        mean: Of each value, `[values]`.
-        unit: What each value is divided by, as above.
+        mean: The mean of each value, `[values]`.
+        unit: The divisor of each value, as above.
         axes: Orthonormal directions in these units, `[components, values]`.
         sizes: Deviations along these, `[components]`.
         roots: For each tensor, by its number, roots of the covariances of what is left over, `[classes, classes]`.
@@ -51,8 +51,8 @@ class Components(Manifold):
 
         Args:
             space: A Euclidean one.
-            points: Of the networks.
-            count: Of components.
+            points: The points of the networks.
+            count: The number of components.
             balance: How much variance a tensor has after values are divided by their units: the number of its values to
                 this power.
 
@@ -126,7 +126,7 @@ class Components(Manifold):
 
 
 def find_classes(space: Space) -> list[Tensor]:
-    """For each tensor its coordinates, `[classes, members]`: permutations exchange the members of a class.
+    """The coordinates of each tensor, `[classes, members]`: permutations exchange the members of a class.
 
     Members in the same place of two classes belong to the same units. A tensor whose classes are of several sizes, or
     are more than `MOST`, has each coordinate as a class of its own, or all as members of one.
@@ -145,6 +145,7 @@ def find_classes(space: Space) -> list[Tensor]:
 
 def _root(left: Float[Tensor, "models classes members"]) -> Float[Tensor, "classes classes"]:
     """The symmetric root of the covariances of classes, over networks and members."""
+    # Members of a class are exchangeable, so their covariances are pooled: only those of classes can be estimated.
     values = left.double().permute(1, 0, 2).flatten(1)
     sizes, axes = torch.linalg.eigh(values @ values.T / values.shape[1])
     root: Tensor = (axes * sizes.clamp_min(0).sqrt()) @ axes.T

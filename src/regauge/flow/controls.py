@@ -1,4 +1,4 @@
-"""What anybody can make of training networks without a flow: copies, noise, averages, normal distributions."""
+"""Controls that are made of training networks without a flow: copies, noise, averages, normal distributions."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def make_controls(
     """Points that are made of aligned training networks, by name.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         train: Aligned training networks.
         held_out: Aligned networks that were not trained on, by which the noise is sized.
         count: How many of each.

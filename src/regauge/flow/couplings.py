@@ -1,4 +1,4 @@
-"""Which start belongs to which end, so that paths are short and rarely cross."""
+"""Couplings of starts and ends, so that paths are short and rarely cross."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ PARTS = ("assignment", "alignment")
 
 @dataclass(frozen=True)
 class Coupling:
-    """How starts and ends of a batch are paired; independently unless something is chosen.
+    """A rule that pairs the starts and ends of a batch; by default they are independent.
 
     Attributes:
         assignment: Whether the starts of a batch are paired with its ends such that the sum of squared distances is

@@ -1,4 +1,4 @@
-"""What a flow is, but for its training."""
+"""The design of a flow: all settings except those of its training."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,11 +23,11 @@ class Design:
     """The parts of a flow.
 
     Attributes:
-        representation: How networks become points.
-        prior: Where the flow begins.
-        coupling: Which start belongs to which end in training.
-        net: What learns the velocity.
-        predicts: What the net learns: "velocity", or "end" (x1-prediction), from which the velocity is
+        representation: The representation of networks as points.
+        prior: The distribution in which the flow begins.
+        coupling: The coupling of starts and ends in training.
+        net: The net that learns the velocity.
+        predicts: The target of the net: "velocity", or "end" (x1-prediction), from which the velocity is
             `log_x(end) / (1 - t)`.
         has_gaussian: Whether the net adds to the velocity that normal distributions of all values would have, so that
             before training the flow gives the normal distribution that is matched to the networks.

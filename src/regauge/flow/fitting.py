@@ -1,4 +1,4 @@
-"""How flows are fitted: the settings, and one function from networks to a flow."""
+"""Fitting of flows: the settings, and one function from networks to a flow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -40,7 +40,7 @@ class Config(Design, Training):
     """Settings of a flow and of its training.
 
     Attributes:
-        times: How times are drawn.
+        times: The distribution of times in training.
         balance: How much a tensor counts in the loss, or where there are any in the principal components: the number of
             its values to this power. 1: all values alike; 0: all tensors alike. Components count by their deviations.
         is_standardized: Whether errors count in units of what they would be without the net; else as they are.
@@ -82,7 +82,7 @@ def fit(
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
             once, and their points are kept in memory.
-        symmetry: Of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         indices: Numbers of the networks to use, or a mask; those that are not finite are left out.
@@ -244,7 +244,7 @@ class _Fitting:
 
     @property
     def weights(self) -> Tensor:
-        """How much each coordinate counts; together one."""
+        """The weight of each coordinate in the loss; the weights sum to one."""
         space = self.space
         share = space.sizes if isinstance(space, Components) else count_share(space, self.config.balance)
         return share / share.sum()

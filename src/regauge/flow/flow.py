@@ -40,12 +40,12 @@ class Flow:
 
     Attributes:
         velocity: The net and what it adds to.
-        space: Where the points of networks live: a `Space`, or the `Components` of one.
-        prior: Where samples begin.
+        space: The space of the points of networks: a `Space`, or the `Components` of one.
+        prior: The distribution in which samples begin.
         moments: Statistics of the networks that the flow was fitted to.
-        design: What it is made of.
-        classes: What samples can be drawn for, the values of the column of labels; none without one.
-        about: What is known about the training, as JSON.
+        design: The settings that it is built from.
+        classes: The classes that samples can be drawn for: the values of the column of labels; none without one.
+        about: Facts about the training, as JSON.
         trained: The course of the training; None of a flow that was loaded.
         reference: The point to which networks are aligned, `[values]` of `networks`; None where none were in the fit.
     """
@@ -62,7 +62,7 @@ class Flow:
 
     @property
     def architecture(self) -> Architecture | None:
-        """Of the networks, if the flow was fitted to a store, which knows it."""
+        """The architecture of the networks, if the flow was fitted to a store, which knows it."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
@@ -115,7 +115,7 @@ class Flow:
         Args:
             count: How many.
             generator: The source of all chance.
-            steps: Of the solver.
+            steps: The number of steps of the solver.
             solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of
                 `follow_thesis`, which does not follow the flow, for flows that predict ends.
             noise: See `diffuse`, or `follow_thesis`.
@@ -171,7 +171,7 @@ class Flow:
 
         Args:
             population: Networks with a leading model axis. What is computed has their precision.
-            steps: Of Runge and Kutta's method.
+            steps: The number of steps of Runge and Kutta's method.
             probes: Random vectors by which divergences are estimated, the same for all networks; None: exact, at the
                 cost of one backward pass for each value.
             label: One of `classes`, for a flow with labels.
@@ -212,7 +212,7 @@ class Flow:
         return at
 
     def _space(self, count: int, generator: torch.Generator) -> Manifold:
-        """Where some networks live, with what components leave over of them."""
+        """The space of `count` networks, with random residuals outside of the components if there are any."""
         return self.space.with_rest(count, generator) if isinstance(self.space, Components) else self.space
 
     def _number(self, label: Any) -> int | None:

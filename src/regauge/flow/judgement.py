@@ -1,4 +1,4 @@
-"""What is said about generated networks: scores of every kind of networks, and a verdict in sentences."""
+"""The judgement on generated networks: scores of every kind of networks, and a verdict in sentences."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,19 +16,19 @@ Bins = tuple[tuple[float, float, float], ...]
 
 @dataclass(frozen=True)
 class Score:
-    """What is known about some networks. Numbers that need class probabilities are None without a task of classes.
+    """Scores of one kind of networks. Numbers that need class probabilities are None without a task of classes.
 
     Distances are taken after two networks are aligned to one another: to the few that are nearest in a common gauge.
 
     Attributes:
-        name: What they are.
-        networks: How many.
-        loss: Mean over networks.
-        loss_deviation: Over networks.
-        accuracy: Mean over networks.
+        name: The kind of networks.
+        networks: Their number.
+        loss: Mean loss over networks.
+        loss_deviation: Standard deviation of the loss over networks.
+        accuracy: Mean accuracy over networks.
         calibration: Expected calibration error of single networks, mean over them.
-        average_loss: Of the average of all class probabilities.
-        average_accuracy: As above.
+        average_loss: The loss of the average of all class probabilities.
+        average_accuracy: The accuracy of that average.
         distance: Median distance to the nearest training network, in units of that of held-out networks: about 1 for
             new networks, 0 for copies.
         copied: Share of the networks that are nearer to a training network than 95% of held-out networks are, and than
@@ -70,11 +70,11 @@ class Judgement:
     Attributes:
         scores: The generated networks first, held-out ones second.
         one_answer: Accuracy of one answer for all examples; None without a task of classes.
-        losses: Of each network, by the names of the scores.
+        losses: The losses of each network, by the names of the scores.
         reliability: For single networks and for the average of all, generated and held out: confidence, accuracy and
             share of the answers in bins of confidence. Empty without a task of classes.
         places: Training, held-out and generated networks in the plane of the training networks' largest variance.
-        share: What that plane shows of the variance.
+        share: The share of the variance that the plane shows.
     """
 
     scores: tuple[Score, ...]
@@ -143,11 +143,11 @@ class Judgement:
     def _quality(self) -> str:
         """The first sentence."""
         own, known = self.scores[:2]
-        loss = f"a loss of {own.loss:.3g} beside {known.loss:.3g}"
+        loss = f"a loss of {own.loss:.3g} against {known.loss:.3g}"
         if own.accuracy is None or known.accuracy is None:
             numbers = f"they have {loss} of held-out networks"
         else:
-            numbers = f"{own.accuracy:.1%} accuracy beside {known.accuracy:.1%} of held-out networks, and {loss}"
+            numbers = f"{own.accuracy:.1%} accuracy against {known.accuracy:.1%} of held-out networks, and {loss}"
         if (kept := self._kept) is None:
             return f"Whether the drawn networks work cannot be said, since held-out networks do nothing: {numbers}."
         if kept >= WORKING:
@@ -158,7 +158,7 @@ class Judgement:
         return f"The drawn networks do not work: {numbers}{answer}."
 
     def _novelty(self) -> Iterator[str]:
-        """What is said of copies."""
+        """Sentences about copies of training networks, and of one another."""
         own = self.scores[0]
         numbers = f"{own.copied:.0%} of them are nearer to one than nearly all held-out networks are, and their median "
         numbers += f"distance is {own.distance:.2f} times that of held-out networks"

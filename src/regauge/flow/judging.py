@@ -1,4 +1,4 @@
-"""How good and how new generated networks are, always beside what is made without a flow."""
+"""Quality and novelty of generated networks, always compared with networks that are made without a flow."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def judge(
     *,
     generator: torch.Generator | None = None,
 ) -> Judgement:
-    """Judge generated networks by quality and novelty, beside held-out networks and controls.
+    """Judge generated networks by quality and novelty, next to held-out networks and controls.
 
     All networks are made canonical and aligned to one middle of the training networks. Distances in this common gauge
     say which networks may be near one another; these few are aligned pair by pair, since in the common gauge small
@@ -53,7 +53,7 @@ def judge(
         samples: Generated networks with a leading model axis; two at least.
         train: The networks that the flow was fitted to; if they are checkpoints, of runs that `held_out` has none of.
         held_out: Networks of the same kind that it never saw; two at least.
-        symmetry: Of the networks.
+        symmetry: The symmetry of the networks.
         evaluate: A task, or a function from the parameters of one network to its metrics, with "loss" among them.
         generator: Source of the controls; a fixed one unless given.
 
@@ -109,10 +109,12 @@ class _Distances:
         return cls(space, train, held_out, known, spread(space, held_out), _mean_distance(space, held_out, held_out))
 
     def describe(self, own: Points) -> dict[str, Any]:
-        """Those of some networks, for their score."""
+        """The distances of some networks, for their score."""
         distance, sources = nearest(self.space, own, self.train)
         few = own[: max(2, len(self.train))]  # Among more networks than those for training, each has nearer ones.
         others, _ = nearest(self.space, few, few, is_same=True)
+        # The energy distance 2 E|X - Y| - E|X - X'| - E|Y - Y'| is zero only for equal distributions (Szekely and
+        # Rizzo 2013); without bias, since no point is paired with itself, it may come out negative.
         energy = (
             2 * _mean_distance(self.space, own, self.held_out, is_same=False)
             - _mean_distance(self.space, own, own)
@@ -143,7 +145,7 @@ def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, flo
 
 
 def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
-    """As `eigh` of the covariance, but only the largest ones, for many coordinates."""
+    """Like `eigh` of the covariance, but only the largest eigenvalues, for many coordinates."""
     few = centered[torch.linspace(0, len(centered) - 1, min(1000, len(centered))).long()]
     _, sizes, axes = torch.linalg.svd(few, full_matrices=False)
     return sizes.flip(0).square() / max(1, len(few) - 1), axes.T.flip(1)

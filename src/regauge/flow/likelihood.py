@@ -18,7 +18,7 @@ def integrate_density(
     on the sphere.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         field: The velocity.
         x: Points at time 1.
         steps: Their number.
@@ -29,6 +29,8 @@ def integrate_density(
         Grathwohl et al. (2019), FFJORD, equations 4 and 8; Mathieu and Nickel (2020), Riemannian continuous normalizing
         flows, proposition 2.
     """
+    # d/dt log p(x(t)) = -div v along the flow, so the density at the end is that at the start plus an integral from 1
+    # to 0. For random signs e, E[e^T J e] = tr J: one product with the Jacobian for each probe, not for each value.
     signs = None if probes is None else [one.to(x).expand_as(x) for one in probes]
     density, h = x.new_zeros(len(x)), -1 / steps
 

@@ -87,7 +87,7 @@ class Manifold:
         return self.map(x, v, euclidean=lambda _, w: w, spherical=sphere.tangent)
 
     def exp(self, x: Points, v: Points) -> Points:
-        """Where the geodesics that leave points with tangent velocities are after unit time."""
+        """The ends, after unit time, of the geodesics that leave points with tangent velocities."""
 
         def go(y: Tensor, w: Tensor) -> Tensor:
             return sphere.normalize(sphere.exp(y, w))
@@ -104,6 +104,7 @@ class Manifold:
         share = t.reshape(-1, 1, 1)
         for one in self.spheres:
             a, b = self.on(one, x0), self.on(one, x1)
+            # sin(s w) / sin(w) as a ratio of s sinc(s w) and sinc(w): it stays finite, with its gradient, at w = 0.
             angle = sphere.distance(a, b).unsqueeze(-1)
             whole = torch.sinc(angle / math.pi)
             left, right = ((part * torch.sinc(part * angle / math.pi)) / whole for part in (1 - share, share))

@@ -23,7 +23,7 @@ class Moments:
     """Statistics of the points of networks, in float64.
 
     Attributes:
-        mean: Of each coordinate, `[values]`; zero where signs flip it.
+        mean: The mean of each coordinate, `[values]`; zero where signs flip it.
         deviation: About the mean, never zero.
         root: Root mean square, never zero.
         factor: The lower triangular root of the covariances of Euclidean coordinates, `[values, values]` in float32,
@@ -58,14 +58,14 @@ def find_factor(points: Points, space: Manifold, deviation: Float[Tensor, " valu
 
     Raises:
         ValueError: There are more than `MOST` values, whose covariances would fill the memory, or no more networks than
-            values, which say too little about them.
+            values, which do not determine them.
     """
     flat = points[:, space.flat_start :].double()
     size = flat.shape[1]
     if size > MOST or len(flat) <= size:
         raise ValueError(
-            f"{size} values have more covariances than can be kept (of {MOST} at most), or than {len(flat)} networks "
-            "for training tell; choose another prior"
+            f"{size} values have more covariances than can be kept (of {MOST} at most), or than {len(flat)} training "
+            "networks determine; choose another prior"
         )
     unit = deviation[space.flat_start :]
     standard = (flat - flat.mean(0)) / unit
@@ -75,12 +75,12 @@ def find_factor(points: Points, space: Manifold, deviation: Float[Tensor, " valu
 
 
 def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:
-    """For each coordinate the number of its tensor's coordinates to the power of `balance - 1`."""
+    """The number of coordinates of its tensor to the power of `balance - 1`, for each coordinate."""
     return torch.bincount(space.tensors).double()[space.tensors] ** (balance - 1)
 
 
 def size_by_tensor(sizes: Float[Tensor, " values"], space: Manifold) -> Float[Tensor, " values"]:
-    """For each coordinate the root of the mean square of the sizes of its tensor's coordinates."""
+    """The root mean square of the sizes in its tensor, for each coordinate."""
     count = int(space.tensors.max()) + 1
     squares = torch.zeros(count, dtype=sizes.dtype).index_add(0, space.tensors, sizes.square())
     return (squares / torch.bincount(space.tensors, minlength=count)).sqrt()[space.tensors]

@@ -17,7 +17,7 @@ from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.metanet import Metanet
 
 TOLD = 64
-"""Numbers by which nets are told the time and the class."""
+"""Length of the conditioning vector: functions of the time and the class."""
 WAVES = 8
 """Frequencies of the time."""
 
@@ -26,7 +26,7 @@ class Net(Protocol):
     """Settings of a net over points."""
 
     def build(self, space: Manifold, generator: torch.Generator) -> nn.Module:
-        """A net from points `[models, values]` and what it is told `[models, TOLD]` to `[models, values]`."""
+        """A net from points `[models, values]` and conditioning vectors `[models, TOLD]` to `[models, values]`."""
         ...
 
 
@@ -57,7 +57,7 @@ class Perceptron:
     """A plain net over all coordinates, which is not equivariant: for networks that were aligned.
 
     Attributes:
-        width: Of the hidden layers.
+        width: The width of the hidden layers.
         depth: Number of hidden layers.
     """
 
@@ -78,9 +78,9 @@ class Tokens:
     one more token.
 
     Attributes:
-        width: Of tokens.
+        width: The width of tokens.
         depth: Number of blocks.
-        heads: Of attention.
+        heads: The number of heads of attention.
     """
 
     width: int = 64
@@ -99,7 +99,7 @@ __all__ = ["LAYERS", "NETS", "TOLD", "Clock", "Metanetwork", "Net", "Perceptron"
 
 
 class Clock(nn.Module):
-    """What nets are told: functions of the time, and a vector for each class."""
+    """The conditioning vector of nets: functions of the time, and a vector for each class."""
 
     def __init__(self, classes: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Block(nn.Module):
 
 
 def find_tokens(space: Space) -> list[Int[Tensor, "units values"]]:
-    """For each permuted group the coordinates that each of its units has a part in; those of no unit come last."""
+    """The coordinates in which each unit of each permuted group has a part; those of no unit come last."""
     place = torch.argsort(space.order)
     starts = torch.tensor([0, *(torch.Size(space.symmetry.shapes[name]).numel() for name in space.names)]).cumsum(0)
     numbers = {

@@ -1,4 +1,4 @@
-"""How near networks are to others when no symmetry counts: pairs are aligned one by one before they are measured.
+"""Distances between networks up to symmetry: pairs are aligned one by one before they are measured.
 
 Networks that were aligned to one middle can still lie in different orders, even a copy with noise and its source. In
 that common gauge small distances come out two or three times too large, and large ones hardly; so they only say which
@@ -25,7 +25,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
     """The distance to the nearest of other networks of each point, `[models]`, and the number of that network.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         points: Aligned to the middle that the others were aligned to.
         others: Such as training networks.
         is_same: Whether these are the same networks, of which none is the nearest to itself.
@@ -64,7 +64,7 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
 
     Args:
         distances: To the nearest other network of each.
-        held_out: Those of held-out networks to training networks.
+        held_out: The distances of held-out networks to training networks.
         share: Of the median of these, which a distance must be below, too: where held-out networks are all at about one
             distance, a little less is no sign of a copy.
     """

@@ -1,4 +1,4 @@
-"""Which values of networks the permutations of a symmetry exchange."""
+"""Orbits of the values of networks under the permutations of a symmetry."""
 
 from collections.abc import Sequence
 

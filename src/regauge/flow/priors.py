@@ -1,4 +1,4 @@
-"""Where flows begin: distributions of networks that are simple, and that no permutation of units changes."""
+"""Priors, at which flows begin: simple distributions of networks that no permutation of units changes."""
 
 import math
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class PlainGaussian:
     """Independent normal values of one deviation; uniform on the spheres.
 
     Attributes:
-        deviation: Of all values.
+        deviation: The deviation of all values.
         mean: Share of the networks' mean that is the mean.
 
     References:
@@ -88,8 +88,8 @@ class Prior:
 
     Attributes:
         space: Where it lives.
-        mean: Of each coordinate, `[values]`; those on spheres do not count.
-        deviation: Of each coordinate, as above.
+        mean: The mean of each coordinate, `[values]`; those on spheres do not count.
+        deviation: The deviation of each coordinate, as above.
         root: Root mean square of each coordinate on a sphere before it is normalized; only ratios count.
         factor: Where Euclidean coordinates covary, the lower triangular root of their covariances, `[values, values]`.
     """
@@ -139,6 +139,8 @@ class Prior:
         for one in self.space.spheres:
             scale = self.space.on(one, root)
             stretched = torch.linalg.vector_norm(self.space.on(one, x) / scale, dim=-1)
+            # The angular central Gaussian: `|S|^-1/2 (x^T S^-1 x)^(-dim / 2)` over the area of the sphere,
+            # 2 pi^(dim / 2) / Gamma(dim / 2).
             area = math.log(2) + 0.5 * one.dim * math.log(math.pi) - math.lgamma(one.dim / 2)
             found = found - (scale.log().sum() + one.count * area) - one.dim * stretched.log().sum(-1)
         return found

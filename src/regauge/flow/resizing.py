@@ -1,4 +1,4 @@
-"""Which values of networks mean the same as those of networks with other numbers of units."""
+"""Correspondence of the values of networks with those of networks with other numbers of units."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from regauge.flow.space import Space
 
 
 def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
-    """For each coordinate of networks with other numbers of units one before that has the same meaning.
+    """The coordinate of `before` that has the same meaning, for each coordinate of networks of other sizes.
 
     All coordinates that permutations exchange mean the same, so that one of the first two units of every group stands
     for all.

@@ -32,9 +32,9 @@ def integrate(
     """Follow a velocity from one time to another in equal steps.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         field: The velocity, tangent at points.
-        x: Where to begin.
+        x: The start.
         steps: Their number.
         solver: "euler" follows geodesics, so that one step with the velocity of a geodesic ends where it does; "heun"
             (order 2, two evaluations a step); "runge_kutta" (order 4, four evaluations).
@@ -88,11 +88,11 @@ def diffuse(
     whose gradient the velocity does not give, have no noise of their own.
 
     Args:
-        space: Of the points.
+        space: The space of the points.
         field: The velocity.
         x: Starts.
         steps: Their number.
-        noise: How much; 0 is Euler's method.
+        noise: The strength of the noise; 0 is Euler's method.
         start: The distribution of the starts.
         generator: Source of the noise.
 
@@ -103,6 +103,7 @@ def diffuse(
     for k in range(steps):
         t = k * h
         v = field(x, x.new_full((len(x),), t))
+        # Half the variance, noise (1 - t) s^2, times the score: (1 - t) and s^2 cancel.
         pull = -noise * (x - t * v - mean)
         pull[:, :flat] = 0
         drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
@@ -119,7 +120,7 @@ def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, g
     Args:
         predict_end: From points and times to ends.
         x0: Starts.
-        steps: Of Euler's method.
+        steps: The number of steps of Euler's method.
         noise: Deviation of what is added in each late step.
         generator: Source of the noise.
 

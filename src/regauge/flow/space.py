@@ -1,4 +1,4 @@
-"""Where a flow lives: networks as points of a product of unit spheres and a Euclidean space."""
+"""The space of a flow: networks as points of a product of unit spheres and a Euclidean space."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ LOG_NORM = "logarithm of the head's norm"
 
 @dataclass(frozen=True)
 class Representation:
-    """How networks become points.
+    """A representation of networks as points.
 
     Attributes:
         scales: "sphere": units whose scale no function depends on have incoming weights of norm one, as in canonical
@@ -80,9 +80,9 @@ class Space(Manifold):
 
     Attributes:
         symmetry: With every size known.
-        representation: How networks become points.
+        representation: The representation of networks as points.
         spheres: The coordinates that lie on spheres.
-        normed: Those that are brought to spheres as networks leave a flat space.
+        normed: The values that are brought to spheres as networks leave a flat space.
         order: The flat place of every coordinate among all values of `names`, one tensor after the other.
         names: Tensors whose values are coordinates; `LOG_NORM` is the last one where there is such a coordinate.
         positive: Those whose values are kept as logarithms.
@@ -111,8 +111,8 @@ class Space(Manifold):
         Args:
             population: Some networks, with a leading model axis: they say which tensors there are, and which of these
                 are positive or no floating-point numbers.
-            symmetry: Of the networks.
-            representation: How networks become points.
+            symmetry: The symmetry of the networks.
+            representation: The representation of networks as points.
 
         Raises:
             KeyError: There is no parameter of the head's name.
@@ -261,7 +261,7 @@ class Space(Manifold):
         }
 
     def collect(self, tensors: Mapping[str, Tensor]) -> Points:
-        """What `arrange` lays out, as coordinates."""
+        """Coordinates from tensors; the inverse of `arrange`."""
         flat = torch.cat([tensors[name].flatten(1) for name in self.names], dim=1)
         return flat[:, self.order.to(flat.device)]
 

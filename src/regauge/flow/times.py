@@ -1,4 +1,4 @@
-"""How times are drawn while a flow is trained."""
+"""Distributions from which times are drawn while a flow is trained."""
 
 from dataclasses import dataclass
 from typing import Any

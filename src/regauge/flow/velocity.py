@@ -39,6 +39,7 @@ class Line:
         """Mean and deviation of the velocities of the lines through x."""
         (m0, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
+        # v = x1 - x0: slope = Cov(v, x) / Var(x), and Var(v) - slope^2 Var(x) = s0^2 s1^2 / Var(x).
         slope = (t * s1.square() - (1 - t) * s0.square()) / spread.square()
         return m1 - m0 + slope * (x - mean), s0 * s1 / spread
 
@@ -46,6 +47,7 @@ class Line:
         """Mean and deviation of the ends of the lines through x."""
         (_, s0), (m1, s1) = self.start, self.end
         mean, spread = self.at(t)
+        # Cov(x1, x) = t s1^2, and s1^2 - t^2 s1^4 / Var(x) = (1 - t)^2 s0^2 s1^2 / Var(x).
         return m1 + t * s1.square() / spread.square() * (x - mean), (1 - t) * s0 * s1 / spread
 
 
@@ -53,10 +55,10 @@ class Velocity(nn.Module):
     """The velocity at points and times, tangent to the space.
 
     Args:
-        space: Of the points.
-        prior: Of the starts.
-        moments: Of the ends.
-        net: What is learned, from points that are standardized to their unit.
+        space: The space of the points.
+        prior: The prior of the starts.
+        moments: The moments of the ends.
+        net: The net that is trained, from points that are standardized to their unit.
         clock: Tells the net time and class.
         predicts: "velocity", or "end": the ends are predicted, and the velocity is the rest of the way by the rest of
             the time.
@@ -98,7 +100,7 @@ class Velocity(nn.Module):
     def predict_end(
         self, x: Points, t: Float[Tensor, " models"], labels: Int[Tensor, " models"] | None = None
     ) -> Points:
-        """Where the flow is expected to end."""
+        """The expected end of the flow from points at a time."""
         if self.predicts == "velocity":
             return self.space.exp(x, (1 - t).unsqueeze(1) * self(x, t, labels))
         mean, spread = self._expect(x, t, is_end=True)
@@ -116,7 +118,7 @@ class Velocity(nn.Module):
         return Line((m0, s0), (m1, s1))
 
     def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        """What the net adds to, and the unit of what it adds."""
+        """The closed-form prediction to which the net adds, and the unit of what it adds."""
         line, start, time = self._line(), self.space.flat_start, t.unsqueeze(1)
         root = self.tables[4, :start].expand(len(x), -1)
         (_, _), (m1, s1) = line.start, line.end
@@ -137,6 +139,6 @@ class Velocity(nn.Module):
         return torch.cat([x[:, :start] / self.tables[4, :start], (x[:, start:] - mean) / spread], dim=1)
 
     def _read(self, x: Points, t: Tensor, labels: Tensor | None) -> Tensor:
-        """What the net says about points."""
+        """The output of the net at points."""
         made: Tensor = self.net(self.standard(x, t), self.clock(t, labels))
         return made

@@ -23,7 +23,7 @@ Convert = Callable[[Params], Params]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one pair of modules of a row of a table.
+    """The verdict on one pair of modules of a row of a table.
 
     Attributes:
         row: The number of the row.
@@ -69,12 +69,12 @@ def audit(
     Args:
         table: Pairs with patterns; see `read_table`.
         params: One network, under the names that the table means.
-        symmetry: Of the model, under its own names; says what a broken pair leaves out.
+        symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
         module: The model, on a real device.
         inputs: Positional inputs.
         kwargs: Keyword inputs.
         generator: Source of the factors.
-        outputs: Which outputs are compared.
+        outputs: The outputs that are compared.
         convert: From `params` to the parameters under the names of the model.
     """
     with InDouble():
@@ -165,7 +165,7 @@ class _Audit:
         return 1 if wide[name].ndim > 1 and self._input_axis(name, wide) == 0 else 0
 
     def _offset(self, name: str, weight: Tensor) -> float:
-        """What a norm adds to its gain before it multiplies: one in Gemma, zero elsewhere."""
+        """The constant that a norm adds to its gain before it multiplies: one in Gemma, zero elsewhere."""
         try:
             norm = self.module.get_submodule(name)
         except AttributeError:
@@ -188,7 +188,7 @@ class _Audit:
     def _explain(
         self, name: str, axis: int, divisors: Tensor, start: Params, moved: Params
     ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """What differs from the family of scales that comes nearest to what was done."""
+        """Missing parameters, extra ones and a reason, by comparison with the nearest family of scales."""
         best: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         for direction in directions(diagonal(self.symmetry), "move"):
             place = next((p for p in direction.places if p.name == name and p.axes[-1] == axis), None)

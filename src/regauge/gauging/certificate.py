@@ -16,14 +16,14 @@ from regauge.gauging.moves import Move, apply_moves
 
 @dataclass(frozen=True)
 class Certificate:
-    """How much the outputs of a network changed as it was moved, relative to the largest entry of each.
+    """Changes of a network's outputs by a move, relative to the largest entry of each output.
 
     Attributes:
-        exact: With both networks in float64: what the symmetry itself changes.
-        tolerance: What the rounding of the model allows there: 1e-9, or 1e-5 where it rounds to float32 inside.
-        stored: With the moved network as it was written, in its own dtype: what rounding it there adds. None where the
-            model does not run in that dtype.
-        dtype: That dtype.
+        exact: The change with both networks in float64, which is that of the symmetry itself.
+        tolerance: The change there that rounding allows: 1e-9, or 1e-5 where the model rounds to float32 inside.
+        stored: The change with the moved network in the dtype in which it is written, rounding included. None where
+            the model does not run in that dtype.
+        dtype: The dtype in which it is written.
         per_group: The exact change by each group alone.
     """
 
@@ -61,11 +61,11 @@ def certify(
 
     Args:
         params: The network as it was.
-        moves: What moves it.
+        moves: The moves of the network.
         module: Its architecture, on a real device.
         inputs: Positional inputs.
         kwargs: Keyword inputs.
-        outputs: Which outputs are compared.
+        outputs: The outputs that are compared.
         each_group: Whether every group is tried alone, too.
     """
     model = _Model(module, inputs, dict(kwargs or {}), outputs)
@@ -89,7 +89,7 @@ class _Model(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """How much the outputs changed: in total and by each group alone, and what rounding allows."""
+    """Changes of the outputs, in total and by each group alone, and the tolerance for rounding."""
 
     total: float
     tolerance: float

@@ -46,11 +46,11 @@ def gauge(
 
     Args:
         params: One network, unchanged itself. Buffers move with it.
-        symmetry: That of its architecture.
+        symmetry: The symmetry of its architecture.
         method: `BestGauge()` unless given: with a task its loss decides, with weights rounded to four bits; without one
             the rounding error of weights. Other methods go by their own objectives.
         task: The model and data, on which methods choose and the result is certified. Only `BestGauge` uses the loss.
-        test: The same with other data, which choose nothing; `BestGauge` judges what it kept on them. Half of the
+        test: A task with other data, which choose nothing; `BestGauge` judges what it kept on them. Half of the
             examples of `task` where its loss decides, unless given (`Task.split`).
         generator: The source of chance. The same state gives the same result.
 

@@ -1,4 +1,4 @@
-"""What a gauge does to the layers of a network that is moved piece by piece: rounding errors and ranges of channels."""
+"""Rounding errors and channel ranges of the layers of a network that a gauge moves piece by piece."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class LayerMeasures:
 
     Args:
         symmetry: Says what is a layer, and which of its axes count rows.
-        schemes: How weights are rounded.
+        schemes: The rounding scheme of weights.
     """
 
     symmetry: Symmetry

@@ -1,4 +1,4 @@
-"""What a method is given, and what it returns."""
+"""The base class of gauge methods, and the problem that a method is given."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class GaugeProblem:
         task: Model and data, for methods that run it; None otherwise.
         generator: The source of chance; None for methods without.
         test: Other data, which choose nothing; None where there are none.
-        dtypes: Of the tensors as they were given, where they are others.
+        dtypes: The dtypes of the tensors as they were given, where they are others.
     """
 
     params: Params
@@ -68,7 +68,7 @@ class GaugeMethod(ABC):
     needs_task = False
     """Whether it runs the model on data."""
     label = ""
-    """What a network that it moved is called among others."""
+    """The name, in tables, of a network that the method moved."""
 
     @abstractmethod
     def choose(self, problem: GaugeProblem) -> Chosen:

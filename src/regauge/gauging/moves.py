@@ -1,4 +1,4 @@
-"""How a network gets to its gauge: elements of one symmetry after another, with gains that become one in between."""
+"""Moves to a gauge: elements of one symmetry after another, with gains that become one in between."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ class Uncovered:
     """Rotations that gains of one uncover.
 
     Attributes:
-        before: What brings these gains to one; None where no gain stood in the way.
+        before: The move that brings these gains to one; None where no gain stood in the way.
         symmetry: The groups that rotate, and those within which they are repeated.
         reasons: Gains that stay, each with the reason.
     """
@@ -101,11 +101,11 @@ def uncover_rotations(
 
     Args:
         read: The values of a parameter.
-        symmetry: What `discover` finds for the module without `ones`.
+        symmetry: The symmetry that `discover` finds for the module without `ones`.
         module: The architecture.
         inputs: Positional inputs for the trace.
         kwargs: Keyword inputs.
-        outputs: Which outputs must stay.
+        outputs: The outputs that must stay.
 
     References:
         Ashkboos et al. (2024), SliceGPT, section 3.1.

@@ -18,11 +18,11 @@ class Trials:
     """Networks of one orbit, compared by what rounding does to them.
 
     Attributes:
-        measure: What was compared; the lower, the better.
+        measure: The quantity that was compared; the lower, the better.
         values: It for each network that was tried, the one as it is first.
-        kept: Which of them was kept.
-        whole: The same without rounding, where it is a loss.
-        judged: The same on data that chose nothing, of the network as it is and of the one that was kept.
+        kept: The network that was kept.
+        whole: The value without rounding, where it is a loss.
+        judged: Values on data that chose nothing, of the given network and of the one that was kept.
     """
 
     measure: str
@@ -43,17 +43,17 @@ def _list_values(values: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a method chose.
+    """The choice of a method: moves to a gauge, and its objective before and after them.
 
     Attributes:
-        moves: What takes the network to its gauge, one after the other.
-        objective: What the method maximizes, there.
-        initial: The same for the network as it was.
+        moves: The moves that take the network to its gauge, one after the other.
+        objective: The objective there, which the method maximizes.
+        initial: The objective of the network as it was.
         history: The objective at the start and after each step; it never falls.
-        unit: Of the objective.
+        unit: The unit of the objective.
         fixed: Groups and gains that the method left as they are, each with the reason.
         notes: Sentences about what was chosen.
-        trials: What was compared, where several networks were.
+        trials: The networks that were compared, if there were several.
     """
 
     moves: tuple[Move, ...]
@@ -75,15 +75,15 @@ class GaugeResult:
 
     Attributes:
         params: The moved network: of the same names, shapes, dtypes and devices.
-        moves: What took it there, one after the other.
-        objective: What the method maximizes; never less than `initial`.
-        initial: The same for the network as it was.
+        moves: The moves that took it there, one after the other.
+        objective: The objective of the method, which is maximized; never less than `initial`.
+        initial: The objective of the network as it was.
         history: The objective at the start and after each step; it never falls.
-        unit: Of the objective, such as "dB" for a ratio of signal to rounding noise.
+        unit: The unit of the objective, such as "dB" for a ratio of signal to rounding noise.
         fixed: Groups and gains that were left as they are, each with the reason.
         notes: Sentences about what was chosen.
-        certificate: How much the outputs changed; None where there was no task to run.
-        trials: What was compared, where several networks were.
+        certificate: The change of the outputs; None where there was no task to run.
+        trials: The networks that were compared, if there were several.
     """
 
     params: Params = field(repr=False)
@@ -109,7 +109,7 @@ class GaugeResult:
 
     @property
     def report(self) -> str:
-        """How it went, and what was left as it is."""
+        """Sentences on the objective, the certificate, the notes, and what was left as it is."""
         gained = f"objective {self.initial:.4g} -> {self.objective:.4g} {self.unit}".rstrip()
         gained = gained if self.trials is None else str(self.trials)
         certified = [str(self.certificate)] if self.certificate is not None else []

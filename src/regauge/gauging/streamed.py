@@ -44,12 +44,12 @@ def choose_streamed(
 
     Args:
         checkpoint: The network.
-        symmetry: That of its architecture.
+        symmetry: The symmetry of its architecture.
         method: Its first rotation is drawn; a Hadamard matrix where it leaves the methods open.
         module: The architecture, which may be on the meta device; without it gains that hide rotations stay.
         inputs: Positional inputs for its trace.
         kwargs: Keyword inputs.
-        outputs: Which outputs must stay.
+        outputs: The outputs that must stay.
         generator: The source of chance.
 
     Raises:

@@ -67,7 +67,7 @@ def mse(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def loss_of(name: LossName) -> Callable[[Tensor, Tensor], Tensor]:
-    """From outputs and labels `[n, out]` to losses of that shape.
+    """A loss of outputs and labels `[n, out]`, entry by entry.
 
     Raises:
         ValueError: There is no such loss.

@@ -44,9 +44,9 @@ class Autoencoder:
     Attributes:
         encoder: Reads networks.
         decoder: Makes networks.
-        settings: Of the decoder.
+        settings: The settings of the decoder.
         rest: Tensors of a network that are not made: buffers, and what has no influence.
-        about: What is known about the training, as JSON: "scores" on test networks, of the autoencoder and of what it
+        about: Facts about the training, as JSON: "scores" on test networks, of the autoencoder and of what it
             is compared with; numbers of networks ("networks"); the settings.
         trained: The course of the training; None of one that was loaded.
         tested: Numbers of the test networks; None of one that was loaded.
@@ -67,7 +67,7 @@ class Autoencoder:
 
     @property
     def architecture(self) -> Architecture | None:
-        """Of the networks, if they came from a store."""
+        """The architecture of the networks, if they came from a store."""
         text = self.about.get("architecture")
         return None if text is None else Architecture.from_json(text)
 
@@ -123,7 +123,7 @@ class Autoencoder:
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """For each network those of another population whose functions resemble its own: nearest latents first.
+        """The networks of another population whose functions resemble each network's own: nearest latents first.
 
         Returns:
             Their numbers and distances, `[networks, count]` both; fewer where the population is smaller.

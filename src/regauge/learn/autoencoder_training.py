@@ -1,4 +1,4 @@
-"""How canonicalizing autoencoders are trained: the settings, and one function from networks to an autoencoder."""
+"""Training of canonicalizing autoencoders: the settings, and one function from networks to an autoencoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,9 +58,9 @@ class AutoencoderConfig(Training):
 
     Attributes:
         layer: Settings of the encoder's layers; see `regauge.weightspace.LAYERS`.
-        width: Of the encoder.
+        width: The width of the encoder.
         depth: Number of its layers.
-        values: How single values are encoded; standardized unless given.
+        values: The encoding of single values; standardized unless given.
         reads_moments: Whether the encoder also begins with the moments of every tensor; see `Metanet`.
         parts: What the encoder respects by construction; everything that it can unless given.
         widening: Whether a unit that is split in two counts as one, so that widening that keeps what a network computes
@@ -126,7 +126,7 @@ def fit_autoencoder(
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
             Networks of a store that are not finite are left out.
-        symmetry: Of the networks; that of the store unless given.
+        symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         module: Runs the networks; that of the store unless given.

@@ -1,4 +1,4 @@
-"""How far a network's outputs are from another one's: losses that depend on functions and not on weights."""
+"""Losses between the outputs of two networks, which depend on functions and not on weights."""
 
 import math
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Distillation:
     The factor keeps gradients as large as they are at temperature one. Classes lie along the last axis.
 
     Attributes:
-        temperature: What logits are divided by.
+        temperature: The divisor of logits.
 
     References:
         Hinton et al. (2015), Distilling the knowledge in a neural network, section 2; paper 002, section 4.

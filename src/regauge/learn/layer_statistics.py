@@ -65,10 +65,10 @@ def boosted_trees(
     """Fit gradient boosting to statistics of layers.
 
     Args:
-        statistics: Of the networks to learn from, `[models, statistics]`.
-        values: What is predicted of them, as in the column.
+        statistics: The statistics of the networks to learn from, `[models, statistics]`.
+        values: The values that are predicted of them, as in the column.
         target: Says what that is.
-        seed: Of the trees.
+        seed: The seed of the trees.
 
     Returns:
         A function from statistics of other networks to values.

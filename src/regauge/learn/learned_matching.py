@@ -60,11 +60,11 @@ class LearnedMatching(Method):
     many units there are: networks with other widths than those of the training are matched, too.
 
     Attributes:
-        net: Of any layers, with the head `UnitFeatures`; see `fit_matching`.
+        net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.
         share: The share of the vectors while sweeping, from 0 to 1.
         sweeps: Most sweeps; with none vectors decide alone.
         scales: As in `WeightMatching`.
-        about: What is known about the training, as JSON.
+        about: Facts about the training, as JSON.
         trained: The course of the training; None of one that was loaded.
 
     References:

@@ -1,4 +1,4 @@
-"""What a matcher is trained on: copies that it must recognize, the line between networks, and their distance."""
+"""Losses for matchers: copies that must be recognized, the line between networks, and their distance."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class Siamese(nn.Module):
 
 @dataclass(frozen=True)
 class Weights:
-    """How much each loss counts; zero leaves it out."""
+    """The weight of each loss; zero leaves it out."""
 
     supervised: float
     line: float
@@ -70,11 +70,11 @@ class Losses:
     """The losses of one architecture, with the shapes of one layout.
 
     Attributes:
-        siamese: What is trained.
-        symmetry: Of the networks, with every size known.
-        weights: Of the losses.
+        siamese: The net that is trained.
+        symmetry: The symmetry of the networks, with every size known.
+        weights: The weights of the losses.
         task: For the line; None for none.
-        line: What is lowered on it.
+        line: The loss that is lowered on it.
         tolerance: Largest error of the sums of plans.
         max_iterations: Most Sinkhorn iterations.
     """
@@ -88,7 +88,7 @@ class Losses:
     max_iterations: int
 
     def placed(self, params: Mapping[str, Tensor]) -> Placed:
-        """Where groups act on the vectors of networks."""
+        """The placements of groups on the vectors of networks."""
         net = self.siamese.net
         return place(self.symmetry, net.layout_of(params), length_of(net))
 
@@ -105,8 +105,8 @@ class Losses:
         Args:
             first: The networks.
             second: The partner of each; the next network among the first ones if None.
-            copies: Of the first ones, if copies are to be recognized.
-            batch: Of the task, for the line.
+            copies: Copies of the first ones, if copies are to be recognized.
+            batch: A batch of the task, for the line.
             chance: Source of the points on the lines.
         """
         placed, sharpness, count = self.placed(first), self.siamese.sharpness, _count(first)
@@ -171,7 +171,7 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """What is lowered between networks, at a point of each line, mean over pairs."""
+        """The loss between networks, or its excess over the line, at a point of each line, mean over pairs."""
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
         if self.line == "loss":
@@ -190,7 +190,7 @@ class Losses:
         return (run(between) - (1 - share) * left - share * right).square().flatten(1).mean(1)
 
     def midpoint_excesses(self, a: Params, moved: Params) -> Tensor | None:
-        """How high it is halfway between networks above the mean of both; None without a task."""
+        """The rise halfway between networks over the mean of both ends; None without a task."""
         if self.task is None:
             return None
         pairs = range(_count(a))
@@ -226,7 +226,7 @@ def _count(params: Mapping[str, Tensor]) -> int:
 
 
 def _shift(count: int, chance: torch.Generator) -> int:
-    """How far away the partner of each network is; a single one is its own."""
+    """A random offset from each network to its partner in the batch; a single network is its own partner."""
     return int(torch.randint(1, max(2, count), (), generator=chance))
 
 

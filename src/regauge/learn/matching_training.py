@@ -1,4 +1,4 @@
-"""How matchers are trained: the settings, and one function from a population to a method."""
+"""Training of matchers: the settings, and one function from a population to a method."""
 
 import math
 import time
@@ -60,10 +60,10 @@ class MatchingConfig(Training):
 
     Attributes:
         layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
-        width: Of the net.
+        width: The width of the net.
         depth: Number of layers.
         vectors: Length of the vectors by which units are matched.
-        values: How single values are encoded; standardized unless given.
+        values: The encoding of single values; standardized unless given.
         parts: What the net respects by construction; everything that it can unless given.
         probes: Number of learned inputs that the net runs the networks on; zero for none.
         supervised: Weight of recognizing the units of a changed copy, by cross entropy. Copies need no permutation:
@@ -147,7 +147,7 @@ def fit_matching(
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
             architecture with any numbers of units.
-        symmetry: Of the networks, or of each store and population; those of the stores unless given.
+        symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
         config: Settings; `seconds` limits the training alone.
         task: Model, data and loss, for the loss on the line and for the validation; for networks of several widths one
             for each layout.

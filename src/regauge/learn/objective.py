@@ -1,4 +1,4 @@
-"""What decoded networks are trained for and judged by: the outputs of the networks that were encoded."""
+"""The objective of decoded networks: the outputs of the networks that were encoded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Objective:
         loss: Compares outputs.
         examples: Inputs that a training step reads, drawn anew for each; all of a batch if None.
         mean: Mean outputs of some networks, for each batch.
-        scale: What losses in training are divided by: the squared error of these means.
+        scale: The divisor of losses in training: the squared error of these means.
     """
 
     runner: Runner

@@ -1,4 +1,4 @@
-"""Which networks are aligned with which while a matcher is trained and validated."""
+"""Partners: the networks with which each network is aligned while a matcher is trained and validated."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +44,7 @@ class Partners:
         return made
 
     def with_partner(self, indices: Indices) -> Indices:
-        """Those of some networks that have a partner among them."""
+        """Select the networks that have a partner among the given ones."""
         if self.codes is None:
             return indices
         codes, counts = np.unique(self._keys(indices), return_counts=True)

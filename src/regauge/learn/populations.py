@@ -65,7 +65,7 @@ def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | 
 
 
 def spread(indices: Indices, count: int) -> Indices:
-    """At most so many of them, evenly spread."""
+    """Select at most `count` indices, evenly spread."""
     return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).astype(np.int64)]
 
 
@@ -139,7 +139,7 @@ def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray
 
 
 def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
-    """Which checkpoints are used: all where a split names networks, of which none is to be lost."""
+    """The checkpoints to use: all of them where a split names networks, so that none of these is dropped."""
     return checkpoints if split is None else "all"
 
 
@@ -165,7 +165,7 @@ def find_usable(
 
 
 def describe_run(config: object, collection: Collection, parts: Parts, seed: int, **others: Any) -> dict[str, Any]:
-    """What a training depends on, as JSON, by which `learn.training.train` knows a state of the same training."""
+    """All that a training depends on, as JSON, by which `learn.training.train` knows a state of the same training."""
     return {
         "settings": repr(config),
         "networks": collection.key,

@@ -36,8 +36,8 @@ class Predictor:
 
     Attributes:
         net: Its first outputs are those of the target.
-        target: What is predicted.
-        about: What is known about the training, as JSON: scores of the net and of what it is compared with ("scores"),
+        target: The target of the predictor.
+        about: Facts about the training, as JSON: scores of the net and of what it is compared with ("scores"),
             numbers of networks ("networks"), and the settings.
         trained: The course of the training; None of one that was loaded.
         tested: Predicted and measured values of the test networks and their numbers; None of one that was loaded.
@@ -61,7 +61,7 @@ class Predictor:
         own, constant = self._first_scores
         name = next(iter(self.about["scores"][NET]))
         text = "{:.1%}" if name == "accuracy" else "{:.3g}"
-        numbers = f"{name} {text.format(own)} beside {text.format(constant)} on the test networks"
+        numbers = f"{name} {text.format(own)} against {text.format(constant)} on the test networks"
         if self.is_informed:
             return f"The predictor is better than one answer for all networks: {numbers}."
         how = "worse" if own < constant else "no better"

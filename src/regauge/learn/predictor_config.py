@@ -22,10 +22,10 @@ class PredictorConfig(Training):
 
     Attributes:
         layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
-        width: Of the net.
+        width: The width of the net.
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at probes. Unless given 4, and
             0 with probes, which tell most for their price.
-        values: How single values are encoded; standardized unless given.
+        values: The encoding of single values; standardized unless given.
         reads_moments: Whether the net also begins with the moments of every tensor; see `Metanet`.
         parts: What the net respects by construction; everything that it can unless given.
         widening: Whether a unit that is split in two, its outgoing weights divided among the copies, counts as one; see

@@ -1,4 +1,4 @@
-"""What a predictor is trained with: its net, its networks, the loss of a batch, validation and test."""
+"""The parts of a predictor's training: its net, its networks, the loss of a batch, validation and test."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,7 @@ class Fitting:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is trained, one after the other: what reads probes before what reads weights, and never both at once."""
+        """The stages of training: the part that reads probes, then the part that reads weights, or the whole net."""
         return ("probes", "weights") if self.config.probes and self.config.layers else ("whole",)
 
     @classmethod
@@ -163,7 +163,7 @@ class Fitting:
     def validate(self) -> Validation:
         """The loss on the networks for validation, and their scores.
 
-        Where weights are read beside probes, the mean of both is taken that is best here.
+        Where weights are read as well as probes, the mean of both is taken that is best here.
         """
         indices = self.parts["validation"]
         if self.stage != "weights":
@@ -175,7 +175,7 @@ class Fitting:
         return found[share]
 
     def _judge(self, outputs: Tensor) -> Validation:
-        """What outputs for the networks for validation are worth."""
+        """Judge outputs for the validation networks: the order of the net, and scores."""
         measured = self.values[self.parts["validation"]]
         loss = float(self.target.loss(outputs, self.target.encode(measured).to(outputs.device)))
         scores = self.target.score(self.target.decode(outputs), measured)
@@ -219,7 +219,7 @@ class Fitting:
         return outputs
 
     def _boosted(self, fit: Indices, test: Indices) -> NDArray[Any]:
-        """What boosted trees on statistics of layers say about test networks; trees of their own for each layout."""
+        """Predictions for test networks by boosted trees on statistics of layers, one set of trees per layout."""
         made = np.empty(len(test), object if self.target.kind == "classes" else np.float64)
         of_fit, of_test = self.collection.layout_of(fit), self.collection.layout_of(test)
         for layout in np.unique(of_test):
@@ -232,7 +232,7 @@ class Fitting:
 
 
 def _rendering(module: nn.Module, sample: Params, inputs: Any, config: PredictorConfig) -> Rendering:
-    """How networks are run, with the statistics of some."""
+    """A function that runs networks, standardized by the outputs of some of them."""
     rendering = Rendering(module.to(config.device), to_device(inputs, config.device))
     run = {name: t.float() if t.is_floating_point() else t for name, t in sample.items()}  # as the net reads them
     return rendering.standardize(to_device(run, config.device))

@@ -1,4 +1,4 @@
-"""How predictors are trained: one function from networks and targets to a predictor."""
+"""Training of predictors: one function from networks and targets to a predictor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ def fit_predictor(
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one or several
             architectures, whose networks are numbered one after the other.
         targets: A value for each network, or the name of a column of the stores.
-        symmetry: Of the networks, or of each store and population; those of the stores unless given.
+        symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
         config: Settings; `seconds` limits the training alone.
         generator: The source of all chance, from which one number is drawn.
         indices: Numbers of the networks to use, or a mask.

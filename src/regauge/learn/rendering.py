@@ -1,4 +1,4 @@
-"""What the networks compute at fixed inputs: targets that need no labels, and teach a net to read functions."""
+"""Outputs of networks at fixed inputs: targets that need no labels, and teach a net to read functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class Rendering:
     Attributes:
         module: Runs the networks.
         inputs: What they are run on: a tensor, a tuple of positional or a mapping of keyword arguments.
-        mean: Of each output over some networks, `[outputs]`; zero before `standardize`.
-        deviation: Of all outputs around their means.
+        mean: The mean of each output over some networks, `[outputs]`; zero before `standardize`.
+        deviation: The deviation of all outputs around their means.
 
     References:
         INR2JLS, which reads networks of images by decoding the images.
@@ -43,7 +43,7 @@ class Rendering:
         return Runner(Task(self.module, ()))
 
     def standardize(self, params: Params) -> "Rendering":
-        """With the mean and the deviation over some networks.
+        """A copy that standardizes outputs by their mean and deviation over some networks.
 
         Raises:
             ValueError: The networks cannot be run on the inputs, or compute values that are not finite or all the same.

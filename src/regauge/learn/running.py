@@ -22,7 +22,7 @@ Judge = Callable[[Tensor, slice], Tensor]
 
 @dataclass(frozen=True)
 class Runner:
-    """How the networks of one architecture are run: `task.module` and the output that `task` chooses."""
+    """A runner of networks of one architecture, by `task.module` and the output that `task` chooses."""
 
     task: Task
 
@@ -41,7 +41,7 @@ class Runner:
             return torch.stack([self.task.run(select(params, k), inputs) for k in rows])
 
     def losses(self, params: Mapping[str, Tensor], inputs: Any, judge: Judge) -> Tensor:
-        """What a function says about the outputs of every network, `[models]`; differentiable.
+        """The losses of every network's outputs by a function, `[models]`; differentiable.
 
         Chains of linear layers are run by hand, some networks at a time, and keep nothing but derivatives.
         """
@@ -109,7 +109,7 @@ def _names(chain: VectorChain) -> list[str]:
 
 
 def _own(chain: VectorChain, params: Mapping[str, Tensor], part: slice) -> Params:
-    """What a chain reads of some networks."""
+    """The tensors of some networks that a chain reads."""
     return {name: params[name][part].contiguous() for name in _names(chain)}
 
 

@@ -18,7 +18,7 @@ FIXED = 30.0
 
 @dataclass(frozen=True)
 class Logits:
-    """What vectors say about the pairs of units of one group, in every pair of networks.
+    """Logits for the pairs of units of one group, in every pair of networks, from vectors of units.
 
     Attributes:
         pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, by what no sign changes.
@@ -33,7 +33,7 @@ class Logits:
         """Logits of pairs whatever their signs are: a pair is as likely as its signs together."""
         if self.signs is None:
             return self.pairs
-        z = self.signs.abs()
+        z = self.signs.abs()  # |z| + softplus(-2 |z|) = log(e^z + e^-z), without overflow
         return self.pairs + (z + functional.softplus(-2 * z)).sum(1)
 
 
@@ -48,11 +48,11 @@ def logits_of(
     """The logits of one group from the vectors of both networks; None if it has none.
 
     Args:
-        placed: Where groups act on the vectors.
+        placed: The placements of groups on the vectors.
         a: Vectors of the first networks, `[pair, (bases ...,) size, width]`.
         b: Vectors of the second ones.
-        sharpness: What cosines are multiplied by.
-        name: Of the group.
+        sharpness: The factor of cosines.
+        name: The name of the group.
         blocks: The sizes of what it is repeated within, and again of what can come there; see `SoftElement.blocks_of`.
     """
     group = placed.symmetry[name]
@@ -116,8 +116,8 @@ class SoftMoves:
     matched. What vectors say nothing about stays as the hard element left it, as do scales, shifts and matrices.
 
     Args:
-        placed: Where groups act on the vectors.
-        symmetry: Of the networks, with every size known.
+        placed: The placements of groups on the vectors.
+        symmetry: The symmetry of the networks, with every size known.
         names: Tensors that are moved.
         tolerance: Largest error of a row's sum in a plan.
         max_iterations: Most Sinkhorn iterations, whatever the error is then.

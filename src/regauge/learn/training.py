@@ -32,7 +32,7 @@ class Training:
         epochs: How often each network is read at most.
         batch: Networks of a step.
         lr: Largest learning rate of AdamW.
-        weight_decay: Of AdamW.
+        weight_decay: Weight decay of AdamW.
         schedule: How the learning rate changes; up for a twentieth of the steps, then down as a cosine, unless given.
         clip: Largest norm of a gradient; longer ones are shortened.
         patience: Epochs without a better validation after which the training ends; none if None.
@@ -75,7 +75,7 @@ class Training:
 
 
 class Validation(NamedTuple):
-    """What an evaluation found: `order` is smaller for better nets, `facts` are numbers for people."""
+    """The result of an evaluation: `order` is smaller for better nets, `facts` are numbers to print."""
 
     order: tuple[float, ...]
     facts: dict[str, float]
@@ -83,7 +83,7 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training did.
+    """The record of a training.
 
     Attributes:
         history: For each epoch: its number, the steps so far, the mean training loss, the learning rate at its end,
@@ -130,7 +130,7 @@ def train(
         loss: From a batch and a source of chance to the mean loss.
         validate: Evaluates the net, which is in evaluation mode.
         config: Settings.
-        seed: Of all chance in `loss`.
+        seed: The seed of all chance in `loss`.
         state: A `.safetensors` file in which the training is kept while it runs. If it exists, it is continued.
         continues: Whether it is; else it is replaced once this training has a state.
         inputs: Everything that the training depends on, as JSON; a state of others is refused.
@@ -217,7 +217,7 @@ class _Bar:
 
 
 def _place(now: State, config: Training, steps: int) -> float:
-    """How far a training is, in steps: by its steps or by its seconds, whichever are nearer to their end."""
+    """The progress of a training in steps, by its steps or its seconds, whichever are nearer to their end."""
     return max(now.step, 0.0 if config.seconds is None else steps * min(1.0, now.seconds / config.seconds))
 
 

@@ -21,17 +21,17 @@ BEGINNING = 1 << 20
 """Bytes of a damaged file that are searched for it."""
 VERSION = "1"
 CHECKED = ("version", "state", "loader", "inputs")
-"""Strings of the header that the checksum is of, beside the tensors."""
+"""Strings of the header that the checksum covers, in addition to the tensors."""
 
 
 @dataclass
 class State:
-    """Where a training is.
+    """The state of a training.
 
     Attributes:
         best: Weights of the best validation; those at the start before the first one.
         average: Moving averages of the weights, if there are any.
-        order: What the best validation is compared by; empty before the first one.
+        order: The key by which validations are compared, of the best one; empty before the first one.
         best_epoch: The epoch of `best`.
         history: Rows of the epochs that are done.
         step: Steps that are done.
@@ -89,7 +89,7 @@ def is_state(path: Path) -> bool:
 
 
 def read_inputs(path: Path) -> dict[str, Any]:
-    """What the training in a file depends on.
+    """Read what the training in a file depends on.
 
     Raises:
         ValueError: The file is none, or is damaged.

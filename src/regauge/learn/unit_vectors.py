@@ -26,10 +26,10 @@ Place = tuple[str, Character]
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Where the groups of a symmetry act on vectors of units.
+    """Vectors of units as tensors on which the groups of a symmetry act.
 
     Attributes:
-        symmetry: Of the networks, with its groups placed on the vectors as well.
+        symmetry: The symmetry of the networks, with its groups placed on the vectors as well.
         names: Name of the tensor `[(bases ...,) size, width]` of each set and character.
         groups: For each set the name of the group that permutes it.
     """
@@ -134,7 +134,7 @@ def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
 
 
 def _placement(group: Group, tensor: str, axis: int, exponents: tuple[bool | int, ...]) -> Placement:
-    """Where a group acts on vectors; scales do not change their directions."""
+    """The placement of a group on vectors; scales do not change their directions."""
     flips = tuple(map(int, exponents[: group.signs + group.shifts]))
     scale, shift = (0,) * group.scales, (0,) * group.shifts
     return Placement(tensor, axis, scale=scale, sign=flips[: group.signs], parity=flips[group.signs :], shift=shift)

@@ -25,16 +25,16 @@ Place = tuple[int, str]
 
 @dataclass(frozen=True)
 class Part:
-    """How one tensor of the result is made.
+    """A plan for one tensor of the result: its sources and the rule that combines them.
 
     Attributes:
-        spec: Its name, shape and dtype.
+        spec: The tensor's name, shape and dtype.
         sources: The tensors that it is made of.
         base: The tensor that task vectors are relative to, where there is one.
-        rule: How they are combined.
-        factors: Of the sources.
+        rule: The rule that combines the sources.
+        factors: The factors of the sources.
         key: The name that random numbers are drawn for.
-        depth: How deep it lies, for rules with settings.
+        depth: The relative depth of the tensor, for rules with settings.
     """
 
     spec: TensorSpec
@@ -54,12 +54,12 @@ class Assembly:
     the others, and rounded once.
 
     Attributes:
-        parts: What is made, by name.
+        parts: The parts that are made, by name.
         networks: The checkpoints, under the vocabulary of the result.
         symmetry: Where their elements act.
         elements: Move the networks; None for those that stay.
         tokens: Where vocabularies differ, what rows are taken from others.
-        seed: Of the random numbers of rules.
+        seed: The seed of the random numbers of rules.
     """
 
     parts: Mapping[str, Part]
@@ -102,7 +102,7 @@ class Assembly:
         return largest
 
     def _work(self, part: Part) -> torch.dtype:
-        """In what sums are taken: float32 where all is in half precision, else float64."""
+        """The dtype of sums: float32 where all is in half precision, else float64."""
         stored = [self.networks[k].stored[name].dtype for k, name in part.sources]
         return torch.float32 if max(one.itemsize for one in (*stored, part.spec.dtype)) < 4 else torch.float64
 
@@ -127,7 +127,7 @@ class Assembly:
         return tensor if element is None else move_tensor(self.symmetry, element, name, tensor)
 
     def _filled(self, place: Place, rows: tuple[int, int] | None, work: torch.dtype) -> Tensor:
-        """The same with the rows of tokens that this network takes from others."""
+        """A moved tensor, with the rows of those tokens that this network takes from others filled in."""
         tensor, axis, (k, name) = self._moved(place, rows, work), self._axis(place), place
         if axis < 0:
             return tensor

@@ -33,13 +33,13 @@ class Blend:
     the base or the first network.
 
     Attributes:
-        rule: How tensors are combined.
+        rule: The rule that combines tensors.
         symmetry: With every size known.
         networks: Parameters by name, or checkpoints.
         base: The network that task vectors are relative to, where there is one.
         weights: One for each network; what the rule takes for equal ones unless given.
         elements: Move the networks; the identity for the one whose coordinates the result has. None moves nothing.
-        seed: Of the random numbers of the rule.
+        seed: The seed of the random numbers of the rule.
     """
 
     rule: Rule
@@ -62,7 +62,7 @@ class Blend:
 
     @property
     def factors(self) -> tuple[Number, ...]:
-        """What the record tells of the weights: the factors of all tensors, or the settings where these differ."""
+        """The weights for the record: factors that hold for all tensors, or settings where these differ."""
         if self.weights is not None and any(isinstance(one, Setting) for one in self.weights):
             return self.weights
         return self.rule.factors(self._numbers(Target("")), len(self.networks))
@@ -90,11 +90,11 @@ class Blend:
                     raise ValueError(f"at {name!r} {error}" if varies else str(error)) from None
 
     def only(self, chosen: Sequence[int]) -> "Blend":
-        """The same with some of the networks alone; the others have no weight."""
+        """A copy that combines only the chosen networks: the others get weight zero."""
         return replace(self, weights=tuple(one if k in chosen else 0.0 for k, one in enumerate(self.given)))
 
     def unaligned(self) -> "Blend":
-        """The same of the networks as they are."""
+        """A copy without elements: it combines the networks as they are, not aligned."""
         return replace(self, elements=None)
 
     @property
@@ -173,7 +173,7 @@ class Blend:
         return find_depths(self._like)
 
     def _work_dtype(self, name: str) -> torch.dtype:
-        """In what sums are taken: in float32 where all is in half precision, else in float64."""
+        """The dtype of sums: float32 where all is in half precision, else float64."""
         widest = max(_dtype_of(network, name).itemsize for network in self._all)
         return torch.float32 if widest < 4 else torch.float64
 

@@ -67,13 +67,13 @@ def merge(
             enough for rules that make sense of one task vector.
         symmetry: The symmetry of that architecture.
         rest: Nothing: the networks are one list.
-        method: How to align, as in `align_many`: `DataMatching()` unless given where there is a task, else
+        method: The method of alignment, as in `align_many`: `DataMatching()` unless given where there is a task, else
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
             aligns every network to the first or to the base.
         weights: One for each network, numbers or settings that differ from tensor to tensor. For means they are shares,
             normalized to sum to one, equal unless given; for task vectors see the rule. The alignment does not depend
             on them.
-        rule: How the aligned networks are combined; `Average()` unless given.
+        rule: The rule that combines the aligned networks; `Average()` unless given.
         base: The network that task vectors are relative to. The networks are aligned to it, and the result is in its
             coordinates; without a base in those of the first network.
         task: Model, data and loss, for methods and rules that use them.
@@ -83,7 +83,7 @@ def merge(
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
         out: Where the result is written, with the names, dtypes and header of the base or the first network: a path, or
             an `Output`. The record is written next to it. For networks on the disk only, as are the following.
-        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         progress: Shows each pass over streamed files.
 
     Raises:

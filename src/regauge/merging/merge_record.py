@@ -1,4 +1,4 @@
-"""What was merged, how, and what came out: a record that prints as a model card."""
+"""A record of a merge: inputs, rule, distances and metrics. It prints as a model card."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ IN_FOLDER = "regauge.md"
 
 @dataclass(frozen=True)
 class MergeRecord:
-    """What was done to merge networks, in numbers.
+    """A record of how networks were merged, in numbers.
 
     Attributes:
         networks: A label for each network; the card has paths without the folders that all of them lie in.
@@ -34,13 +34,13 @@ class MergeRecord:
         objective: Objective that the alignment reached; larger is better.
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
-        after: The same for the aligned networks.
+        after: Distances of the aligned networks.
         data: What the data are called that chose, and those that judged, on which metrics are measured.
         metrics: Metrics of each network on the task, prepared as the result is; empty without a task.
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
-        reports: How each alignment went, where the networks were streamed from the disk.
+        reports: Reports of the alignments, where the networks were streamed from the disk.
         notes: Sentences about what could not be taken over from the first network or the base.
         origin: Where the networks come from, in short: pairs of what and what it is.
     """
@@ -118,7 +118,7 @@ class MergeResult:
             streamed networks a mapping that reads them when they are asked for.
         elements: The element that moved each network before they were combined.
         symmetry: The symmetry that the elements belong to, with every size known.
-        record: What was done, in numbers; prints as a model card.
+        record: The record of the merge; it prints as a model card.
     """
 
     params: Params = field(repr=False)
@@ -144,8 +144,5 @@ def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> 
 
 
 def card_path(checkpoint: Path) -> Path:
-    """Where the card of a merged checkpoint is written: `out.safetensors` has `out.md` beside it.
-
-    In a folder it is one of the files.
-    """
+    """The path of a merged checkpoint's card: `out.md` for `out.safetensors`, or a file in a folder."""
     return checkpoint.with_suffix(".md") if is_single_file(checkpoint) else checkpoint / IN_FOLDER

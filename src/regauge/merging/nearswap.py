@@ -24,7 +24,7 @@ class NearSwap(VectorRule):
         min(1, reach / max(|d|, 1e-6)) d
 
     Attributes:
-        reach: How far an entry moves at most, not negative.
+        reach: The largest move of an entry, not negative.
 
     References:
         Alchemonaut (2024), QuartetAnemoi-70B; mergekit's `nearswap`, where reach is called t.

@@ -13,11 +13,11 @@ CLOSER = 0.5
 
 @dataclass(frozen=True)
 class Need:
-    """What aligning a network to another one would change.
+    """The changes that aligning a network to another one would make.
 
     Attributes:
-        moved: How many units get another place or sign.
-        units: How many there are.
+        moved: The number of units that get another place or sign.
+        units: The number of all units.
         worst: The largest share of moved units in a group.
         before: The distance of the networks as they are.
         after: Their distance when they are aligned.

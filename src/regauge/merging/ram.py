@@ -23,7 +23,7 @@ class Ram(VectorRule):
 
     Attributes:
         least_change: Smaller entries of task vectors are left out.
-        gain: How much entries grow that one network changes alone; zero for RAM, above it for RAM+.
+        gain: The growth of entries that one network changes alone; zero for RAM, above it for RAM+.
         most_overlap: The largest ratio rho that counts.
 
     References:

@@ -13,7 +13,7 @@ class Parameter:
     Attributes:
         choices: Pieces of names with one number, or a gradient over the depth. The first piece that occurs in the name
             of a tensor counts; None stands for every name.
-        line: Where it is in the recipe.
+        line: The line in the recipe.
     """
 
     choices: tuple[tuple[str | None, tuple[float, ...]], ...]
@@ -41,7 +41,7 @@ class Source:
         model: Its folder, or BASE+ADAPTER.
         layers: The first layer and the one after the last; None for all.
         parameters: Its own numbers.
-        line: Where it is in the recipe.
+        line: The line in the recipe.
     """
 
     model: Path
@@ -67,7 +67,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Where the embedding of a token comes from.
+    """The source of a token's embedding: a token of a model, or zeros.
 
     Attributes:
         model: The folder of a model; None for a zero embedding.
@@ -100,19 +100,19 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe says.
+    """The content of a recipe: method, models, base and settings.
 
     Attributes:
-        path: Its file.
+        path: The file of the recipe.
         method: The merge method, as mergekit calls it.
         slices: One without ranges of layers where whole models are merged.
         base: The folder of the base.
         parameters: Numbers for all models.
-        dtype: Of the result; that of the base or the first model unless given.
+        dtype: The dtype of the result; that of the base or the first model unless given.
         vocabulary: None if all models must have the same one.
         chat_template: A Jinja template, or "auto" for the most common one of the models; the base's unless given.
         align: Whether models are aligned; "auto" if it is needed.
-        notes: What is in the recipe and changes nothing here, in sentences.
+        notes: Sentences about settings of the recipe that change nothing here.
     """
 
     path: Path

@@ -15,7 +15,7 @@ class RecipeMethod:
         base: Whether it needs a base, takes none, or either; "member" if the base is one of the models.
         own: Parameters of each model with their defaults; None if they must be given.
         common: Parameters of all models with their defaults.
-        least: How few models it combines, the base not counted unless it is a member.
+        least: The smallest number of models, without the base unless it is a member.
         most: How many.
         is_widest: Whether the result has the widest dtype of the models, where they differ; else that of the base.
     """

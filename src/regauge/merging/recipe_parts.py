@@ -1,4 +1,4 @@
-"""From a recipe to the parts of its result: for every tensor the tensors that it is made of, the rule, the numbers."""
+"""The parts of a recipe's result: for every tensor its sources, the rule and its numbers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
 
 @dataclass(frozen=True)
 class Layers:
-    """Where the layers of a stack are: what stands before their numbers, and how many there are."""
+    """A stack of layers: the prefix of their names before the number, and how many layers there are."""
 
     prefix: str
     count: int
@@ -36,7 +36,7 @@ class Layers:
 
         Args:
             names: The names of tensors.
-            label: What errors call the network.
+            label: The name of the network in errors.
             stack: Components of names with dots between them, such as "encoder".
 
         Raises:
@@ -94,7 +94,7 @@ def plan_parts(
     """The parts of the result of a recipe.
 
     Args:
-        recipe: What is made.
+        recipe: The recipe.
         networks: The checkpoints by their folders, the one first whose names and dtypes the result has.
         order: Its names in the order of the model: those before the first layer belong to the first slice, those
             behind the last layer to the last one.
@@ -197,7 +197,7 @@ def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequenc
 
 
 def _root(prefix: str, stack: str | None) -> str:
-    """What all names in the part of a model begin with that a stack is called by; nothing for the only stack."""
+    """The prefix of all tensor names of the part of a model that `stack` names; empty for the only stack."""
     return "" if stack is None else prefix[: f".{prefix}".index(f".{stack}.") + len(stack) + 1]
 
 
@@ -308,7 +308,7 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
 def _densities(
     method: str, numbers: Mapping[str, Sequence[float]], size: int, where: str, *, is_rescaled: bool
 ) -> dict[str, object]:
-    """What of a tensor with `size` entries is kept of each model, as the settings of a rule."""
+    """Settings of a rule for the share of a tensor's `size` entries that is kept of each model."""
     densities = numbers["density"]
     if "dare" in method:
         return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}

@@ -35,7 +35,7 @@ SHARES = ("density", "gamma", "select_topk")
 
 
 class RecipeError(ValueError):
-    """What is wrong with a recipe, with the file and the line."""
+    """An error in a recipe, with its file and line."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _recipe(whole: Entry) -> Recipe:
-    """What the entries say."""
+    """The recipe that the entries describe."""
     top = whole.mapping(KEYS, ["merge_method"])
     name = top["merge_method"].text
     if name not in METHODS:
@@ -394,7 +394,7 @@ def _align(entry: Entry | None) -> Any:
 
 
 def _notes(top: Mapping[str, Entry], name: str, everywhere: Iterable[Parameters]) -> Iterable[str]:
-    """What is in the recipe and changes nothing, in sentences."""
+    """Sentences about settings of the recipe that change nothing."""
     given: dict[str, set[float]] = {}
     for key, one in (pair for parameters in everywhere for pair in parameters.items()):
         given.setdefault(key, set()).update(x for _, values in one.choices for x in values)
@@ -404,7 +404,7 @@ def _notes(top: Mapping[str, Entry], name: str, everywhere: Iterable[Parameters]
     if name == "task_arithmetic" and any(given.get("rescale", ())):
         yield "rescale changes nothing: task_arithmetic drops no entries"
     if "dtype" in top and "out_dtype" in top:
-        yield "dtype changes nothing beside out_dtype: sums are taken in float32 or float64"
+        yield "dtype changes nothing where out_dtype is given: sums are taken in float32 or float64"
 
 
 def _kind(node: yaml.Node) -> str:

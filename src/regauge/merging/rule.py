@@ -1,4 +1,4 @@
-"""What a rule is: how one tensor of the result is made of the same tensor of all networks."""
+"""The base class of merge rules, which make one tensor of the result from the same tensor of all networks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,13 +53,13 @@ class Target:
 
 
 class Rule(ABC):
-    """How aligned networks are combined, one tensor after the other.
+    """A rule that combines aligned networks, one tensor after the other.
 
     Attributes:
         base: Whether a rule is for task vectors, the differences of networks from a base: "needed", or "none", or
             "optional", where it takes networks or task vectors.
-        least: How few networks it combines.
-        most: How many.
+        least: The smallest number of networks that it combines.
+        most: The largest number; None for no limit.
         needs_task: Whether it chooses between the networks by a task, and so needs them in memory.
         has_shares: Whether factors are shares that sum to one. Running statistics are averaged with them, else equally.
     """
@@ -82,7 +82,10 @@ class Rule(ABC):
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """Of a rule with a task, the numbers of the networks that are combined; `soup` combines some of them."""
+        """Indices of the networks that are combined, chosen by the task's loss; all of them unless overridden.
+
+        `soup` combines the networks with some indices, so that a choice can be evaluated.
+        """
         return range(len(networks))
 
     def check(self, target: Target, count: int) -> None:
@@ -94,7 +97,7 @@ class Rule(ABC):
         return True
 
     def held(self, count: int) -> int:
-        """How many copies of a tensor, or of a piece, `combine` holds at once."""
+        """The number of copies of a tensor, or of a piece, that `combine` holds at once."""
         return 2
 
     @abstractmethod
@@ -105,7 +108,7 @@ class Rule(ABC):
             tensors: That of each network, or its difference from the base, in float32 or float64; they may be written
                 into. They are read when they are asked for, so that a sum holds one at a time.
             factors: Their factors.
-            target: What is made of them.
+            target: The tensor of the result.
 
         Returns:
             The tensor of the result, or its difference from the base.
@@ -115,7 +118,7 @@ class Rule(ABC):
 def combine_from(
     start: Tensor | None, rule: Rule, tensors: Iterator[Tensor], factors: tuple[float, ...], target: Target
 ) -> Tensor:
-    """What a rule makes of tensors, which it may overwrite: of their differences from `start`, where there is one."""
+    """Combine tensors by a rule, or their differences from `start`, where there is one; tensors may be overwritten."""
     if start is None:
         return rule.combine(tensors, factors, target)
     return rule.combine((tensor.sub_(start) for tensor in tensors), factors, target).add_(start)

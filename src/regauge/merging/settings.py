@@ -26,7 +26,7 @@ class Setting:
     other tensors last.
 
     Attributes:
-        values: What holds for tensors of no other name, one number at least.
+        values: The numbers for tensors of no other name, at least one.
         where: Pieces of names with their own values. The first that occurs in the name of a tensor counts.
 
     References:
@@ -83,7 +83,7 @@ class Setting:
 
 
 def find_depths(names: Iterable[str]) -> dict[str, float]:
-    """How deep each tensor lies: from 0 in the first layer to 1 in the last one, and 0 outside of layers.
+    """The relative depth of each tensor: from 0 in the first layer to 1 in the last one, and 0 outside of layers.
 
     A layer is the first number in a name that stands alone between dots, such as the 7 of `model.layers.7.mlp.up_proj`;
     layers with the same name before the number are of one stack, in the order of their numbers. So an encoder and a
@@ -130,7 +130,7 @@ def read_number(text: str) -> Number:
 
 
 def read_numbers(texts: Sequence[str]) -> Numbers:
-    """What holds for all networks, or one for each, from text forms."""
+    """Parse numbers or settings from texts: one for all networks, or one for each."""
     found = tuple(read_number(text) for text in texts)
     return found[0] if len(found) == 1 else found
 

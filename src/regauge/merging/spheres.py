@@ -100,7 +100,7 @@ class KarcherMean(Rule):
     length alone. Where directions cancel, no mean of them is defined: then it is the weighted mean of the tensors.
 
     Attributes:
-        steps: How many moves are made at most. Without any it is the normalized mean of the directions, which mergekit
+        steps: The largest number of moves. Without any it is the normalized mean of the directions, which mergekit
             calls `multislerp`.
 
     References:

@@ -21,7 +21,7 @@ from regauge.merging.settings import Number
 def plan_blend(
     streamed: StreamedJob, *, rule: Rule, weights: Sequence[Number] | None, has_base: bool, seed: int | None = None
 ) -> tuple[StreamedJob, Blend]:
-    """How streamed checkpoints are combined once they are aligned, with the memory for it in the plan.
+    """Plan how streamed checkpoints are combined once they are aligned; the plan gets the memory for it.
 
     Raises:
         ValueError: The rule needs the networks in memory, weights or settings do not fit, or memory does not suffice.
@@ -42,7 +42,7 @@ def plan_blend(
 
 
 def report_of(found: StreamedResult, label: str) -> str:
-    """How the alignment of a network went."""
+    """A report on the alignment of one network, for the record."""
     return "\n".join([f"{label}: {found.course[0]}", *found.course[1:]])
 
 
@@ -56,15 +56,15 @@ def merge_job(
     labels: Sequence[str] | None = None,
     progress: Progress = no_progress,
 ) -> MergeResult:
-    """Merge checkpoints and write the result, with its record beside it; `params` are read from there when asked for.
+    """Merge checkpoints and write the result, with its record next to it; `params` are read from there on demand.
 
     Args:
         streamed: The checkpoints, the base first where there is one, their plan, and the output.
-        rule: Of those that need no task.
+        rule: A rule that needs no task.
         weights: One for each network; see the rules.
         has_base: Whether the first checkpoint is the base.
-        seed: Of a random rule.
-        labels: What the record calls the networks, the base last; the paths unless given.
+        seed: The seed of a random rule.
+        labels: Names of the networks in the record, the base last; the paths unless given.
         progress: Shows each pass over the checkpoints, in bytes.
 
     Raises:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """Where a rule is, and what it is made of.
+    """A row of the table of rules: the module and the class of a rule, and its defaults.
 
     Attributes:
         module: A file in `merging`.

@@ -22,13 +22,13 @@ from regauge.merging.recipe import TokenSource
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """What the rows of the result are made of, for networks that are under its vocabulary.
+    """The sources of the rows of token tensors, for networks brought under one vocabulary.
 
     Attributes:
         axes: The axis of tokens of each tensor that has one.
-        own: For each network, where the rows of the result are in its own tensors; -1 for those that it lacks.
+        own: For each network the index in its own tensors of each row of the result; -1 for rows that it lacks.
         taken: Rows that a network takes from others, `[network, row]`.
-        shares: What share each network has in a row that is taken, `[network, row]`.
+        shares: The share of each network in a row that is taken, `[network, row]`.
         given: Rows that are another row of one network, by their number: that network and its own row.
         blank: Rows without a token, which are the mean of the others.
     """
@@ -144,7 +144,7 @@ class Retokenized(Checkpoint):
         return self._params is None and self.source.is_lazy
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in."""
+        """The dtype in which a tensor is read."""
         return super().dtype_of(name) if self._params is not None else self.source.dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -160,14 +160,14 @@ class SparseRule(VectorRule):
     """A rule that keeps a part of each task vector, and leaves to another rule how these are combined.
 
     Attributes:
-        rule: What combines them.
+        rule: The rule that combines them.
     """
 
     rule: VectorRule
 
     @abstractmethod
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """What is kept of the task vector of network k of `count`, or of a piece of it."""
+        """The sparsified task vector of network k of `count`, or of a piece of it."""
 
     @property
     def is_random(self) -> bool:
@@ -175,7 +175,7 @@ class SparseRule(VectorRule):
         return self.rule.is_random
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Those of the rule that combines."""
+        """The factors of the rule that combines."""
         return self.rule.factors(weights, count)
 
     def check(self, target: Target, count: int) -> None:
@@ -187,11 +187,11 @@ class SparseRule(VectorRule):
         return False
 
     def held(self, count: int) -> int:
-        """What the rule that combines holds, magnitudes, and one more copy to find those that are kept."""
+        """The copies of the combining rule, magnitudes, and two more to find the entries that are kept."""
         return self.rule.held(count) + 3
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
-        """What the other rule makes of what is kept."""
+        """Combine the sparsified task vectors by the other rule."""
         count = len(factors)
         kept = (self.sparsify(vector, k, count, target) for k, vector in enumerate(tensors))
         return self.rule.combine(kept, factors, target)
@@ -250,7 +250,7 @@ class Breadcrumbs(SparseRule):
     Attributes:
         density: Share of entries that are kept, above zero and at most one; one number for each network, too.
         gamma: Share of entries that are dropped as outliers, in [0, 1); one number for each network, too.
-        rule: What combines the task vectors afterwards: the sum, or `ElectedMean()`.
+        rule: The rule that combines the task vectors afterwards: the sum, or `ElectedMean()`.
         keeps_sum: Whether what is kept is enlarged until its magnitudes have the sum that they had.
 
     References:
@@ -341,7 +341,7 @@ class Della(SparseRule):
             number for each network, too.
         epsilon: How far the probabilities differ from it; both sums are above zero and at most one. It is half of the
             window of the paper, as in mergekit.
-        rule: What combines the task vectors afterwards: what agrees with an elected sign, or the sum.
+        rule: The rule that combines the task vectors afterwards: what agrees with an elected sign, or the sum.
         is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
 
     References:
@@ -381,7 +381,7 @@ class Della(SparseRule):
         return len(shape) > 1 and self.rule.splits(shape)
 
     def held(self, count: int) -> int:
-        """What the rule that combines holds, magnitudes, ranks twice (as integers), probabilities and noise."""
+        """The copies of the combining rule, magnitudes, ranks twice (as integers), probabilities and noise."""
         return self.rule.held(count) + 8
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
@@ -415,7 +415,7 @@ def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
 
 
 def restore_sum(kept: Tensor, vector: Tensor) -> Tensor:
-    """What is kept of a task vector, multiplied until its magnitudes have the sum of those of the vector."""
+    """Rescale a sparsified task vector so that its magnitudes sum to those of the whole vector."""
     before, after = (float(torch.linalg.vector_norm(one, 1, dtype=torch.float64)) for one in (vector, kept))
     return kept.mul_(before / after) if after and kept is not vector else kept
 

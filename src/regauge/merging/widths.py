@@ -42,14 +42,14 @@ def merge_widths(
     Args:
         params: The networks; the first has the widths of the result. Those of the same widths are not mapped.
         symmetries: One for each network, with the same groups on the same parameters.
-        regularization: How soft the correspondences are; see `correspond`.
-        method: How the mapped networks are aligned afterwards, as in `merge`.
+        regularization: The softness of the correspondences; see `correspond`.
+        method: The method that aligns the mapped networks afterwards, as in `merge`.
         weights: One for each network.
-        rule: What is done with the aligned networks, a mean: `Average()` unless given.
-        task: Of the first network's architecture, as in `merge`.
+        rule: The rule for the aligned networks, a mean: `Average()` unless given.
+        task: A task of the first network's architecture, as in `merge`.
         test: The task that judges for the record, as in `merge`.
         generator: For methods that use chance.
-        labels: What the record calls the networks.
+        labels: Names of the networks in the record.
 
     Returns:
         The merged parameters, and the record; its distances and metrics before are those of the mapped networks.

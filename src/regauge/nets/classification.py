@@ -81,7 +81,7 @@ def train(
     """Minimize the cross entropy.
 
     Args:
-        module: How to run the parameters; its own are not used.
+        module: Runs the parameters; its own are not used.
         params: Parameters and buffers at the start.
         inputs: `[n, ...]`.
         labels: Classes, `[n]`; of sequences `[n, ...]`, as many as the outputs have.

@@ -32,7 +32,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def scores(self, network: Network, groups: tuple[str, ...], generator: torch.Generator | None) -> Scores:
-        """How much units matter; those with the smallest scores are removed first."""
+        """Scores of the units, by importance; those with the smallest ones are removed first."""
 
     def remove(
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int

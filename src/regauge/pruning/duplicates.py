@@ -79,7 +79,7 @@ def _gauge(
 
 
 def _factor(site: Site, logs: Tensor, signs: Tensor) -> Float[Tensor, " units"]:
-    """What scales and signs multiply the values of a place by."""
+    """The factor by which scales and signs multiply each unit's values at a site."""
     factor = torch.ones(len(signs), dtype=torch.float64)
     for family, exponent in enumerate(site.placement.scale[: logs.shape[1]]):
         factor = factor * (exponent * logs[:, family]).exp()

@@ -32,9 +32,9 @@ class Removal:
         group: Its group.
         unit: Its number among all copies of the group, copy by copy.
         why: Nothing reads it; or it is zero, or another constant, whatever the input; or it is another unit's double.
-        of: That other unit.
+        of: The other unit.
         factors: For each place that reads a double what its weights are multiplied by when they are added up.
-        values: What each place that reads a constant reads.
+        values: The constant that each reader gets.
     """
 
     group: str
@@ -129,7 +129,7 @@ def _fold(network: Network, one: Removal) -> str:
 
 
 def _zeros(network: Network, group: Group) -> list[Tensor]:
-    """For each tensor that makes the units of a group those of which it has only zeros."""
+    """Masks of units with only zeros, for each tensor that makes the units of a group."""
     return [
         (network.unit_entries(name, site, network.params) == 0).all(1)
         for name, site in network.sites(group.name, reading=False)
@@ -137,7 +137,7 @@ def _zeros(network: Network, group: Group) -> list[Tensor]:
 
 
 def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
-    """Those of the silent units that are the same whatever comes in, with what each place reads of them."""
+    """Removals of silent units with constant activation, each with the constants that its readers get."""
     if not silent:
         return []
     names = _read_by_place(network, silent)
@@ -163,7 +163,7 @@ def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
 
 
 def _read_by_place(network: Network, groups: Mapping[str, Tensor]) -> dict[str, list[str | None]]:
-    """For each place that reads a group the value that it reads."""
+    """The names of the values that the readers of each group read."""
     result: dict[str, list[str | None]] = {}
     for group in groups:
         placed = {p.parameter for p in network.found.symmetry[group].placements}

@@ -57,8 +57,8 @@ def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[
 
     Args:
         params: One network, unchanged itself.
-        symmetry: That of the network with all units.
-        sizes: How many of them the given network has, by names of groups, where it lacks some.
+        symmetry: The symmetry of the network with all units.
+        sizes: The numbers of units of the given network, by names of groups, where it lacks some.
     """
     padded = dict(params)
     for name, masks in kept_entries(symmetry, sizes).items():

@@ -79,7 +79,7 @@ class Network:
 
     @cached_property
     def found(self) -> Activations:
-        """What layers read, and how the groups act on it."""
+        """The intermediate values of the model, and the action of the groups on them."""
         assert self.task is not None
         first = self._probes[0]
         module = copy.deepcopy(self.task.module).to(first_dtype(first)).eval()
@@ -103,7 +103,7 @@ class Network:
         return Traces(self.symmetry, self.task.module, dtype, self.task.outputs, only_read=False)
 
     def sites(self, group: str, *, reading: bool) -> list[tuple[str, Site]]:
-        """Where a group acts along which layers sum over its units, or where it acts otherwise."""
+        """The sites of a group along which layers sum over its units (`reading`), or all its other sites."""
         readers, seen, found = {*self.symmetry.readers}, set[int](), []
         for names in self.symmetry.tied:
             readers |= {(name, axis) for known, axis in self.symmetry.readers if known in names for name in names}

@@ -64,8 +64,8 @@ def prune(
 
     Args:
         params: One network, unchanged itself: parameters by name, or the path of a checkpoint.
-        symmetry: That of its architecture.
-        share: Of the units of each group that are removed in all, from 0 to below 1; or a share for each group by name.
+        symmetry: The symmetry of its architecture.
+        share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name.
             With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
         criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
         task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
@@ -168,7 +168,7 @@ def _shares(share: float | Mapping[str, float], symmetry: Symmetry) -> dict[str,
 
 
 def _losses(task: Task, params: Mapping[str, Tensor], network: Network) -> dict[str, dict[str, float]]:
-    """What the task says of the network as it was, and without what it does not need."""
+    """The task's metrics of the given network, and of the network after exact removals."""
     now = {name: round_to(network.params[name], tensor.dtype, name) for name, tensor in params.items()}
     return {"as it was": task.evaluate(params), "exact removals": task.evaluate(now)}
 
@@ -189,7 +189,7 @@ class _Work:
 
     @property
     def symmetry(self) -> Symmetry:
-        """That of the given network."""
+        """The symmetry of the given network."""
         return self.network.symmetry
 
     def choose_groups(self) -> None:
@@ -224,7 +224,7 @@ class _Work:
         return "" if group.size > 1 else "it has a single unit"
 
     def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
-        """Those of some sets of groups that can be cut, tried together and then by halves."""
+        """Find by bisection the sets of groups that can be cut; `reasons` gets the refusals of single sets."""
         if not sets:
             return []
         trial = self.network.fork()
@@ -294,7 +294,7 @@ class _Work:
         return tuple(done)
 
     def _even(self, found: Sequence[Removal]) -> list[Removal]:
-        """As many of each copy of each group of a set, and not all; what is too much stays."""
+        """Trim the removals: all copies of the groups of a set lose equally many units and keep at least one."""
         chosen: list[Removal] = []
         for names in self.free:
             lists: list[list[Removal]] = []
@@ -310,7 +310,7 @@ class _Work:
     def _checked(
         self, found: Sequence[Removal], reference: list[Tensor], refused: set[tuple[str, int]]
     ) -> list[Removal]:
-        """Those removals that leave the outputs as they are: all, or those of single sets of groups; they are made."""
+        """Apply the removals that leave the outputs unchanged, all at once or by sets and reasons; return them."""
         if not found:
             return []
         trial = self.network.fork()

@@ -34,7 +34,7 @@ def resize(
         module: The architecture, left as it is.
         params: The tensors of the smaller network.
         before: The symmetry of the module.
-        after: That of the smaller network.
+        after: The symmetry of the smaller network.
         accept: Whether a copy computes what it should; what it raises counts as no.
 
     Raises:
@@ -92,7 +92,7 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
     """The numbers of a layer of torch, from the shapes of its tensors and the sizes of the groups on them."""
 
     def blocks(count: int) -> int:
-        """How many equal blocks of the first axis of the weight have entries that stay."""
+        """The number of equal blocks of the weight's first axis of which entries stay."""
         name = f"{prefix}weight"
         mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
         return count if mask is None else int(mask.reshape(count, -1).any(1).sum())
@@ -156,7 +156,7 @@ def _guesses(
 
 
 def new_sizes(names: list[str], before: Symmetry, after: Symmetry) -> dict[int, list[int]]:
-    """What became of lengths of axes, of sizes of groups, and of the units of all their copies."""
+    """New values for old lengths of axes, old sizes of groups, and old numbers of units in all copies."""
     found: dict[int, list[int]] = {}
 
     def add(old: int, new: int) -> None:

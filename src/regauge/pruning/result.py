@@ -17,13 +17,13 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class PruneCertificate:
-    """How much outputs changed, relative to the largest entry of each, with all networks in float64.
+    """Changes of outputs by pruning, relative to the largest entry of each, with all networks in float64.
 
     Attributes:
-        exact: By the removals that leave the function as it is.
+        exact: The change by the removals that should leave the function as it is.
         cut: The smaller network against the given one in which nothing reads the removed units; None where a norm over
             the units of a group makes these differ.
-        tolerance: What rounding allows in both.
+        tolerance: The change that rounding allows in both.
         given: The smaller network against the given one, with all of its units, on the first batch: how far pruning
             went.
     """
@@ -42,7 +42,7 @@ class PruneCertificate:
         cut = (
             "a norm over cut units: the smaller network is not the given one without them"
             if self.cut is None
-            else f"beside the given network in which nothing reads the removed units they differ by {self.cut:.1e}"
+            else f"with the removed units unread, the given network differs from the smaller one by {self.cut:.1e}"
         )
         far = f"outputs differ from those of the given network by {self.given:.2g} of their largest entry"
         verdict = "" if self.ok else "NOT as it should be: "
@@ -62,7 +62,7 @@ class Pruned:
         exact: Units that were removed without a change of the function, each with the reason.
         fixed: Groups that were left as they are, each with the reason.
         module: A copy of the task's module that has the new sizes and values and runs; None without a task.
-        certificate: What the outputs say; None without a task, because nothing was run then.
+        certificate: Changes of the outputs; None without a task, because nothing was run then.
         losses: What the task that judges says of the network as it was, without the exact removals, and at the end;
             empty without one.
         data: What the data are called that chose, and those that judged.

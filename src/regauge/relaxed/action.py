@@ -36,7 +36,7 @@ Matrices = Mapping[Key, Tensor]
 
 
 class RelaxedAction:
-    """How relaxed elements act on some tensors, worked out once for many of them.
+    """The action of relaxed elements on some tensors, prepared once and applied to many elements.
 
     The action is differentiable and linear in every tensor, and `torch.func.vmap` applies. With the matrices of an
     element g without scales and shifts it is `symmetry.act(g, tensors)`.
@@ -216,7 +216,7 @@ class _Step:
 
 
 def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> list[_Step]:
-    """What moves a tensor, one set of linked axes after the other; the order does not matter."""
+    """The steps that move a tensor, one for each set of linked axes; their order does not matter."""
     linked: list[set[int]] = []
     for site in sites:
         own = site.placement.axis

@@ -117,6 +117,7 @@ def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
     spread = float(logits.amax() - logits.amin()) if logits.numel() else 0.0
     doublings = max(0, math.ceil(math.log2(max(spread, 1.0) / SPREAD)))
     for k in range(doublings, 0, -1):
+        # Potentials are in units of the temperature: at half of it they are about twice as large.
         g = 2 * _normalize(logits / 2**k, g, ROUGH, max_iterations)[1]
     return g
 

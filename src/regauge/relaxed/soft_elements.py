@@ -40,8 +40,8 @@ class SoftElement:
         symmetry: With every size known.
         keys: The matrices that will be asked for.
         pairs: Number of pairs.
-        confidence: What each row of a plan gives to the identity at the start; the rest is spread evenly.
-        temperature: Of the Sinkhorn operator; logits are scaled with it.
+        confidence: The share that each row of a plan gives to the identity at the start; the rest is spread evenly.
+        temperature: The temperature of the Sinkhorn operator; logits are scaled with it.
         like: A tensor of the dtype and the device of the matrices.
         tolerance: Rows of a plan may miss their sum by this much; a moderate number while logits still move.
         max_iterations: Most Sinkhorn iterations in one step; potentials go on from the last one.
@@ -80,6 +80,7 @@ class SoftElement:
                 self.signs[name] = SIGN_START * temperature * at
         self.logits: dict[int, Tensor] = {}
         for n, count in counts.items():
+            # The softmax of a row gives e^h / (e^h + n - 1) to its diagonal entry: `confidence`.
             height = math.log(confidence / (1 - confidence) * (n - 1)) * temperature
             eye = height * torch.eye(n, dtype=like.dtype, device=like.device)
             self.logits[n] = eye.expand(pairs, count, n, n).clone()
@@ -87,7 +88,7 @@ class SoftElement:
         self._apart = {n: self._between_classes(n, count) for n, count in counts.items()}
 
     def _between_classes(self, n: int, count: int) -> Tensor | None:
-        """What the logits of plans lose between units of different classes; None where all units are alike."""
+        """The penalty on logits of plans between units of different classes; None if each group has one class."""
         lost = torch.zeros(count, n, n)
         for name, (size, start, own) in self._slices.items():
             if size == n:
@@ -200,7 +201,7 @@ class SoftElement:
         return joint.reshape(self._pairs, n, n)
 
     def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
-        """What a group contributes to a joint matrix: its plan times its soft signs where they act."""
+        """The factor of a group in a joint matrix: its plan times its soft signs where they act."""
         result = plans.get(group.name)
         if result is None:
             result = torch.eye(group.size, dtype=self._like.dtype, device=self._like.device).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Figures of an autoencoder: networks beside their decoded twins, and a map of the latent vectors."""
+"""Figures of an autoencoder: networks next to their decoded twins, and a map of the latent vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from regauge.report.population_figures import map_figure
 
 
 def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]) -> Figure:
-    """What networks of images render, and below it what their twins do, `[networks, height, width, channels]`."""
+    """Images of networks above the images of their decoded twins, from `[networks, height, width, channels]`."""
     count, height, width = originals.shape[:3]
     with draw_figure(0.85 * count, 1.8 * height / width) as figure:
         for row, (images, label) in enumerate(((originals, "original"), (decoded, "decoded"))):

@@ -1,4 +1,4 @@
-"""Figures of drawn networks: their losses beside others, where they lie among trained ones, and how sure they are."""
+"""Figures of drawn networks: their losses next to others, their places among trained ones, and their calibration."""
 
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How pages are filled: strictly, so that nothing that a page shows can be missing."""
+"""Templates of pages, filled strictly: a value that a page shows and that is missing is an error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,5 +60,5 @@ def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """What a page shows of a value: of texts out of files also what is not seen, or would turn their direction."""
+    """Escape invisible characters, and those that turn the direction of text, in texts that come from files."""
     return escape_lines(value) if type(value) is str else value

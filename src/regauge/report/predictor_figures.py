@@ -1,4 +1,4 @@
-"""Figures of a training: its curves, and what was predicted beside what was measured."""
+"""Figures of a training: its curves, and predictions against measurements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from regauge.report.figures import COLORS, INK, MUTED, draw_figure
 MOST_NAMES = 30
 """Most classes whose names and counts are written."""
 WORDS = {"validation_accuracy": "accuracy on validation networks", "validation_R2": "R2 on validation networks"}
-"""What is drawn beside the loss, where the history has it."""
+"""Curves that are drawn next to the loss, where the history has them."""
 
 
 def curves_figures(history: Sequence[Mapping[str, Any]], best: int) -> list[Figure]:
@@ -58,7 +58,7 @@ def scatter_figure(measured: NDArray[np.float64], predicted: NDArray[np.float64]
 
 
 def confusion_figure(counts: NDArray[np.int64], names: Sequence[str], name: str) -> Figure:
-    """How often each class (a row) was predicted to be each other one; shades are shares of the row."""
+    """The confusion matrix: counts of predictions (columns) for each class (rows); shades are shares of the row."""
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
     size = float(np.clip(0.42 * len(names) + 1.8, 3.4, 8))
     with draw_figure(size, size) as figure:

@@ -134,7 +134,7 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
     """Rows of pictures of networks; below each picture its loss, and below that the histogram of predicted labels.
 
     All histograms share one scale of heights, the square root of the share, so that a few points on the surface are
-    seen beside many far from it. A cross stands where no surface was found, and a number where fewer points were found
+    seen next to many far from it. A cross stands where no surface was found, and a number where fewer points were found
     than wanted.
 
     References:
@@ -179,7 +179,7 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
 
 
 def _explain(strips: Sequence[Strip]) -> str:
-    """What the marks in these strips mean: crosses, counts of points, histograms."""
+    """A legend of the marks in these strips: crosses, counts of points, histograms."""
     pictures = [picture for strip in strips for picture in strip.pictures]
     clouds = [one for one in pictures if isinstance(one, PointCloud)]
     marks = []

@@ -13,6 +13,7 @@ from torch import nn
 from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
 from regauge.core.params import Params
 from regauge.core.symmetry_text import read_versioned
+from regauge.core.typed_json import require_fields
 
 FORMAT = "regauge.architecture"
 VERSION = 1
@@ -126,10 +127,17 @@ class Architecture:
         """
         document = read_versioned(text, FORMAT, VERSION)
         try:
-            layout = tuple(TensorSpec(name, tuple(shape), _dtype(dtype)) for name, shape, dtype in document["layout"])
-            return cls(document["name"], document["factory"], document["settings"], layout)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this architecture is malformed: {type(error).__name__}: {error}") from error
+            layout = tuple(_spec(*row) for row in document["layout"])
+            if not layout:  # without one, the factory would be called, which may be any function
+                raise ValueError("its layout names no tensor")
+            found = cls(document["name"], document["factory"], document["settings"], layout)
+            require_fields(vars(found), cls, "the architecture")
+            if len({spec.name for spec in layout}) < len(layout):
+                raise ValueError("two tensors of its layout have one name")
+            return found
+        except (KeyError, TypeError, RuntimeError, OverflowError) as error:
+            reason = str(error).split("\n")[0]  # torch adds lines about its own code
+            raise ValueError(f"this architecture is malformed: {type(error).__name__}: {reason}") from error
 
 
 def import_object(text: str) -> Any:
@@ -166,8 +174,11 @@ def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
     return function(*before, *values, **rest)
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
+def _spec(name: str, shape: list[int], text: str) -> TensorSpec:
+    """A tensor of the layout; whatever is no name, shape or dtype is a ValueError or what torch says."""
+    dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is not a dtype of torch, such as 'float32'")
-    return dtype
+        raise ValueError(f"{text!r} is not a dtype of torch, such as 'float32'")
+    if not isinstance(name, str) or any(type(size) is not int for size in shape):
+        raise ValueError(f"{name!r} of shape {shape} is no tensor")
+    return TensorSpec(name, tuple(torch.empty(shape, dtype=dtype, device="meta").shape), dtype)

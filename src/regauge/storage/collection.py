@@ -36,7 +36,7 @@ class Collection:
 
     Attributes:
         members: The stores and populations.
-        symmetries: Of each member; None where it is not known.
+        symmetries: The symmetry of each member; None where it is not known.
         layouts: The number of each member's layout, counted from 0 in the order of their first members.
         starts: The number of the first network of each member, and of the end.
 

@@ -157,7 +157,7 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.number = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, as plain JSON: what `load_state_dict` continues from."""
+        """The position of the loader as plain JSON, from which `load_state_dict` continues."""
         is_over = self.number >= len(self)  # behind the last batch the next epoch begins
         epoch, number = (self.epoch + 1, 0) if is_over else (self.epoch, self.number)
         return {"seed": self.seed, "epoch": epoch, "number": number, "networks": self._digest}
@@ -231,12 +231,12 @@ class Loader(IterableDataset[Batch]):
             yield block
 
     def _most(self, layout: int) -> int:
-        """How many batches of a layout are read together."""
+        """The number of batches of a layout that are read together."""
         values = sum(spec.size for spec in tensors_of(self.collection.members[self.collection.first(layout)]))
         return max(1, AT_ONCE // max(1, values * self.batch))
 
     def _sharing(self, layout: int) -> int:
-        """How many batches of a layout share their random elements."""
+        """The number of batches of a layout that share their random elements."""
         return max(1, min(SHARING, self._most(layout), self.batch // FEWEST)) if self.augment else 1
 
     def _load(self, block: Sequence[int], plan: Sequence[tuple[int, Indices]]) -> list[Batch]:

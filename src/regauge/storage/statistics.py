@@ -31,7 +31,7 @@ class Statistics:
 
     Attributes:
         mean: By the name of the tensor; floating-point tensors only.
-        std: The same; one where all values are equal.
+        std: The standard deviation, likewise; one where all values are equal.
     """
 
     mean: Mapping[str, float]
@@ -96,7 +96,7 @@ class Statistics:
 
 
 def _origin(stores: Sequence[Store], chosen: NDArray[np.int64], *, is_centered: bool) -> list[Any]:
-    """What the statistics of some networks of stores follow from, whatever was appended since."""
+    """A key of all that the statistics of some networks of stores follow from, whatever was appended since."""
     shards = [[[shard.path.name, shard.checksum] for shard in store.shards] for store in stores]
     digest = blake2b(json.dumps(shards).encode())
     digest.update(np.ascontiguousarray(chosen).data)

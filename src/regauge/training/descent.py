@@ -178,7 +178,7 @@ def descend(
         program: What is trained; it changes with every step.
         batches: One for each step, read when its turn comes.
         steps: Number of steps, if the time allows.
-        schedule: Of the learning rate; constant unless given. It is not shortened when the time is.
+        schedule: The schedule of the learning rate; constant unless given. It is not shortened when the time is.
         seconds: Time after which the step in progress is the last.
         done: Steps that were taken before; their batches are not among those given.
 

@@ -50,7 +50,7 @@ class SGD:
     Attributes:
         lr: Learning rate.
         momentum: Share of the last direction that stays.
-        weight_decay: Of the penalty `weight_decay |w|^2 / 2`.
+        weight_decay: The factor of the penalty `weight_decay |w|^2 / 2`.
         is_nesterov: Whether the gradient is taken as if one step ahead.
     """
 
@@ -105,7 +105,7 @@ class Adam:
         lr: Learning rate.
         betas: Decay of the running means of the gradient and of its square.
         eps: Added to the root of the latter.
-        weight_decay: Of the penalty `weight_decay |w|^2 / 2`.
+        weight_decay: The factor of the penalty `weight_decay |w|^2 / 2`.
 
     References:
         Kingma and Ba (2015), algorithm 1.

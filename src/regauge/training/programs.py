@@ -1,4 +1,4 @@
-"""What the programs that train the networks of a stack have in common."""
+"""The common part of the programs that train the networks of a stack."""
 
 from typing import Literal
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Rate(NamedTuple):
-    """What a schedule says of one step.
+    """The rate of one step under a schedule.
 
     Attributes:
         factor: Factor of every learning rate.
@@ -19,7 +19,7 @@ class Rate(NamedTuple):
 
 
 class Schedule(ABC):
-    """How the learning rate changes. Subclasses are frozen dataclasses."""
+    """A schedule of the learning rate. Subclasses are frozen dataclasses."""
 
     @abstractmethod
     def rate(self, step: int, steps: int) -> Rate:

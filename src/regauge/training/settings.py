@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 LATER = "later"
-"""Marks a field that stores may lack, since they were written before it was there: at its default it is not told."""
+"""Marks a field that stores may lack, since they were written before it was there: its default is not written."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class StateFile:
     Args:
         path: Ends in `.safetensors`, in a folder that exists.
         generator: Draws the batches, and whatever else is random.
-        buffers: Tensors that the descent changes in place, beside those of its program.
+        buffers: Tensors that the descent changes in place, in addition to those of its program.
     """
 
     def __init__(self, path: Path, generator: torch.Generator, buffers: Mapping[str, Tensor]) -> None:
@@ -36,7 +36,7 @@ class StateFile:
 
         Args:
             program: The tensors of the program.
-            losses: Of the steps that are done.
+            losses: The losses of the steps that are done.
             settings: Everything that the descent depends on, in words.
         """
         if time.monotonic() - self._saved < SECONDS:

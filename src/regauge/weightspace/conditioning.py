@@ -1,4 +1,4 @@
-"""What a net over networks is told beside weights: vectors are scaled and shifted by functions of it."""
+"""Conditioning of a net over networks: numbers next to the weights, whose functions scale and shift vectors."""
 
 from dataclasses import replace
 

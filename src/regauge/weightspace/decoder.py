@@ -1,4 +1,4 @@
-"""From a vector to the parameters of a network."""
+"""A decoder from vectors to the parameters of networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class MLPDecoder:
     """An MLP from vectors to all parameters; see `Decoder`.
 
     Attributes:
-        widths: Of the hidden layers.
+        widths: The widths of the hidden layers.
     """
 
     widths: tuple[int, ...] = (256, 512)
@@ -45,9 +45,9 @@ class Decoder(nn.Module):
     units are told apart. Buffers and what has no influence are not made: `like` gives them.
 
     Args:
-        symmetry: Of the networks, with every size known.
+        symmetry: The symmetry of the networks, with every size known.
         inputs: Length of the vectors.
-        widths: Of the hidden layers.
+        widths: The widths of the hidden layers.
         generator: Source of the initial weights.
 
     References:

@@ -1,4 +1,4 @@
-"""What makes networks from vectors: each a small frozen dataclass whose `build` makes a torch module.
+"""Decoders from vectors to networks: each a small frozen dataclass whose `build` makes a torch module.
 
 A built decoder maps `[models, inputs]` to parameters with a model axis, of one architecture. `standardize` takes the
 sizes of tensors from some networks, and `begin_at` has it begin at one network. To add one: write a file with the

@@ -1,4 +1,4 @@
-"""From the values of blocks to features: standardized, encoded, and projected once for each tensor."""
+"""The encoder of block values as features: standardized, encoded, and projected once for each tensor."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -283,7 +283,7 @@ class Encoder(nn.Module):
         )
 
     def _even(self, k: int, found: Tensor) -> Tensor:
-        """What signs and scales leave of the values of a block."""
+        """The part of a block's values that signs and scales do not change: sizes, of directions where scales act."""
         if self.is_scaled[k]:
             norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
             found = found / norm * math.sqrt(found.shape[-1])
@@ -320,7 +320,7 @@ def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
 
 
 def _moments(values: Tensor) -> Tensor:
-    """What describes the values of each network whatever their order is, `[models, MOMENTS]`.
+    """Statistics of each network's values that do not depend on their order, `[models, MOMENTS]`.
 
     The logarithm of their root mean square; then, of the values divided by it, mean, mean size, largest and smallest,
     and the logarithm of the mean of fourth powers.

@@ -1,4 +1,4 @@
-"""What a network over networks computes at every layer: vectors for units, for pairs of units, and for the network."""
+"""The features that a network over networks computes at every layer: vectors of units, of pairs, and of the network."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ class Features:
         values: For each such block a few functions of its values, `[models, *labels, functions]`, where layers multiply
             by these; no layer changes them.
         odd: What signs change, if no canonical form has fixed these before; nothing changes the others.
-        shares: What units count for in means; units of groups without shares count alike.
+        shares: Shares of units in means; units of groups without shares count alike.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
@@ -60,12 +60,12 @@ class Features:
 
 @dataclass(frozen=True)
 class Read:
-    """What a head is given.
+    """The input of a head.
 
     Attributes:
-        features: Of the last layer.
-        layout: Whose features they are.
-        number: Of the layout, among those that the net has parameters for.
+        features: The features of the last layer.
+        layout: The layout of the networks.
+        number: The index of the layout among those that the net has parameters for.
         params: The canonical networks.
         sizes: Root mean square of each of their tensors, over the networks that the net was standardized by.
     """
@@ -121,7 +121,7 @@ def at_units(
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """What units of a set can hear from those that they are repeated within, and the mean of those within them.
+    """Vectors that units of a set receive from the units that they are repeated within, and means of those within them.
 
     Yields:
         Whether the others are outer ones, and their vectors, which broadcast over the units of the set.

@@ -33,7 +33,7 @@ def save_net(
     Args:
         net: The net. Architectures that it was adapted to are not written: adapt it again.
         path: Ends in `.safetensors`, in a folder that exists.
-        about: What else is known, as JSON: what it was trained for.
+        about: Further facts, as JSON: what it was trained for.
         overwrite: Whether a file of that name may be replaced.
 
     Raises:

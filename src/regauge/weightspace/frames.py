@@ -18,13 +18,13 @@ from regauge.weightspace.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """How the networks of one layout are brought to a canonical form of their scales, signs, shifts and matrices.
+    """A map of networks of one layout to a canonical form of their scales, signs, shifts and matrices.
 
     Attributes:
-        symmetry: Of the networks.
+        symmetry: The symmetry of the networks.
         plan: The steps that are taken.
-        parts: What is fixed: some of "sign", "scale", "shift" and "linear".
-        open: Those of them that no values determine for some group, so that networks of one orbit can differ in them.
+        parts: The parts that are fixed: some of "sign", "scale", "shift" and "linear".
+        open: The fixed parts that no values determine for some group, so that networks of one orbit can differ in them.
         is_weighed: Whether a unit that is split in two has the canonical form of one.
     """
 
@@ -68,7 +68,7 @@ class Frame:
 
     @cached_property
     def without_shifts(self) -> Symmetry:
-        """How changes of networks move: nothing is added to them."""
+        """The symmetry for changes of networks: a shift adds a constant to a network, which cancels in a difference."""
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
         return replace(self.symmetry, groups=groups)
 

@@ -18,7 +18,7 @@ SHARE = 0.1
 
 
 class RowDecoder(nn.Module):
-    """From one code to the rows of a matrix: a small network, the same for all rows, that knows each by an embedding.
+    """A decoder from one code to the rows of a matrix: one small network for all rows, with an embedding of each.
 
         row_r = size V tanh(A code + E e_r + c) + d_r
 
@@ -56,7 +56,7 @@ class RowDecoder(nn.Module):
 
 
 class HyperNetwork(nn.Module):
-    """From the weights of an MLP to those of another one of the same sizes.
+    """A hypernetwork from the weights of an MLP to those of another one of the same sizes.
 
     The encoder of inr2vec reads one row (w, b) for every unit. The decoder begins as a network of its own: its biases
     are uniform with the root mean square of each tensor of the network that sizes are taken from, and the rest is

@@ -28,7 +28,7 @@ LARGEST = 2**22
 
 @dataclass(frozen=True)
 class Settings:
-    """What a net was made with, but for its symmetries; see `Metanet`."""
+    """The settings of a net, except its symmetries; see `Metanet`."""
 
     layer: Layer
     head: Head
@@ -58,10 +58,10 @@ class Metanet(nn.Module):
         symmetry: Of the networks, with every size known; or those of several architectures, which then share
             everything that belongs to no single tensor.
         layer: Settings of the layers, one of `LAYERS`.
-        head: What comes out: `Invariant`, `Equivariant` or `UnitFeatures`.
+        head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: Length of the vectors of units, pairs and networks.
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
-        values: How single values are encoded.
+        values: The encoding of single values.
         parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
             "permutation"; all unless given. `net.parts` says what holds.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
@@ -73,8 +73,8 @@ class Metanet(nn.Module):
         reads_moments: Whether the net begins with the moments of every tensor of the canonical networks, too, as plain
             statistics do (logarithm of the size, mean, extremes). No part of the symmetry changes them; units that are
             doubled do.
-        conditions: How many numbers about each network the net is told beside its weights, such as a time or a class;
-            vectors are scaled and shifted by functions of them before every layer.
+        conditions: The number of conditions of each network, such as a time or a class, that the net takes next to the
+            weights; functions of them scale and shift vectors before every layer.
         generator: Source of the initial weights.
 
     Raises:
@@ -192,7 +192,7 @@ class Metanet(nn.Module):
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """Of the architectures that the net has parameters for."""
+        """Symmetries of the architectures that the net has parameters for."""
         return tuple(
             {reader.number: reader.layout.symmetry for reader in reversed(self._readers)}[k]
             for k in range(self._architectures)
@@ -215,7 +215,7 @@ class Metanet(nn.Module):
         classes, kernels) are inputs of maps, and must be as long as they were. The statistics of `standardize` stay.
 
         Args:
-            symmetry: Of the other networks.
+            symmetry: The symmetry of the other networks.
             module: Their architecture, for nets with probes.
 
         Raises:
@@ -258,14 +258,14 @@ class Metanet(nn.Module):
         self.get_buffer(f"sizes_{reader.number}").copy_(torch.tensor(sizes))
 
     def forward(self, population: Mapping[str, Tensor], conditions: Tensor | None = None) -> Any:
-        """What the head gives for each network of a population of one architecture.
+        """The output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, this is the mean of `read_weights` and `read_probes`, in which the buffer
         `share` is the weight of the second: one half until it is set, and one at depth 0.
 
         Args:
             population: Networks with a leading model axis.
-            conditions: What the net is told about each network, `[models, conditions]`.
+            conditions: Numbers about each network, `[models, conditions]`.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or conditions are missing or
@@ -279,7 +279,7 @@ class Metanet(nn.Module):
         return torch.lerp(weights, self.read_probes(population), self.share)
 
     def read_weights(self, population: Mapping[str, Tensor], conditions: Tensor | None = None) -> Any:
-        """What the head gives; see `forward`.
+        """The output of the head from weights; see `forward`.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read, or it has no layers.
@@ -291,7 +291,7 @@ class Metanet(nn.Module):
         given = 0 if conditions is None else conditions.shape[-1]
         if given != wanted:
             raise ValueError(
-                f"this net is told {wanted} numbers about each network, but {given} were given; `conditions` is "
+                f"this net takes {wanted} conditions of each network, but {given} were given; `conditions` is "
                 "[models, conditions], as many as in `Metanet(conditions=...)`"
             )
         parts = self._groups(reader.layout, population)
@@ -301,7 +301,7 @@ class Metanet(nn.Module):
         return _join([self._read(reader, select(population, p), c) for p, c in zip(parts, told, strict=True)])
 
     def read_probes(self, population: Mapping[str, Tensor]) -> Tensor:
-        """What is read of the outputs of networks at probes, whatever their weights are.
+        """Read the outputs of networks at probes, whatever their weights are.
 
         Raises:
             ValueError: The net has no probes or no `Invariant` head, or the networks are of another architecture.
@@ -324,7 +324,7 @@ class Metanet(nn.Module):
         return [slice(start, start + size) for start in range(0, count, size)]
 
     def _read(self, reader: Reader, population: Mapping[str, Tensor], conditions: Tensor | None) -> Any:
-        """What the head gives for some networks at once."""
+        """The output of the head for some networks at once."""
         canonical, element = reader.canonicalize(population)
         features = self._run(reader, canonical, len(self.layers), conditions)
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
@@ -387,7 +387,7 @@ class Metanet(nn.Module):
         )
 
     def _trace(self, reader: Reader, made: Reader, module: nn.Module | None) -> Probed | None:
-        """How networks of another layout are run on the probes of a reader."""
+        """Trace how networks of another layout run on the probes of a reader; None if it has no probes."""
         if reader.probed is None:
             return None
         if module is None:
@@ -411,7 +411,7 @@ class Metanet(nn.Module):
 
 
 def _join(made: list[Any]) -> Any:
-    """What a head gives for groups of networks, as for all at once."""
+    """Join the outputs of a head for parts of a population."""
     if isinstance(made[0], Tensor):
         return torch.cat(made)
     return {name: torch.cat([part[name] for part in made]) for name in made[0]}

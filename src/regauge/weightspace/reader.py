@@ -1,4 +1,4 @@
-"""How the networks of one architecture are read, and changes of them brought back."""
+"""A reader of the networks of one architecture, which also brings changes of them back."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -45,12 +45,12 @@ class Reader:
         """The reader of networks for some layers.
 
         Args:
-            symmetry: Of the networks.
-            number: That of the parameters that are its own.
+            symmetry: The symmetry of the networks.
+            number: The index of the parameters that are its own.
             layer: Settings of the layers.
             depth: Their number.
             wanted: The parts that are respected.
-            left: Those of them that layers are to respect without a canonical form, where they can.
+            left: The parts that layers are to respect without a canonical form, where they can.
             contracted: See `compile_layout`.
             readers: See `compile_layout`.
         """
@@ -137,7 +137,7 @@ def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
 
 
 def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
-    """What distinguishes networks that a net does not read from those of its first layout, and what to do."""
+    """A sentence on how networks that a net does not read differ from its first layout, and on what to do."""
     shapes = layout.symmetry.shapes
     missing = [name for name in layout.parameters if name not in population]
     if missing:

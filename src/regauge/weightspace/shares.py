@@ -1,4 +1,4 @@
-"""What units count for: shares of what is read of them, so that a unit split in two counts as one.
+"""Shares by which units count, so that a unit that is split in two counts as one.
 
 Two copies of a unit whose outgoing weights add up to those that it had compute what it did. Where every unit has a
 share of its set that goes along with its outgoing weights, where these are divided by it, and where all means weigh
@@ -32,7 +32,7 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
     convolutions, none of vectors and embeddings.
 
     Args:
-        symmetry: Of the networks, or of those of several architectures.
+        symmetry: The symmetry of the networks, or of those of several architectures.
 
     Raises:
         ValueError: A parameter of one name sums over units in one architecture and not in another.
@@ -102,7 +102,7 @@ def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
 def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
     """Vectors times the shares of the units along some axes, counted with the model axis; their sum is a mean."""
     for axis in axes:
-        share = shares.get(grid.groups[axis - 1])
+        share = shares.get(grid.groups[axis - 1])  # Without shares all units count alike: 1 / n each.
         x = x / grid.sizes[axis - 1] if share is None else x * _along(share, axis - 1, grid)
     return x
 
@@ -116,17 +116,17 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 
 
 class Terms:
-    """What sums of terms of random signs are multiplied by, so that they are as large as one term.
+    """Factors for sums of n terms with random signs, whose size grows like sqrt(n), that make them as large as one.
 
-    Where units count by shares, whose sums are means, it follows from the numbers of units in the networks that a layer
-    was made for: those in the networks that it reads would count copies.
+    Where units count by shares, whose sums are means, n is the number of units in the networks that a layer was made
+    for: the numbers in the networks that it reads would count copies.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:
         self.sizes = {layout.key: {b.name: b.sizes for b in layout.pair_blocks} for layout in layouts}
 
     def factor(self, block: Block, end: End, layout: Layout, shares: Shares) -> float:
-        """For sums over all axes of a block but those of an end."""
+        """The factor for sums over all axes of a block except those of an end."""
         sizes = self.sizes[layout.key][block.name] if shares else block.sizes
         count = math.prod(size for axis, size in enumerate(sizes) if axis not in end.axes)
         return math.sqrt(count) if shares else 1 / math.sqrt(count)

@@ -1,4 +1,4 @@
-"""From a vector to the parameters of a network, by message passing among the units of a template."""
+"""A decoder from vectors to the parameters of networks, by message passing among the units of a template."""
 
 import copy
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class TemplateDecoder:
 
     Attributes:
         layer: Settings of the layers; see `regauge.weightspace.LAYERS`.
-        width: Of the net.
+        width: The width of the net.
         depth: Number of layers.
         widening: Whether a unit that is split in two counts as one; see `Template.widened`, which asks for it, and the
             argument `readers` of `Metanet`.
@@ -91,7 +91,7 @@ class Template(nn.Module):
         split. The parameters of the net are the same; training the new decoder further uses the units that there are.
 
         Args:
-            symmetry: Of the wider networks, with every size known.
+            symmetry: The symmetry of the wider networks, with every size known.
 
         Raises:
             ValueError: The decoder was made without `widening`, a group is smaller than here or nested, or the networks

@@ -111,7 +111,7 @@ def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
 
 
 def fashion_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
-    """As `mnist_tiny_mlps`, on Fashion-MNIST; paper 000, section 7.4."""
+    """Like `mnist_tiny_mlps`, on Fashion-MNIST; paper 000, section 7.4."""
     return replace(mnist_tiny_mlps(count, seed), data="fashion-mnist")
 
 
@@ -128,12 +128,12 @@ def mnist_mlps(count: int = 10_000, seed: int = 0) -> Config:
 
 
 def fashion_mlps(count: int = 10_000, seed: int = 0) -> Config:
-    """As `mnist_mlps`, on Fashion-MNIST."""
+    """Like `mnist_mlps`, on Fashion-MNIST."""
     return replace(mnist_mlps(count, seed), data="fashion-mnist")
 
 
 def cifar10_mlps(count: int = 10_000, seed: int = 0) -> Config:
-    """As `mnist_mlps`, 3072-128-128-128-10 on CIFAR-10."""
+    """Like `mnist_mlps`, 3072-128-128-128-10 on CIFAR-10."""
     return replace(mnist_mlps(count, seed), data="cifar10", architecture=mlp_architecture(3072, 128, 128, 128, 10))
 
 
@@ -161,7 +161,7 @@ def cifar10_vggs(count: int = 4700, seed: int = 0) -> Config:
 
 
 def cifar10_halves(count: int = 5000, seed: int = 0) -> Config:
-    """As `cifar10_cnns`: half of the groups on 95% of the classes 0-4 and 5% of the others, half on the rest.
+    """Like `cifar10_cnns`: half of the groups on 95% of the classes 0-4 and 5% of the others, half on the rest.
 
     References:
         Navon et al. (2024), section 6, merging networks trained on disjoint data sets.
@@ -193,12 +193,12 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
 
 
 def small_cnns_relu(count: int = 10_000, seed: int = 0) -> Config:
-    """As `small_cnns_tanh`, with ReLU."""
+    """Like `small_cnns_tanh`, with ReLU."""
     return replace(small_cnns_tanh(count, seed), architecture=cnn_architecture("relu", *SMALL))
 
 
 def cnn_zoo(count: int = 400, seed: int = 0) -> Config:
-    """As `small_cnns_relu`, on Fashion-MNIST, 300 steps with batches of 64: what a core trains in a second.
+    """Like `small_cnns_relu`, on Fashion-MNIST, 300 steps with batches of 64: a second of training on one core.
 
     Each is kept at three ages. Groups of 16 share their batches, so that shares of the data differ more often.
     """
@@ -213,7 +213,7 @@ def cnn_zoo(count: int = 400, seed: int = 0) -> Config:
 
 
 def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> Config:
-    """As `cnn_zoo`, by gradient descent with momentum or without; learning rates are log-uniform in [5e-3, 0.5]."""
+    """Like `cnn_zoo`, by gradient descent with momentum or without; learning rates are log-uniform in [5e-3, 0.5]."""
     optimizer = SGD(LogUniform(5e-3, 0.5), momentum=Choice((0.0, 0.9)), weight_decay=LogUniform(1e-8, 1e-2))
     return replace(cnn_zoo(count, seed), optimizer=optimizer)
 
@@ -270,7 +270,7 @@ def mnist_inrs(count: int = 70_000, seed: int = 0) -> Config:
 
 
 def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> Config:
-    """As `mnist_inrs`, of frequency 15 and from one start: 60 steps of gradient descent with momentum.
+    """Like `mnist_inrs`, of frequency 15 and from one start: 60 steps of gradient descent with momentum.
 
     Units keep the order that they began with, and what training changes has few directions: a flow of principal
     components draws digits (no paper).
@@ -284,7 +284,7 @@ def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> Config:
 
 
 def fashion_inrs(count: int = 70_000, seed: int = 0) -> Config:
-    """As `mnist_inrs`, of Fashion-MNIST."""
+    """Like `mnist_inrs`, of Fashion-MNIST."""
     return replace(mnist_inrs(count, seed), data="fashion-mnist-signals")
 
 

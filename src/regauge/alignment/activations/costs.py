@@ -1,4 +1,4 @@
-"""What the activations of two networks say about a symmetry, as tensors for coordinate ascent."""
+"""Activations of two networks as tensors on which a symmetry acts, for coordinate ascent."""
 
 import copy
 import math
@@ -134,7 +134,7 @@ class ActivationCosts:
         a: Correlations, covariances or mean products, first network against second, summed over values where groups
             act alike.
         b: Identity matrices.
-        reach: What the objective could be at most: every unit correlated perfectly.
+        reach: An upper bound of the objective: every unit correlated perfectly.
     """
 
     symmetry: Symmetry
@@ -325,7 +325,7 @@ def _collect(
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
-    """For each index of a joint axis a class, one for each copy of a matrix; and whether anything acts on it."""
+    """The class of each index of a joint axis, one per copy of a matrix, and a mask of indices that are acted on."""
     classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
     for site in sites:
         is_covered[site.positions] = True
@@ -346,6 +346,6 @@ def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
 
 
 def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
-    """In what both networks are run: float64 if either is, else float32."""
+    """The dtype in which both networks run: float64 if either has it, else float32."""
     dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
     return torch.float64 if torch.float64 in dtypes else torch.float32

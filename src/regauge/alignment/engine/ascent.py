@@ -51,13 +51,13 @@ class Ascent:
         a: First networks.
         b: Second networks.
         solve: Solves a family in which something is nested.
-        start: Where to begin, a batch of elements without positive scales; the identity unless given.
+        start: The start, a batch of elements without positive scales; the identity unless given.
         tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
 
     Attributes:
         networks: The networks, and where every pair is.
         pairs: Number of pairs.
-        gained: What all steps gained so far.
+        gained: The gain of all steps so far.
     """
 
     def __init__(
@@ -182,6 +182,8 @@ class Ascent:
         if not self._around.coupled[k]:
             self._accept(k, rows, found.value, found.objective - cost.at(current), least)
             return
+        # Where a group acts on two axes of one tensor the objective is quadratic in it. The cost is its linear model at
+        # the current value, whose maximum may be lower in truth: then steps are held back until the true one gains.
         family = self._families[k]
         is_open = found.objective - cost.at(current) > least
         before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)
@@ -343,6 +345,7 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
     """The cost with a bonus for where each pair is: steps become smaller and the linear model better."""
+    # <g, C> + d <g, g_now>: all elements have one norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
     for key, matrix in cost.matrices.items():
         bonus = damping * matrix.abs().amax(-1).mean(-1)[..., None, None]

@@ -109,7 +109,7 @@ SIGN_FAMILIES = 4
 
 @dataclass(frozen=True)
 class _Inner:
-    """What the inner groups gain over the identity for each pair of blocks, `[problem, u, v]`, and how."""
+    """The gain of the inner groups over the identity for each pair of blocks, `[problem, u, v]`, and their values."""
 
     gain: Tensor
     values: dict[str, Value]
@@ -137,6 +137,8 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     best: Tensor | None = None
     signs = torch.ones(root.signs, problems, n, n if root.is_permuted else 1, dtype=torch.int8)
     kept: dict[str, Value] = {}
+    # Each pair of blocks has signs and inner elements of its own, so the best of them is found pair by pair before the
+    # blocks are assigned: one assignment of these maxima is exact.
     for pattern in product((1, -1), repeat=root.signs if root.signs <= SIGN_FAMILIES else 0):
         signed = {name: _character_sign(blocks.characters[name], pattern) * t for name, t in blocks.b.items()}
         profit = _block_products(root, blocks.a, signed)
@@ -220,7 +222,7 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
     Args:
         a: Blocks of the first network.
         b: Blocks of the second network.
-        sites: Where inner groups act.
+        sites: The sites of inner groups.
         is_permuted: Whether all pairs count, or only each block with itself.
     """
     ndim, size = a.ndim - 2, a.shape[1]

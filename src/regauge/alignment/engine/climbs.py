@@ -34,7 +34,7 @@ class Climbs:
     """One climb for each pair.
 
     Attributes:
-        element: Where it ended, a batch over all groups.
+        element: The end of the climb, a batch over all groups.
         objective: The objective there.
         history: The objective at its start and after each sweep; pairs that ended earlier repeat their last value.
         is_converged: Whether nothing moved in the last sweep.

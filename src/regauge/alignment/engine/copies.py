@@ -51,7 +51,7 @@ def are_moved_copies(
     """Whether second networks have the statistics of the first ones, moved against their activations.
 
     Args:
-        symmetry: Of all networks.
+        symmetry: The symmetry of all networks.
         a: The first networks, `[pair, ...]`.
         kept: The second ones, aligned with their own statistics.
         moved: The second ones with the statistics of the first taken over.
@@ -69,7 +69,7 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """How far statistics are from those of the first networks, as a share of their size."""
+    """The distance of running statistics from those of the first networks, as a share of their size."""
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))
 

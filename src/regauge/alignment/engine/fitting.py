@@ -79,6 +79,7 @@ class GroupFit:
         right = sums["right"]
         if self.group.matrix == "linear":
             none = torch.zeros_like(right)
+            # exp(X) is 1 + X to first order, always invertible, and its inverse transpose is exp(-X').
             step = _sylvester(sums.get("forward", none), sums.get("inverse", none), right)
             return Value(matrix=torch.linalg.matrix_exp(step)), (step * right).flatten(1).sum(1)
         values, vectors = torch.linalg.eigh(sums["curvature"])
@@ -93,7 +94,7 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
 
     Args:
         symmetry: With every size known.
-        groups: Those whose scales or matrices are fitted; see `fitted_groups`.
+        groups: The groups whose scales or matrices are fitted; see `fitted_groups`.
         a: Compared tensors of the first networks, `[pair, ...]`.
         b: Compared tensors of the second networks.
 
@@ -157,6 +158,7 @@ def _sylvester(
     forward: Float64[Tensor, "*lead n n"], inverse: Float64[Tensor, "*lead n n"], right: Float64[Tensor, "*lead n n"]
 ) -> Float64[Tensor, "*lead n n"]:
     """The smallest X with `X F + G X = R` for positive semidefinite F and G, by least squares where there is none."""
+    # In the eigenvectors of F and G the equation is diagonal: (g_i + f_j) X_ij = R_ij.
     f, columns = torch.linalg.eigh(forward)
     g, rows = torch.linalg.eigh(inverse)
     sums = g.clamp_min(0).unsqueeze(-1) + f.clamp_min(0).unsqueeze(-2)

@@ -26,7 +26,7 @@ Scales that move running statistics stay, but with "balance" in copies; see `mat
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """How networks are balanced: not at all, with running statistics as they are, or in copies with these moved, too.
+    """The kinds of balancing to try: none, with running statistics kept, and for copies with these moved as well.
 
     Where statistics are computed anew, as a task may say, they stay in copies, too.
     """
@@ -50,7 +50,7 @@ class Frame:
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         given: The second networks as they are.
-        sides: What balances the first and the second networks; None where they are compared as they are.
+        sides: Elements that balance the first and the second networks; None where they are compared as they are.
         buffers: Whether running statistics are moved.
         rigid: For groups of invertible matrices, the pairs in which it is rotated only, because its values are
             singular within rounding in one of the networks.

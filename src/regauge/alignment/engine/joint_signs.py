@@ -60,6 +60,7 @@ class SignPair:
                 torch.ones(right.signs, rows, right.size, dtype=torch.int8),
             ),
         )
+        # Given the signs of one group those of the other are a maximum unit by unit, so the objective never falls.
         for _ in range(TURNS):
             s = self._first(terms, t)
             changed = self._second(terms, s, torch.ones(()))
@@ -171,6 +172,6 @@ def _acts_across(sites: Sequence[Site]) -> bool:
 
 
 def _factor(key: Character, signs: Signs) -> Tensor:
-    """What a character multiplies each unit by, `[..., unit]`."""
+    """The factor of a character for each unit, `[..., unit]`."""
     factor = unit_signs(key, Value(sign=signs.movedim(0, -2)))
     return torch.ones(signs.shape[1:], dtype=torch.float64) if factor is None else factor

@@ -1,4 +1,4 @@
-"""Ascent on a mixture of what units respond and what networks weigh, for methods that compare both."""
+"""Ascent on a mixture of activations and weights, for methods that compare both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,13 +26,13 @@ TOLERANCE = 1e-11
 
 @dataclass(frozen=True)
 class Responses:
-    """Tensors of both networks, beside their parameters, on which the groups of their symmetry act.
+    """Tensors of both networks, in addition to their parameters, on which the groups of their symmetry act.
 
     Attributes:
         symmetry: The symmetry of the networks with its groups placed on these tensors as well.
-        a: Of the first networks, `[pair, ...]`.
-        b: Of the second networks.
-        reach: What their inner product could be at most.
+        a: Tensors of the first networks, `[pair, ...]`.
+        b: Tensors of the second networks.
+        reach: An upper bound of their inner product.
     """
 
     symmetry: Symmetry
@@ -52,11 +52,12 @@ def match_mixture(
 ) -> Results:
     """Match pairs by `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
-    Responses are matched first, which is no matter of local optima where each group responds by itself. Ascent on the
-    mixture goes on from there, or from the identity if that is better; with no sweeps it ends where it begins.
+    The term of the responses is maximized first: where each group responds by itself, that is one exact solution per
+    group. Ascent on the mixture continues from there, or from the identity if that is better; without sweeps the
+    starting point is the result.
 
-    Responses may say nothing about rotations, and about some signs. With `is_completed` the parameters choose these
-    before, given the order of the units, as in weight matching: best anchored first, what is unknown averaged.
+    Responses may not determine rotations and some signs. With `is_completed` the parameters choose these before, given
+    the order of the units, as in weight matching: the best anchored groups first, unknown ones averaged.
     """
     norm = sum((_norms(frame.a[name]) * _norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)

@@ -1,4 +1,4 @@
-"""What an ascent over several families needs to know of them, whatever the networks: who depends on whom."""
+"""Dependencies between the families of an ascent, which follow from the symmetry alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from regauge.core.families import Family, coupled_tensors
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """What follows from families alone.
+    """Families of groups and the dependencies between them.
 
     Attributes:
-        families: What is chosen.
+        families: The families whose elements are chosen.
         coupled: Whether each acts on two axes of one tensor.
         neighbors: The families whose best value depends on each of them.
         sign_pairs: Families whose signs are chosen together at the end.
@@ -30,7 +30,7 @@ class Neighborhoods:
 
     @classmethod
     def of(cls, families: Sequence[Family]) -> "Neighborhoods":
-        """Those of some families; their sites are relative to the tensors without their leading axis."""
+        """Find the dependencies of families, whose sites ignore the leading axis of the tensors."""
         coupled = tuple(bool(coupled_tensors(family)) for family in families)
         neighbors = tuple(
             tuple(
@@ -46,7 +46,7 @@ class Neighborhoods:
 
 
 def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
-    """For the tensors of family k where other families act on them, by the number of the family."""
+    """The sites of other families on the tensors of family k, by tensor and number of the family."""
     own = {group.name for group in (*families[k].members, *families[k].fixed)}
     result: dict[str, dict[int, list[Site]]] = {}
     for number, other in enumerate(families):

@@ -27,15 +27,15 @@ class PairedNetworks:
     on the CPU.
 
     Args:
-        families: What is chosen; their sites are relative to the tensors without their leading axis.
+        families: The families that are chosen; their sites are relative to the tensors without their leading axis.
         a: First networks, `[pair, ...]`.
         b: Second networks.
-        start: Where to begin, a batch of elements without positive scales; the identity unless given.
+        start: The start, a batch of elements without positive scales; the identity unless given.
 
     Attributes:
         pairs: Number of pairs.
         sites: For each tensor the sites of all groups that are chosen.
-        writes: How often the value of each group was set; zero where it is the identity.
+        writes: The number of times that the value of each group was set; zero where it is the identity.
     """
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
@@ -59,7 +59,7 @@ class PairedNetworks:
 
     @property
     def element(self) -> Element:
-        """Where every pair is; groups outside the families are not in it."""
+        """The current element of every pair, without groups outside the families."""
         return Element(self.values, (self.pairs,))
 
     def value(self, name: str, rows: Tensor | None = None) -> Value:
@@ -81,7 +81,7 @@ class PairedNetworks:
 
         Args:
             family: Its groups.
-            rows: Which pairs.
+            rows: The pairs.
             relative: The step.
             moved: The tensors of these pairs after the step, as far as they are known.
         """
@@ -174,6 +174,8 @@ def _names(site: Site) -> tuple[str, ...]:
 def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
     """A tensor `[1, ...]` that `before` moved at a site, moved by `now` instead; in place where few units move."""
     units = torch.arange(site.group.size)
+    # Unit i of the tensor is b[before[i]] and shall be b[now[i]], which is unit before^-1[now[i]] of the tensor. Signs
+    # are their own inverses, so those of both values multiply.
     source = units if before.perm is None or now.perm is None else before.perm[0].argsort()[now.perm[0]]
     changed, factor = source != units, None
     if any(character(site.placement)):

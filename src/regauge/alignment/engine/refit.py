@@ -1,4 +1,4 @@
-"""What is continuous, fitted to the first network once units are matched, for networks that are nearly copies.
+"""Scales and matrices fitted to the first network once units are matched, for networks that are nearly copies.
 
 Balancing a network by itself gives a gain with a single value as much weight as all values of a filter. Where that gain
 is small next to its noise, so is what balancing knows about the unit's scale; the same holds for the small singular
@@ -44,7 +44,7 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
 
 
 def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
-    """What brings second networks closer that are nearly their first ones, and which of the pairs these are.
+    """Elements that bring second networks closer which nearly equal their first ones, and a mask of these pairs.
 
     Networks are `[pair, ...]`. The element is the identity for all other pairs.
     """

@@ -45,7 +45,7 @@ class ActivationMatching(Method):
             much they vary; or "product", the mean of the product without centering, in which they count by how large
             they are, as published.
         max_sweeps: Most sweeps over the groups.
-        outputs: Which outputs of the module count, as it was given to `discover`.
+        outputs: The outputs of the module that count, as it was given to `discover`.
         scales: As in `WeightMatching`: "balance" brings the second network to the scales of the first, but for those
             that move running statistics; with "recompute" these stay in copies, too; "keep" moves values and
             never multiplies them, but by signs.

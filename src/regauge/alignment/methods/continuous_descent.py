@@ -53,7 +53,7 @@ class ContinuousDescent(Method):
         steps: The number of steps of Adam.
         lr: Its learning rate at the start for rotations, in radians, and for matrices; it falls to zero along half a
             cosine.
-        scale_lr: That for the logarithms of scales, which may move much further.
+        scale_lr: The learning rate of the logarithms of scales, which may move much further.
         checks: The number of times that h is judged, evenly spaced; the last one is at the end.
 
     References:
@@ -113,7 +113,7 @@ class ContinuousDescent(Method):
         return candidates.result(is_converged)
 
     def _points(self, problem: Problem) -> Tensor:
-        """Where on the line of each pair the loss is taken, `[pair]`."""
+        """The point on the line of each pair at which the loss is taken, `[pair]`."""
         if self.loss == "midpoint" or problem.generator is None:
             return torch.full((problem.pairs,), 0.5)
         return torch.rand(problem.pairs, generator=problem.generator, device=problem.generator.device)

@@ -51,8 +51,8 @@ class GaussianMatching(Method):
     and are not needed for buffers. A divergence needs all of them, since it is infinite between certain values.
 
     Attributes:
-        cost: What is compared.
-        std_weight: What standard deviations count under the Wasserstein cost; means count 1.
+        cost: The cost that is minimized.
+        std_weight: The weight of standard deviations under the Wasserstein cost; that of means is 1.
         method: What matches the Gaussians: one that compares parameters, without data. Unless given, weight matching
             for two and `MergeMany` for many, which bring each to the Wasserstein barycenter of the others. Both leave
             positive scales as they are, so that the distance itself is minimized; `WeightMatching()` makes the
@@ -81,7 +81,7 @@ class GaussianMatching(Method):
 
     @property
     def joint_roles(self) -> tuple[Role, ...]:
-        """How means and standard deviations are moved."""
+        """The roles of means and standard deviations: the latter take no signs and no shifts."""
         return ROLES
 
     def match(self, problem: Problem) -> Results:
@@ -128,6 +128,8 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
     `-KL(g q_b, q_a)` is linear in g: its coefficients are dictionaries of the first network, what they multiply are
     dictionaries of the second. It is so only for elements that keep every magnitude: without scales and shifts.
     """
+    # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes:
+    # the second term is the trace and half of the quadratic form, both of which depend on the permutation.
     left, right = (_each(COEFFICIENTS, problem.a, problem.symmetry), _each(MOMENTS, problem.b, problem.symmetry))
     if is_symmetric:
         more = _each(MOMENTS, problem.a, problem.symmetry), _each(COEFFICIENTS, problem.b, problem.symmetry)

@@ -34,11 +34,11 @@ class StraightThrough(Method):
 
     Attributes:
         init: An element, or a method whose result is the start; None is the identity.
-        steps: Of gradient descent with momentum.
+        steps: The number of steps of gradient descent with momentum.
         lr: Its learning rate.
         momentum: Its momentum.
         sweeps: Most sweeps of coordinate ascent in each step.
-        checks: How many times the element is judged, evenly spaced; the last one is at the end.
+        checks: The number of times that the element is judged, evenly spaced; the last one is at the end.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.3, algorithm 3.

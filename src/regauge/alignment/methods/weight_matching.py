@@ -49,7 +49,7 @@ class WeightMatching(Method):
             among those that end at or above the identity: the objective says next to nothing about that loss.
             The objective that is reported is that of the kept climb, so it is never below the identity's; the
             loss is compared between climbs only.
-        init: Where the first climb begins instead of at `start`: an element from another method or an earlier
+        init: The start of the first climb in place of `start`: an element from another method or an earlier
             result. What matching does not choose is left out of it: positive factors, and of an invertible
             matrix all but its nearest rotation. For `align_pairs` a single element or one for each pair.
         max_sweeps: Most sweeps over the groups in each climb.
@@ -179,7 +179,7 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
-    """What matching can choose of an element, for each pair: no positive factors, of matrices the nearest rotation."""
+    """Restrict an element to what matching chooses, for each pair: scales of one, and the nearest rotations."""
     init = materialize(init, symmetry.groups)
     if init.batch not in ((), (pairs,)):
         raise ValueError(

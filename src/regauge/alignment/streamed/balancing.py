@@ -1,4 +1,4 @@
-"""What balances two networks on the disk, and the scales of nearly equal ones, part by part.
+"""Balance networks on the disk, and fit the scales of nearly equal ones, part by part.
 
 Tensors whose scales depend on one another are read together. Of those that are read in pieces only sums over the first
 axis are kept, on which nothing acts.
@@ -27,7 +27,7 @@ from regauge.core.symmetry import Symmetry
 def balance_streamed(
     checkpoints: Sequence[Checkpoint], symmetry: Symmetry, buffers: Buffers, passes: Passes
 ) -> tuple[list[Element], tuple[str, ...]]:
-    """What balances each network, and sentences about groups that keep their matrices; see `balance_alike`."""
+    """The element that balances each network, and sentences on groups that keep their matrices; see `balance_alike`."""
     symmetry = count_frozen_gains(symmetry, buffers)
     sides, notes = [symmetry.identity()] * len(checkpoints), list[str]()
     for part in balanced_parts(symmetry, buffers=buffers):
@@ -60,7 +60,7 @@ def fit_streamed(
         a: The first network.
         b: The second network, moved next to the first.
         symmetry: With every size known, and gains of frozen normalization counted.
-        groups: Those that are fitted; see `fitted_groups`.
+        groups: The groups that are fitted; see `fitted_groups`.
         parts: Tensors that are fitted together; see `fitted_parts`.
         passes: Counts what is read.
     """
@@ -81,7 +81,7 @@ def fit_streamed(
 
 
 def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]) -> Params:
-    """What `balance` needs of some tensors, with all running statistics."""
+    """Read what `balance` needs of some tensors, and all running statistics."""
     params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
     return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
 

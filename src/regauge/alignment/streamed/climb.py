@@ -31,10 +31,10 @@ class StreamedAscent:
         source: Both networks where they are compared.
         plan: Made for both.
         method: Without restarts and `init`.
-        state: Where the climb is.
+        state: The state of the climb.
         keep: Keeps the state for a later run.
         passes: Counts what is read.
-        label: Of the climb, where there are several.
+        label: The label of the climb, where there are several.
     """
 
     source: Source

@@ -40,13 +40,13 @@ class StreamedResult(Result[Params]):
 
     @property
     def report(self) -> str:
-        """How it went, what could not be taken over, and how fast the files were read."""
+        """Sentences on the objective, on what could not be taken over, and on the speed of reading."""
         gained, *timings = self.course
         return "\n".join([gained, *self.notes, *timings])
 
     @property
     def course(self) -> tuple[str, ...]:
-        """How it went, and how fast the files were read."""
+        """Sentences on the objective and on the speed of reading."""
         moving = "" if self.is_converged else "; it was still moving when it stopped"
         gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
         return (gained, *self.timings)
@@ -81,7 +81,7 @@ def align_streamed(
         b: The network that moves.
         plan: Made for both.
         method: Without restarts and `init`.
-        state: Where an earlier run stopped; `keep` is given later ones.
+        state: The state of an earlier run; `keep` is given later ones.
         keep: Keeps a state for a later run.
         progress: Counts bytes.
 

@@ -1,4 +1,4 @@
-"""How much memory the parts of a streamed alignment hold at most, counted from the shapes of what they make."""
+"""Bounds on the memory that the parts of a streamed alignment hold, counted from shapes."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -124,7 +124,7 @@ class Sizes:
         return 2 * kept + max(FITTED * widest, reading)
 
     def _kept(self, name: str) -> int:
-        """How many numbers stand for a tensor that is balanced."""
+        """The number of values that balancing keeps of a tensor."""
         if not self.is_pieced(name):
             return self.numel(name)
         values = self.numel(name) // self.symmetry.shapes[name][0]

@@ -13,7 +13,7 @@ class Passes:
     """Counts what is read of some checkpoints.
 
     Args:
-        checkpoints: What is read.
+        checkpoints: The checkpoints that are read.
         timings: Gets a sentence about each pass.
         progress: Shows each pass.
     """

@@ -1,4 +1,4 @@
-"""What an alignment that streams will hold in memory, and in which order it reads.
+"""The plan of a streamed alignment: the memory that it will hold, and the order in which it reads.
 
 Groups whose tensors together exceed the memory are *spread*: a transformer's residual stream. Without them the other
 groups fall into components that share no tensor, the *working sets* (a layer's attention, its MLP), which are read one
@@ -44,7 +44,7 @@ class WorkingSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """How an alignment streams.
+    """The plan of a streamed alignment.
 
     Attributes:
         symmetry: The symmetry, with every size known, on the names of the checkpoints.
@@ -103,7 +103,7 @@ def make_plan(
         symmetry: With every size known.
         dtypes: The dtype of every tensor, in each checkpoint.
         memory: Bytes that may be held.
-        balances: How networks are balanced; see `balances_of`.
+        balances: The kinds of balancing; see `balances_of`.
         held: Bytes that the process holds already, such as what tracing the model left behind.
 
     Raises:

@@ -29,7 +29,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class Total:
-    """What is known of the best value of a group, as a sum over parts of the network.
+    """The objective of one group, as a sum over parts of the network.
 
     A part is a working set or a loose tensor. Some families of signs act in one part alone. Given the signs that parts
     share, each part chooses its own for every pair of units, so that one matrix for each pattern of shared signs
@@ -160,7 +160,7 @@ class Source:
         return x, move_tensor(self._symmetry, self._total, name, y), norm
 
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
-        """What a loaded tensor contributes: `<x, y> - (|y|^2 - norm) / 2`; most moves do not change norms."""
+        """The term of a loaded tensor in the objective: `<x, y> - (|y|^2 - norm) / 2`; most moves keep norms."""
         return dot(x, y) - ((dot(y, y) - norm) / 2 if self._is_changing(name) else 0.0)
 
     def nbytes(self, names: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Where a streamed alignment is, and the file that keeps it for a later run."""
+"""The state of a streamed alignment, and the file that keeps it for a later run."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -66,7 +66,7 @@ class State:
         climbs: A climb for each way in which the networks are balanced; empty before that.
         chosen: The number of the climb that is kept, when all have ended.
         found: The element that it found, between the networks as they are.
-        fits: How many steps of fitting scales are done.
+        fits: The number of steps of fitting scales that are done.
         notes: Sentences about what could not be taken over from the first network.
         timings: A sentence about each pass over the files: how long it took, and how much was read how fast.
     """

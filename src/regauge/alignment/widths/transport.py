@@ -118,7 +118,7 @@ def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
 
 
 def _action(p: Placement) -> tuple[object, ...]:
-    """What a placement does, apart from where its units lie."""
+    """A key of what a placement does, apart from the positions of its units."""
     values = math.prod(size for size, _ in p.repeats)
     return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)
 
@@ -137,10 +137,10 @@ PRICE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """Which units of two layers belong together.
+    """A transport plan between the units of two layers.
 
     Attributes:
-        mass: How much of each pair, float64 `[n_a, n_b]`; rows sum to 1/n_a and columns to 1/n_b.
+        mass: The mass of each pair, float64 `[n_a, n_b]`; rows sum to 1/n_a and columns to 1/n_b.
         sign: The sign with which each pair is joined, int8 `[families, n_a, n_b]`.
     """
 
@@ -183,7 +183,7 @@ def map_tensor(
 
 
 def sign_character(site: Site) -> SignCharacter:
-    """Which families of signs act at a site."""
+    """The exponents, modulo two, of the families of signs at a site."""
     return tuple(exponent % 2 for exponent in site.placement.sign)
 
 

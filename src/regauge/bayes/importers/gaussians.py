@@ -45,7 +45,7 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
             plain, target = f"{layer}.{PLAIN[rest]}".removeprefix("."), mean if kind == "mu" else std
             other = f"{layer}.{'rho' if kind == 'mu' else 'mu'}_{rest}".removeprefix(".")
             if other not in state:
-                raise ValueError(f"{name!r} has no {other!r} beside it; give the whole `state_dict()` of the network")
+                raise ValueError(f"{name!r} comes without {other!r}; give the whole `state_dict()` of the network")
         if plain in target:
             raise ValueError(f"{name!r} and another tensor would both be {plain!r}; rename one of them")
         target[plain] = functional.softplus(tensor) if kind == "rho" and target is std else tensor

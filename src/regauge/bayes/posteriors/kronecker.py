@@ -120,6 +120,7 @@ class KroneckerPosterior:
             g, a = (_spectrum(name, factor) for factor in (over_rows, over_columns))
             traces = [float(values.mean()) for values, _ in (a, g)]
             pi = math.sqrt(traces[0] / traces[1]) if min(traces) > 0 else 1.0
+            # (N G (x) A)^-1 = N^-1 G^-1 (x) A^-1: the root of N goes into one factor alone.
             rows = _inverse_root(g, damping / pi) / math.sqrt(examples)
             terms[name] = (Term(rows.to(mean[name]), _inverse_root(a, damping * pi).to(mean[name])),)
         return cls(dict(mean), terms, dict(std or {}))
@@ -183,7 +184,7 @@ class KroneckerPosterior:
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """The same means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""
+        """The diagonal Gaussian with these means; standard deviations `sqrt(G_ii A_jj)` for weights with one term."""
         std = dict(self.std)
         for name, terms in self.terms.items():
             variance = sum(

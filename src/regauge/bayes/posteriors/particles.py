@@ -58,7 +58,7 @@ class ParticlePosterior:
         return ParticlePosterior(symmetry.act(element, self.stack), self.buffers)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """The same particles."""
+        """The noise as it is: it chooses particles by number, and moving them keeps their numbers."""
         return noise
 
     def moments(self) -> GaussianPosterior:
@@ -70,7 +70,7 @@ class ParticlePosterior:
             ValueError: There is one particle only.
         """
         if self.count < 2:
-            raise ValueError("one particle says nothing of standard deviations; give at least two")
+            raise ValueError("one particle has no standard deviations; give at least two")
         floating = {name: tensor for name, tensor in self.stack.items() if tensor.is_floating_point()}
         mean = {name: tensor.mean(0) if name in floating else tensor[0] for name, tensor in self.stack.items()}
         std = {name: t.std(0, correction=0) for name, t in floating.items() if name not in self.buffers}

@@ -1,4 +1,4 @@
-"""The predictive distribution of a posterior, and what it says about data."""
+"""The predictive distribution of a posterior, and its scores on data."""
 
 import math
 from dataclasses import dataclass

@@ -125,6 +125,7 @@ def _couple_particles(
     products = torch.zeros(a.count, b.count, dtype=torch.float64)
     for x, y in paired_pieces(a, b, skip):
         products += ((x - x.mean(0)) @ (y - y.mean(0)).mT).cpu()
+    # |x - y|^2 summed over pairs is constant up to the products: means change all pairings alike.
     order = torch.from_numpy(assign(products.numpy()))
     paired = {name: tensor.index_select(0, order.to(tensor.device)) for name, tensor in b.stack.items()}
     return a, ParticlePosterior(paired, b.buffers)
@@ -142,6 +143,8 @@ def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Two roots `[n, p]` with as many columns, those of b rotated."""
     width = max(a.shape[1], b.shape[1])
     a, b = pad(a, (0, width - a.shape[1])), pad(b, (0, width - b.shape[1]))
+    # Roots of one covariance differ by a rotation of the noise. |a - b R|^2 is smallest for the polar factor of b^T a,
+    # and then is the squared Wasserstein distance of N(0, a a^T) and N(0, b b^T).
     turn = _rotation(b.double().mT @ a.double())
     return a, (b.double() @ turn).to(b.dtype)
 

@@ -68,7 +68,7 @@ class MixturePosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "MixturePosterior":
-        """Both move."""
+        """Move both posteriors by the element."""
         return MixturePosterior(self.first.push(symmetry, element), self.last.push(symmetry, element), self.share)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
@@ -96,7 +96,7 @@ class MixturePosterior:
 
 @dataclass(frozen=True, eq=False)
 class MixturePath:
-    """From one posterior to another by mixing, without moving anything."""
+    """A path from one posterior to another by mixing, without moving anything."""
 
     first: Posterior
     last: Posterior

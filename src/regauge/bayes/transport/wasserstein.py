@@ -159,6 +159,7 @@ def _between_terms(a: KroneckerPosterior, b: KroneckerPosterior, name: str) -> f
     """`|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, without differences of large numbers."""
     rows, columns = a.terms[name][0].rows.double(), a.terms[name][0].columns.double()
     other, others = b.terms[name][0].rows.double(), b.terms[name][0].columns.double()
+    # B (x) C - B' (x) C' = B (x) (C - C') + (B - B') (x) C', and <X (x) Y, X' (x) Y'> = <X, X'> <Y, Y'>.
     by_rows, by_columns = rows - other, columns - others
     squares = rows.square().sum() * by_columns.square().sum() + by_rows.square().sum() * others.square().sum()
     return float(squares + 2 * (rows * by_rows).sum() * (by_columns * others).sum())
@@ -177,6 +178,7 @@ def _low_rank_spread(a: LowRankPosterior, b: LowRankPosterior) -> float:
             f"the distance between low-rank Gaussians with diagonal parts needs the full covariances of {size} "
             f"parameters (at most {DENSE_LIMIT}); compare their `moments()`, or give posteriors whose `std` is empty"
         )
+    # tr (S_a^1/2 S_b S_a^1/2)^1/2 is the sum of the singular values of S_b^1/2 S_a^1/2.
     first, second = (_root(q, names) for q in (a, b))
     total = first.square().sum() + second.square().sum() - 2 * torch.linalg.svdvals(second @ first).sum()
     return max(0.0, float(total))
@@ -199,6 +201,7 @@ def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
 def _between_pairs(a: ParticlePosterior, b: ParticlePosterior, skip: Collection[str]) -> SquaredDistance:
     mean = spread = 0.0
     for x, y in paired_pieces(a, b, skip):
+        # Over pairs mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift, and the rest.
         difference = x - y
         common = difference.mean(0)
         mean += float(common.square().sum())

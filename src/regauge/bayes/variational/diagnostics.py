@@ -28,7 +28,7 @@ class Diagnostics:
         kl: Kullback-Leibler divergence from the prior, in nats.
         kl_per_example: The divergence per training example, comparable with the loss.
         std_ratio: Median standard deviation over that of the prior, of all uncertain parameters.
-        std_ratios: The same median for each parameter.
+        std_ratios: The median ratio of each parameter.
         active: For each group the number of active units: one of the weights that read it has a mean of more
             than two standard deviations.
         sizes: Number of units of each of these groups.

@@ -155,7 +155,8 @@ def fit(
             loss += sample(index.to(inputs.device)) / config.samples
             mean_slope.add_(slope, alpha=1 / config.samples)
             std_slope.addcmul_(slope[:count], deviation, value=1 / config.samples)
-        # Closed form: -log prior gives pull (mean^2 + std^2) / 2, the entropy -entropy_pull log std.
+        # Closed form: -log prior gives pull (mean^2 + std^2) / 2, the entropy -entropy_pull log std. The derivative by
+        # log std is std times that by std.
         mean_slope[:count].add_(mean[:count], alpha=pull)
         std_slope.add_(std, alpha=pull).mul_(std).sub_(entropy_pull)
         return loss, [mean_slope, std_slope]

@@ -1,1 +1,1 @@
-"""What lies in the files of checkpoints: headers, torch files, adapters, codes, and where the files lie."""
+"""Formats of the files of checkpoints: headers, torch files, adapters, codes, and the location of the files."""

@@ -86,7 +86,7 @@ def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
 
 
 def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
-    """What an adapter changes, one after the other, by the names that tensors have for it.
+    """The changes of each tensor by an adapter, in their order, by the names that tensors have for it.
 
     Args:
         folder: The adapter's folder, for its configuration.
@@ -194,7 +194,7 @@ def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Tr
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What the configuration of an adapter says about its factors."""
+    """The settings in an adapter's configuration that concern its factors."""
 
     alpha: float
     alphas: Mapping[str, float]
@@ -304,7 +304,7 @@ def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> di
 
 
 def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
-    """What the base puts before all names of the adapter: the name of a model within one with a head."""
+    """The prefix of the base before all names of the adapter: the name of a model within one with a head."""
     first = next(iter(changes), "")
     starts = sorted((name.removesuffix(first) for name in expected if name.endswith(first)), key=len)
     return next((s for s in starts if all(s + name in expected for name in changes)), "")
@@ -312,5 +312,5 @@ def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) 
 
 @lru_cache(maxsize=2048)
 def _ending(pattern: str) -> Expression:
-    """What a key of `alpha_pattern`, a regular expression, names: modules by the ends of their paths."""
+    """The expression for a key of `alpha_pattern`, which names modules by the ends of their paths."""
     return Expression(rf"(.*\.)?({pattern})")

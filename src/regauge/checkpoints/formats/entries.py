@@ -1,4 +1,4 @@
-"""The networks in a training checkpoint: state dictionaries under names, beside optimizers and the like."""
+"""The networks in a training checkpoint: state dictionaries under names, among optimizers and the like."""
 
 import re
 from collections.abc import Mapping

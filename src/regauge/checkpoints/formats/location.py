@@ -1,4 +1,4 @@
-"""Where checkpoints lie: in a file, in shards with an index, in a folder, or as the sum of a base and an adapter."""
+"""The location of checkpoints: a file, shards with an index, a folder, or the sum of a base and an adapter."""
 
 from pathlib import Path
 
@@ -55,13 +55,13 @@ def shards_of(index: Path) -> dict[str, str]:
     if absent:
         raise FileNotFoundError(
             f"{str(index)!r} names shards that are not there: {shorten(absent)} "
-            f"({len(absent)} of {len(shards)}); put them beside it"
+            f"({len(absent)} of {len(shards)}); put them next to it"
         )
     return files
 
 
 def _is_name(shard: object) -> bool:
-    """Whether it can be the name of a file of weights beside an index."""
+    """Whether it can be the name of a file of weights next to an index."""
     if not isinstance(shard, str) or "\0" in shard:
         return False
     return Path(shard).name == shard and shard.endswith(weight_suffixes(is_read=True))

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: recognized by their configuration or by what lies beside their codes, and refused.
+"""Quantized checkpoints: recognized by their configuration or by tensors that accompany their codes, and refused.
 
 Their tensors are codes of values, packed and scaled in ways of their own; moving or averaging codes destroys them.
 """
@@ -15,11 +15,11 @@ PACKED = frozenset((torch.int8, torch.uint8, torch.int16, torch.uint16, torch.in
 """Integer dtypes in which codes are packed; indices are int64."""
 UNPACKED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 CONFIGURATIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-"""Files of some tools beside the weights, and the method that they are of."""
+"""Files that some tools write next to the weights, and the method that they belong to."""
 
 
 class Sign(NamedTuple):
-    """How the names of a checkpoint with packed tensors tell its format."""
+    """A pattern of tensor names by which the format of a checkpoint with packed tensors is recognized."""
 
     pattern: str
     is_packed: bool
@@ -42,7 +42,7 @@ SIGNS = (
     Sign(r"\.codes$", True, "aqlm", "AQLM"),
 )
 BESIDE = r"[._](\w*_?scales?(_inv|_\d)?|\w*_?zeros?(_points?)?|quant\w*|absmax|shape|offset)$"
-"""How names go on after that of a packed tensor whose values need more than it."""
+"""Endings of the names of tensors that the values of a packed tensor need in addition to it."""
 LOADED = {
     "bitsandbytes": "AutoModel.from_pretrained(FOLDER).dequantize()",
     "fp8": "AutoModel.from_pretrained(FOLDER, quantization_config=FineGrainedFP8Config(dequantize=True))",
@@ -58,8 +58,8 @@ def require_unquantized(label: str, file: Path, dtypes: Mapping[str, torch.dtype
     """Refuse a quantized checkpoint by the name of its format.
 
     Args:
-        label: What the error calls the checkpoint.
-        file: One of its files; a configuration is looked for beside it.
+        label: The name of the checkpoint in the error.
+        file: One of its files; a configuration is looked for in the same folder.
         dtypes: The dtype of every tensor.
 
     Raises:

@@ -97,21 +97,30 @@ def load_torch_file(path: Path, entry: str | None = None) -> Params:
             f"{str(path)!r} holds entries that are no tensors ({shorten(others)}); save only "
             "`module.state_dict()`, or put it under 'state_dict'"
         )
+    return dense_tensors(content, str(path))
+
+
+def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
+    """The tensors of a torch file by name.
+
+    Raises:
+        ValueError: Two have one name, or one does not hold its values: it is quantized, sparse, nested, or repeats few.
+    """
     if len(set(map(str, content))) < len(content):
         raise ValueError(
-            f"{str(path)!r} holds two tensors of one name, such as 1 and '1'; give every tensor a name of its own"
+            f"{label!r} holds two tensors of one name, such as 1 and '1'; give every tensor a name of its own"
         )
     for name, tensor in content.items():
         if tensor.is_quantized:
-            raise ValueError(refusal(str(path), f"torch: {name!r} is {tensor.dtype}", "torch"))
+            raise ValueError(refusal(label, f"torch: {name!r} is {tensor.dtype}", "torch"))
         if tensor.layout == torch.strided and tensor.nbytes > max(SHARED, tensor.untyped_storage().nbytes()):
             raise ValueError(
-                f"{str(name)!r} in {str(path)!r} repeats {tensor.untyped_storage().nbytes()} bytes to {tensor.nbytes}; "
+                f"{str(name)!r} in {label!r} repeats {tensor.untyped_storage().nbytes()} bytes to {tensor.nbytes}; "
                 "save it with `.clone()`, as what it holds"
             )
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout}"
-            raise ValueError(f"{str(name)!r} in {str(path)!r} is {kind}; save it as a dense tensor with its values")
+            raise ValueError(f"{str(name)!r} in {label!r} is {kind}; save it as a dense tensor with its values")
     return {str(name): tensor.detach() for name, tensor in content.items()}
 
 

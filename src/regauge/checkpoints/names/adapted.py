@@ -29,12 +29,12 @@ class Base(Protocol):
 
 
 def changes_of_files(base: Base, folder: Path, changes: Changes) -> dict[str, tuple[Change, ...]]:
-    """What an adapter changes of the tensors in the files of a base, by their names there.
+    """The changes by an adapter of the tensors in the files of a base, by their names there.
 
     Args:
         base: The network as it is in its files.
         folder: The adapter's folder, for errors.
-        changes: What it changes of the tensors of the module.
+        changes: The changes of the tensors of the module.
 
     Raises:
         ValueError: The base lacks some of them, or they have other shapes.

@@ -1,4 +1,4 @@
-"""Which entries of a tensor are which entries of others, as boxes of strided entries, exactly and at any size.
+"""Rearrangements of entries between tensors, as boxes of strided entries, exactly and at any size.
 
 A tensor that was made of others by re-arranging their entries is a list of boxes: entry `i` of a box lies at
 `start + i . strides` in the flat tensor, and at `there + i . theirs` in the flat tensor that it comes from. Reshaping
@@ -70,7 +70,7 @@ class Box:
         return replace(self, start=start, there=there, sizes=(*self.sizes[:dim], length, *self.sizes[dim + 1 :]))
 
     def _unfold(self, dim: int, length: int) -> "Box":
-        """The same entries, with a dimension as two: one over blocks of some length, and one within them."""
+        """Split a dimension in two: one over blocks of some length, and one within them."""
         size, stride, their = self.sizes[dim], self.strides[dim], self.theirs[dim]
         return Box(
             self.source,

@@ -37,7 +37,7 @@ class Blank:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What the tensors of a module consist of in the files.
+    """The sources in the files of all tensors of a module.
 
     Attributes:
         renamed: The name in the files of every tensor that is there as it is, by its name in the module.
@@ -45,7 +45,7 @@ class Conversion:
         blanks: Shapes and dtypes of the tensors in `made`.
         files: Shapes and dtypes of the tensors in the files that those consist of.
         extra: Names in the files of tensors that the module does not have.
-        ignored: Those of them that are known to be of no use, such as positions that the module makes anew.
+        ignored: The extra names that are known to be of no use, such as positions that the module makes anew.
     """
 
     renamed: Mapping[str, str]

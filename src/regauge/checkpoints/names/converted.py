@@ -43,7 +43,7 @@ class Converted(Checkpoint):
         return self.source.files
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in."""
+        """The dtype in which a tensor is read."""
         if self._params is None and name in self.conversion.renamed:
             return self.source.dtype_of(self.conversion.renamed[name])
         return super().dtype_of(name)
@@ -58,7 +58,7 @@ class Converted(Checkpoint):
         return [replace(shard, translate=self._translate) for shard in self.source.layout(file)]
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Converted":
-        """The same files with other values, given by the names of the module."""
+        """A checkpoint of the same files with other values, given by the names of the module."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -67,7 +67,7 @@ class Converted(Checkpoint):
         return result
 
     def written_as(self, form: Form) -> "Converted":
-        """The same, whose result is written in another form; it is read as precisely as that asks for."""
+        """A copy whose result is written in another form; it is read as precisely as that asks for."""
         result = cast(Converted, super().written_as(form))
         result.source = self.source.written_as(form)
         result.read_so_far = result.source.read_so_far

@@ -24,7 +24,7 @@ class Sharing(Checkpoint):
 
     Attributes:
         source: The checkpoint.
-        other: That of which it has some.
+        other: The checkpoint of which it has some tensors.
         shared: The names of these.
     """
 
@@ -44,7 +44,7 @@ class Sharing(Checkpoint):
         return self.source.files
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a tensor is read in."""
+        """The dtype in which a tensor is read."""
         return (self.other if name in self.shared else self.source).dtype_of(name)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -52,7 +52,7 @@ class Sharing(Checkpoint):
         return (self.other if name in self.shared else self.source).read(name, rows=rows, dtype=dtype)
 
     def written_as(self, form: Form) -> "Sharing":
-        """The same, whose result is written in another form."""
+        """A copy whose result is written in another form."""
         result = Sharing(self.source.written_as(form), self.other, (), ())
         result.stored, result.shared = self.stored, self.shared
         return result
@@ -87,7 +87,7 @@ def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def _settle(checkpoint: Checkpoint, source: Checkpoint, wanted: Sequence[str], notes: Sequence[str]) -> Checkpoint:
-    """The same with these tensors of its model's own and of no model, of which nothing more is to be said."""
+    """Mark extra tensors as resolved, as the model's own or of no model, and add notes about them."""
     if isinstance(checkpoint, Converted):
         known = checkpoint.conversion
     else:

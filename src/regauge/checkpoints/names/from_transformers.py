@@ -22,7 +22,7 @@ from regauge.core.symmetry import Symmetry
 
 
 def find_factory(folder: Path) -> Callable[[], Any]:
-    """What builds the model of a folder with config.json, and of the checkpoint in it, if there is one.
+    """A factory of the model of a folder with config.json, chosen by the checkpoint in it, if there is one.
 
     Raises:
         ImportError: transformers is not installed.

@@ -35,7 +35,7 @@ class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def boxes(self, tensor: Tensor) -> Boxes:
-        """Where the entries of a result come from."""
+        """The sources of the entries of a result."""
         if tensor not in self._boxes:
             raise RearrangementError("it does not come from the tensors of the files")
         found: Boxes = self._boxes[tensor]

@@ -33,7 +33,7 @@ LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
 
 
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:
-    """What builds the model of a folder with config.json.
+    """A factory of the model of a folder with config.json.
 
     It is the class that the configuration names, or `AutoModel`. Where the files hold `stored` tensors that this class
     lacks and does not ignore, such as a further head, it is the class of the same family that has them.
@@ -114,7 +114,7 @@ def _configured(folder: Path, what: str) -> Iterator[None]:
 
 
 def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:
-    """What the tensors of a transformers module consist of in files with these tensors.
+    """The sources of the tensors of a transformers module in files with these tensors.
 
     The order in which transformations are tried is that of `from_pretrained`.
 

@@ -1,1 +1,1 @@
-"""New checkpoints: written beside their place, with what goes along, their origin, and put there whole."""
+"""New checkpoints, with further files and provenance: written next to their place, and put there whole."""

@@ -1,4 +1,4 @@
-"""What lies beside the weights of a checkpoint and goes along with them into a new folder, and what is left."""
+"""Files next to the weights of a checkpoint: those that are copied to a new folder, and those that are left."""
 
 import shutil
 from dataclasses import dataclass, field

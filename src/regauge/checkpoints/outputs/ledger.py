@@ -65,7 +65,7 @@ def require_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
 
 
 def read_ledger(folder: Path) -> dict[str, Any] | None:
-    """What the ledger of a folder says; None without one.
+    """Read the ledger of a folder; None if it has none.
 
     Raises:
         FileExistsError: It is no ledger of regauge.

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: the command that wrote it, its settings, and the SHA-256 of every input.
+"""The provenance of a checkpoint: the command that wrote it, its settings, and the SHA-256 of every input.
 
 In a folder that is the file `regauge.json`, in a single `.safetensors` file the string `regauge` of the header. Equal
 runs write equal texts: times, the name of the output and how much memory was allowed are left out. Of absolute paths it
@@ -39,12 +39,12 @@ _KNOWN: dict[tuple[int, ...], str] = {}
 
 @dataclass(frozen=True)
 class Input:
-    """What a command reads: the name of its option, and the path as it was given.
+    """An input of a command: the name of its option, and the path as it was given.
 
     Attributes:
-        role: Such as `base`.
+        role: The name of the option, such as `base`.
         path: A file, a folder, or `file.py:factory`.
-        place: Where it lies, if that is not `path`.
+        place: The place on the disk, if that is not `path`.
     """
 
     role: str
@@ -81,12 +81,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a checkpoint is made of.
+    """The provenance of a checkpoint.
 
     Attributes:
-        command: Such as `align`.
+        command: The command, such as `align`.
         settings: Its settings, ready for JSON, without those that do not change the output.
-        inputs: What was read.
+        inputs: The files and folders that were read.
         seed: The seed of all random numbers, where there are any.
         element: The file of the element that moved the checkpoint; `*` stands for the name of the output.
     """
@@ -143,7 +143,7 @@ def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def name_networks(**networks: object) -> tuple[Input, ...]:
-    """Those networks that are in files, by what they are for; others are not named."""
+    """Inputs for those networks that are in files, by their roles; others are left out."""
     named = []
     for role, given in networks.items():
         for network in given if isinstance(given, list | tuple) else [given]:
@@ -153,7 +153,7 @@ def name_networks(**networks: object) -> tuple[Input, ...]:
 
 
 def read_provenance(path: str | Path) -> dict[str, Any] | None:
-    """What a checkpoint says about where it comes from; None if it says nothing, or is malformed."""
+    """Read the provenance of a checkpoint; None if it has none, or a malformed one."""
     path = Path(path)
     try:
         beside = path / IN_FOLDER if path.is_dir() else path.with_name(IN_FOLDER) if _is_index(path) else None

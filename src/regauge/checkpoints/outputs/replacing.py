@@ -14,7 +14,7 @@ from regauge.checkpoints.formats.location import folder_files, locate, shards_of
 from regauge.checkpoints.writing import flush
 
 OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
-"""What regauge writes beside weights: alignment, card and provenance."""
+"""Names of the files that regauge writes next to weights: alignment, card and provenance."""
 
 
 def own_files(folder: Path) -> set[str]:
@@ -36,10 +36,10 @@ def own_files(folder: Path) -> set[str]:
 
 
 def replace_files(new: Path, out: Path) -> None:
-    """Put a file, and what belongs to it, where others may be; called again, it goes on where a run ended within it.
+    """Put a file, and the files that belong to it, where others may be; called again, it continues an interrupted run.
 
-    At no time is there a file beside what belongs to another one: the old goes before the file, the new comes after it.
-    Where there is no old file, the new one comes last.
+    At no time does a file stand next to files that belong to another one: the old ones go before the file is replaced,
+    the new ones come after it. Where there is no old file, the new one comes last.
     """
     beside = sorted(path for path in new.iterdir() if path.name != out.name)
     if (new / out.name).exists():

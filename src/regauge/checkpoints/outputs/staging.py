@@ -1,6 +1,6 @@
 """An output that appears whole or not at all, and that an interrupted run can resume.
 
-Everything is written into a folder beside the output, `OUT.partial`. When all of it is on the disk it takes the place
+Everything is written into a folder next to the output, `OUT.partial`. When all of it is on the disk it takes the place
 of the output. The finished shards, and what they were made from, are listed in `OUT.partial/run.json`. A folder of that
 name that regauge has not made is refused.
 """
@@ -58,7 +58,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Staging:
-    """The folder beside an output, a `.safetensors` file or a folder, in which it is made.
+    """The folder next to an output, a `.safetensors` file or a folder, in which it is made.
 
     A run is resumed only with the same inputs: everything that the output depends on, ready for JSON. What a run
     without inputs leaves is of no use to a later one, which removes it. `content` is where the files of the output are
@@ -226,7 +226,7 @@ class Staging:
                 path.unlink()
 
     def _needed(self) -> int:
-        """How many bytes are still to be written."""
+        """The number of bytes that are still to be written."""
         found = self.content.iterdir() if self.content.exists() else ()
         return max(0, self._nbytes - sum(path.stat().st_size for path in found))
 
@@ -235,7 +235,7 @@ class Staging:
 
 
 def partial_of(out: Path) -> Path:
-    """Where an output is made: the folder `OUT.partial` beside it; a ValueError says that there is no name for it."""
+    """The folder in which an output is made, `OUT.partial` next to it; a ValueError if the output has no name."""
     if out.name in ("", ".."):
         raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
     return out.with_name(out.name + PARTIAL)
@@ -282,7 +282,7 @@ def _require_name(out: Path, *, overwrite: bool) -> None:
         return require_writable(out, overwrite=overwrite)
     require_parent(out)
     if os.path.lexists(out) and not (overwrite and out.is_dir()):
-        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or say --overwrite")
+        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or give --overwrite")
     if out.exists() and any(out.iterdir()) and not own_files(out):
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
     return None

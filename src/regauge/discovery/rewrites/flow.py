@@ -30,7 +30,7 @@ class Change:
     Attributes:
         entries: What is added whatever the inputs are, if that is known. Otherwise labels: equal labels mean equal
             changes, and the label zero means no change.
-        is_known: Which of both.
+        is_known: Whether the entries are known.
     """
 
     entries: Tensor
@@ -62,7 +62,7 @@ def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
 
 
 def classes_of(rows: Tensor) -> Tensor:
-    """For each row a number; equal rows have equal ones, zero means that nothing changes."""
+    """A class number for each row: equal rows have equal numbers, and zero means that nothing changes."""
     # Products with one fixed vector without structure tell rows apart, and sort much faster than they do.
     mixed = rows @ torch.arange(1.0, rows.shape[1] + 1, dtype=rows.dtype).square().cos()
     step = EQUAL * rows.abs().sum(1).max()

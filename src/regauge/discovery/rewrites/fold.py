@@ -27,13 +27,13 @@ class Folded:
     """A network that computes the same function with gains of one.
 
     Attributes:
-        params: Of the same names, shapes, dtypes and devices: the architecture stays as it is.
+        params: Parameters of the same names, shapes, dtypes and devices: the architecture stays as it is.
         ones: Gains that are exactly one now, for `discover(..., ones=folded.ones)`.
         zeros: Biases, or parts of them, that others have taken up.
         centered: Parameters whose mean along an axis was removed, because a norm behind it removes it anyway:
             name and axis.
         max_error: Largest relative change of the outputs on the example inputs, in float64.
-        notes: What stayed as it was, and why, in sentences.
+        notes: Sentences about what stayed as it was, and why.
     """
 
     params: Params
@@ -68,7 +68,7 @@ def fold(
     Three kinds of freedom are used up. Each is found in the traced model, none by the names of its layers:
 
     - A gain moves into what reads it, by the scales and signs of the symmetry: the gain becomes one. Where it is zero
-      its readers become zero, if nothing stands beside it.
+      its readers become zero, if nothing is added to it before they read it.
     - A bias moves to where another one takes it up: of LayerNorm to its readers, of values to the output projection,
       of a recurrent state to its input. Or nothing sees it, as a bias of keys behind the softmax. It becomes zero.
     - A mean that a LayerNorm or a softmax removes becomes zero in what writes to it, and in what reads from values
@@ -82,8 +82,8 @@ def fold(
         module: Its architecture; its own parameters are not used.
         example_inputs: As for `discover`.
         example_kwargs: Keyword inputs.
-        outputs: Which outputs must stay, as for `discover`.
-        symmetry: What `discover` finds for the module without `ones`; found anew if it is left out.
+        outputs: The outputs that must stay, as for `discover`.
+        symmetry: The symmetry that `discover` finds for the module without `ones`; found anew if it is left out.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
@@ -139,7 +139,7 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Biases first, so that nothing stands beside a gain that is zero; means last, behind equal gains."""
+        """Biases first, so that no bias is added behind a gain of zero; means last, behind equal gains."""
         self._check("biases", self._take_up)
         self._check("gains", self._fold)
         self._check("means", self._center)

@@ -1,7 +1,7 @@
-"""What a change of some parameters does to the values of a traced model, followed through its operators.
+"""Follow a change of some parameters through the operators of a traced model.
 
-Operators that move values move the changes alike. What ends a change is an operator that does not see it: a softmax of
-scores that all change alike, a LayerNorm of features that all change alike, or a bias that takes it up.
+Operators that move values move the changes alike. A change ends at an operator that does not see it (a softmax of
+scores that all change alike, a LayerNorm of features that all change alike), or at a bias that takes it up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d"
 
 
 def follow(flow: Flow, start: Mapping[str, Tensor]) -> Params | None:
-    """What is added to some parameters (by the first of their names), and what biases take up for the outputs to stay.
+    """The given changes of parameters with the changes of biases that compensate them; None where something sees them.
 
-    None where something sees the change.
+    Parameters go by the first of their names. No output and no buffer that the model writes may change.
     """
     try:
         return _Run(flow, start).result()
@@ -216,7 +216,7 @@ class _Run:
         )
 
     def _take_up(self, operand: Any, change: Change | None, uniform: Sequence[int]) -> Change | None:
-        """What is left of a change that a bias takes up where it can: only what is the same along `uniform`."""
+        """Let a bias compensate a change and return None; return the change where it varies along `uniform`."""
         if change is None or not change.is_known or not self._is_taker(operand):
             return change
         state = self.flow.program.states[operand.name]

@@ -54,7 +54,7 @@ def fold_gains(
     """Make gains one by the scales and signs of the symmetry.
 
     A gain that is zero somewhere cannot be scaled to one. There the readers become zero instead, if what else the
-    scale multiplies (the bias beside the gain) is zero there. Where two gains share one scale only the first is folded.
+    scale multiplies (the bias next to the gain) is zero there. Of two gains with one scale only the first is folded.
     Returned are the network, the gains that are exactly one now, and those that are not, each with the reason.
     """
     current = dict(params)
@@ -67,7 +67,7 @@ def fold_gains(
         for name in family.choose(current):
             folded = family.fold(name, current)
             if folded is None:
-                kept[name] = "it is zero where the bias beside it is not"
+                kept[name] = "it is zero where the bias next to it is not"
             else:
                 current = folded
                 ones.append(name)

@@ -24,7 +24,7 @@ def unary(along: LawOf) -> Rule:
 
 
 def copy(b: Builder, call: Call) -> Value | Stacked:
-    """The same values: clone, contiguous, dropout in evaluation mode."""
+    """A copy of the values: clone, contiguous, dropout in evaluation mode."""
     require_evaluation(call)
     return call.x if isinstance(call.x, Stacked) else b.unary(call.x, law.same)
 
@@ -166,7 +166,7 @@ def power_of_two(b: Builder, call: Call) -> Value:
 
 
 def find_range(b: Builder, call: Call) -> Value:
-    """In which of some ranges an entry lies: bucketize, searchsorted."""
+    """The index of the range in which each entry lies: bucketize, searchsorted."""
     x, bounds = call["self"], call.first("boundaries", "sorted_sequence")
     if not isinstance(x, Value) or not isinstance(bounds, Value) or len(bounds.shape) != 1:
         raise NoRuleError("bounds of each row")

@@ -156,7 +156,7 @@ def _address(b: Builder, x: Value, dim: int, positions: Value) -> Law:
 
 
 def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
-    """Everything that is addressed, and every axis of the index tensors, is frozen; the rest passes."""
+    """Several index tensors: freeze the axes that they address, and their own; the rest passes."""
     used = [k for k, i in enumerate(indices) if i is not None]
     tensors = [as_value(b, indices[k]) for k in used]
     kept = [k for k in range(x.ndim) if k not in used]

@@ -89,7 +89,7 @@ def ranked(b: Builder, call: Call) -> Any:
 
 
 def histogram(b: Builder, call: Call) -> Value:
-    """How many entries lie in each of some ranges."""
+    """A histogram: the number of entries in each of some ranges."""
     return b.carry(as_value(b, call.x), [None], call.shape, law.fixed, reason=f"{b.op}: ranges")
 
 

@@ -26,7 +26,7 @@ MOST_LEARNED = 20_000_000
 NOTHING_BETTER = (
     "the network stays as it is, since nothing that was tried loses less; is_kept_always (--always) moves it anyway"
 )
-"""What is told where no method is better than none."""
+"""The note where no method is better than none."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
 """Units of the objective."""
 
@@ -42,13 +42,13 @@ class BestGauge(GaugeMethod):
     result is never worse than it. The objective is what decides, with its sign turned.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         methods: In the order in which they are tried; the first of equally good ones is kept. Unless given, scales are
             equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the error of the
             weights, with a task by function, too.
         by: Whether the loss of the task decides, or the rounding error of the weights; the loss unless given, where
             there is a task.
-        steps: Of learned rotations, where no methods are given.
+        steps: The number of steps of learned rotations, where no methods are given.
         is_kept_always: Whether the best network that a method moved is kept, even where the one as it is loses less.
     """
 
@@ -121,7 +121,7 @@ class BestGauge(GaugeMethod):
         return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
 
     def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
-        """What decides, and what must not grow either."""
+        """Functions of a network: the first decides between methods, and none of them may grow."""
         if is_loss:
             return [self._loss(problem, problem.task)]
         schemes = dict.fromkeys((self.scheme, *REPORTED))
@@ -149,8 +149,8 @@ def default_methods(
     are left whose rounding error would grow.
 
     Args:
-        scheme: How weights are rounded.
-        steps: Of learned rotations.
+        scheme: The rounding scheme of weights.
+        steps: The number of steps of learned rotations.
         is_loss: Whether a loss decides.
         is_learned: Whether rotations are learned.
         is_by_function: Whether they may be learned by function, which holds many gradients in memory.

@@ -25,7 +25,7 @@ class Chain(GaugeMethod):
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """What a network that it moved is called."""
+        """The name, in tables, of a network that the method moved."""
         return ", ".join(method.label for method in self.methods)
 
     @property

@@ -47,7 +47,7 @@ class LearnedRotation(GaugeMethod):
     element so far and at a lower rate than the one before.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         steps: Of Adam; the descent on the expected distance takes at most `ON_EXPECTED`, and as many follow as given.
         lr: Its rate at the start; it falls to zero along a line, in each round.
         by: Whether the error of weights or that of the function is made small; the latter needs a task.
@@ -68,7 +68,7 @@ class LearnedRotation(GaugeMethod):
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """What a network that it moved is called."""
+        """The name, in tables, of a network that the method moved."""
         return "learned" if self.by == "weights" else "learned by function"
 
     @property

@@ -29,8 +29,8 @@ class Point:
     """A point of the orbit.
 
     Attributes:
-        matrices: Of the groups that rotate, acting where gains are one.
-        scales: Of the whole symmetry, acting after them; None where there are none.
+        matrices: Matrices of the groups that rotate, acting where gains are one.
+        scales: Scales of the whole symmetry, acting after them; None where there are none.
     """
 
     matrices: Element
@@ -38,7 +38,7 @@ class Point:
 
 
 class Reach:
-    """Where a network can go on its orbit, and how it gets there.
+    """The points of a network's orbit that a descent can reach, and the moves that lead to them.
 
     Args:
         problem: The network.
@@ -96,7 +96,7 @@ class Reach:
         return Point(still, scales)
 
     def moves(self, point: Point) -> tuple[Move, ...]:
-        """What takes the network to a point."""
+        """The moves that take the network to a point."""
         before = () if self.found.before is None else (self.found.before,)
         turns = (Move(self.found.symmetry, point.matrices),) if self.can_rotate else ()
         return (*before, *turns, *(() if point.scales is None else (Move(self.symmetry, point.scales),)))
@@ -139,7 +139,7 @@ class Tangents:
 
     Attributes:
         turns: The parameters of rotations.
-        stretches: Those of whole linear groups and of scales.
+        stretches: The parameters of whole linear groups and of scales.
     """
 
     def __init__(self, rotating: Symmetry, symmetry: Symmetry, start: Point, *, is_whole: bool) -> None:

@@ -62,7 +62,7 @@ class Rotation(GaugeMethod):
     The objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         is_kept_always: Whether rotations are kept even where they make the rounding of weights worse, because
             activations are rounded too; the objective then may fall.
     """

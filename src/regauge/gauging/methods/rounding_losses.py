@@ -1,4 +1,4 @@
-"""What descents over a network's orbit follow: the rounding error of weights, or what rounding does to the outputs."""
+"""Losses for descents over a network's orbit: the rounding error of weights, or the change of outputs by rounding."""
 
 import copy
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ PROBES = 16
 
 
 class RoundingLoss(Protocol):
-    """How good a network is with true rounding, and a differentiable loss that leads to better points of its orbit."""
+    """A score of networks with true rounding, and a differentiable loss that leads to points with better scores."""
 
     unit: str
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """What is maximized, of a network and its symmetry."""
+        """The objective of a network with true rounding, to be maximized."""
 
     def descend(self, reach: Reach, point: Point) -> Tensor:
         """The differentiable loss at a point."""
@@ -59,7 +59,7 @@ class OfWeights:
 
 
 class OfFunction:
-    """How far the outputs of the rounded network are from those of the network as it was, on the task's batches.
+    """The distance of the rounded network's outputs from those of the given network, on the task's batches.
 
     For a task with cross entropy that is the Kullback-Leibler divergence of the softmax over the last axis, in nats;
     for others the squared distance relative to the squared outputs. Targets are not used. The last quarter of the
@@ -114,6 +114,8 @@ class OfFunction:
         sums = {name: torch.zeros(PROBES, *leaf.shape) for name, leaf in leaves.items()}
         for draw in range(draws):
             made = self._run(params, self._inputs[draw % len(self._seen)])
+            # The gradient of noise^T R f is J^T R noise, whose outer product has the expectation J^T R^2 J: the
+            # curvature without second derivatives of f, from one backward pass.
             noise = torch.randn(made.shape, generator=generator, device=generator.device).to(made.device)
             found = torch.autograd.grad((noise * self._root(made.detach()) * made).sum(), [*leaves.values()])
             for name, gradient in zip(leaves, found, strict=True):

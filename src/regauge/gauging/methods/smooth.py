@@ -1,4 +1,4 @@
-"""Smooth: what is hard to round in activations moves into weights, or the other way round, as data tell."""
+"""Smooth: channels that are hard to round move from activations into weights, or back, by scales fitted on data."""
 
 import copy
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Smooth(GaugeMethod):
     Looked at is the first batch of the task.
 
     Attributes:
-        scheme: How weights are rounded.
+        scheme: The rounding scheme of weights.
         activations: How activations are rounded while alphas are compared, each token or example with a scale of its
             own; not at all where it is None.
         alpha: The exponent; searched where it is None.
@@ -129,7 +129,7 @@ class _Work:
         self._schemes: dict[tuple[int, ...], Any] = {}
 
     def pair(self, direction: Direction) -> _Pair | str:
-        """What the scales of a family move; a reason where they are not chosen."""
+        """The values and readers that the scales of a family move; a reason where its scales are not chosen."""
         there = self._by_family.get((direction.group, direction.weights))
         read = {*self._found.read}
         values = tuple(place for place in there.places if place.name in read) if there is not None else ()

@@ -18,10 +18,19 @@ Array = NDArray[Any]
 Kind = Literal["bool", "int", "float", "json"]
 Row = Mapping[str, Any]
 INTS = (np.int8, np.int16, np.int32, np.int64)
+TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "json": int}
+"""The type of a value that all rows of a shard share, by the kind of its column."""
+DTYPES = {
+    "bool": ("bool",),
+    "int": ("int8", "int16", "int32", "int64"),
+    "float": ("float32", "float64"),
+    "json": ("int8", "int16", "int32", "int64"),
+}
+"""The dtypes of the values of some rows, by the kind of their column."""
 
 
 def narrow(values: Array) -> Array:
-    """The same numbers in the narrowest dtype that holds each of them exactly."""
+    """Convert numbers to the narrowest dtype that holds each of them exactly."""
     if values.dtype.kind == "i":
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         return values.astype(next(d for d in INTS if np.iinfo(d).min <= low and high <= np.iinfo(d).max))
@@ -48,7 +57,7 @@ class Column:
 def encode(rows: Sequence[Row]) -> dict[str, Column]:
     """Columns of some rows of plain JSON values, by name."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
+    return {_plain(name, name): _column(name, [_plain(row.get(name), name) for row in rows]) for name in names}
 
 
 def describe(column: Column) -> dict[str, Any]:
@@ -59,6 +68,38 @@ def describe(column: Column) -> dict[str, Any]:
         if not isinstance(value, float) or math.isfinite(value):
             entry["value"] = value
     return entry
+
+
+def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
+    """Raise a ValueError, as a clause, unless an entry of the header describes a column.
+
+    Args:
+        name: Name of the column.
+        entry: What `describe` wrote, or what somebody changed.
+        dtypes: The dtype of each tensor of the shard that has one value for each row.
+    """
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if kind not in DTYPES:
+        raise ValueError(f"the column {name!r} is of no kind that there is, {', '.join(DTYPES)}")
+    distinct = entry.get("distinct", [])
+    if not isinstance(distinct, list):
+        raise ValueError(f"the column {name!r} has no list of distinct values")
+    if "value" not in entry:
+        if dtypes.get(f"rows/{name}") not in DTYPES[kind] or dtypes.get(f"null/{name}", "bool") != "bool":
+            raise ValueError(f"the column {name!r} has no values of kind {kind!r} for each row")
+        return
+    value: Any = entry["value"]
+    is_kind: bool = type(value) is TYPES[kind]
+    if not is_kind or (kind == "int" and not -(2**63) <= value < 2**63):
+        raise ValueError(f"the column {name!r} has a value that is not of kind {kind!r}")
+    if kind == "json" and not 0 <= value < len(distinct):
+        raise ValueError(f"the column {name!r} has no distinct value of number {value}")
+
+
+def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
+    """Raise a ValueError, as a clause, unless values are codes into the distinct ones; without any, all are 0."""
+    if ((values < 0) | (values >= max(1, len(distinct)))).any():
+        raise ValueError(f"the column {name!r} has codes of values that are not there")
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
@@ -142,11 +183,16 @@ def _plain(value: Any, name: str) -> Any:
     """A JSON value, with the scalars of numpy as Python's."""
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float):
         return value
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
+        if isinstance(value, str):
+            value.encode()  # half of a character cannot be read again
+            return value
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"column {name!r} has a value that is not plain JSON ({error}); give numbers, texts, lists or mappings"
         ) from error

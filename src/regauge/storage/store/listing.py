@@ -21,7 +21,7 @@ AT_ONCE = 512
 
 
 class Place(NamedTuple):
-    """Where a network is in a store: name of the shard, and row in it."""
+    """The place of a network in a store: name of the shard, and row in it."""
 
     shard: str
     row: int
@@ -42,7 +42,7 @@ class Listing:
 
     @cached_property
     def rows(self) -> Rows:
-        """What is known about each network."""
+        """A row of facts about each network."""
         names = dict.fromkeys([*ALWAYS, *(name for shard in self.shards for name in shard.columns)])
         return Rows(len(self), names, self._load)
 
@@ -55,7 +55,7 @@ class Listing:
         return shard, numbers - self.starts[shard]
 
     def places(self, numbers: Indices) -> list[Place]:
-        """Where some networks are."""
+        """The places of some networks."""
         shards, rows = self.locate(numbers)
         return [Place(self.shards[k].path.stem, row) for k, row in zip(shards.tolist(), rows.tolist(), strict=True)]
 

@@ -44,6 +44,8 @@ class Manifest:
         try:
             document = read_versioned(path.read_text(encoding="utf-8"), FORMAT, VERSION)
             symmetry = document["symmetry"]
+            if not isinstance(document["key"], str) or not isinstance(document["about"], dict):
+                raise ValueError("its key is no text, or what it tells is no object")
             return cls(
                 Architecture.from_json(json.dumps(document["architecture"])),
                 None if symmetry is None else Symmetry.from_json(json.dumps(symmetry)),
@@ -96,7 +98,7 @@ class Manifest:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """What stores of the same networks share, without the symmetry's notes, such as the error of its check."""
+        """The fields that stores of one architecture share, without notes of the symmetry such as its check's error."""
         groups = None if self.symmetry is None else self.symmetry.groups
         return {"architecture": self.architecture, "storage": self.storage, "symmetry": groups}
 
@@ -109,7 +111,7 @@ def require_manifest(folder: Path) -> Path:
 
 
 def _differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """Where two JSON values differ, as paths of keys."""
+    """The paths of keys at which two JSON values differ."""
     if isinstance(first, dict) and isinstance(second, dict):
         keys = dict.fromkeys((*first, *second))
         return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]

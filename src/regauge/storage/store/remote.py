@@ -41,8 +41,8 @@ def copy_store(url: str, progress: Progress = no_progress) -> Path:
     which was at the URL before, is removed.
 
     Args:
-        url: Of the store's folder, such as "s3://bucket/mlps"; any protocol of fsspec.
-        progress: Of the bytes.
+        url: The URL of the store's folder, such as "s3://bucket/mlps"; any protocol of fsspec.
+        progress: Shows how many bytes were copied.
 
     Returns:
         The folder of the copy.

@@ -23,7 +23,8 @@ from regauge.checkpoints.formats.headers import StoredTensor, encode_header, rea
 from regauge.checkpoints.tensor_spec import layout_of
 from regauge.checkpoints.writing import SUFFIX, bytes_of, whole_file
 from regauge.core.progress import Progress, no_progress
-from regauge.storage.store.columns import Array, Column, describe, narrow
+from regauge.core.typed_json import parse_json
+from regauge.storage.store.columns import Array, Column, describe, narrow, require_codes, require_described
 from regauge.storage.store.manifest import FOLDER, require_manifest
 from regauge.storage.store.packing import Segment
 
@@ -31,6 +32,8 @@ FORMAT = "regauge.shard"
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=-]*")
 """Names that shards can have."""
+IDENTITY = ("id", "step")
+"""The columns that name each network."""
 BLANK = "0" * 64
 """The text in the place of the checksum while it is computed."""
 
@@ -60,10 +63,16 @@ class Shard:
             if metadata["version"] != str(VERSION):
                 raise ValueError(f"it is of version {metadata['version']}, but this regauge reads version {VERSION}")
             count = int(metadata["rows"])
-            if any(place.shape[:1] != (count,) for place in places.values()):
+            if any(place.shape[:1] != (count,) for place in places.values()) or not 0 <= count <= size:
                 raise ValueError(f"a tensor has not {count} rows")
-            return cls(path, count, json.loads(metadata["columns"]), places, metadata["checksum"], start, size)
-        except (KeyError, TypeError, ValueError) as error:
+            columns = parse_json(metadata["columns"])
+            dtypes = {name: dtype_name(place.dtype) for name, place in places.items() if len(place.shape) == 1}
+            for name, entry in columns.items():
+                require_described(name, entry, dtypes)
+            if count and any(columns[name]["kind"] != "int" or f"null/{name}" in places for name in IDENTITY):
+                raise ValueError(f"it does not say the {' and '.join(IDENTITY)} of each network")
+            return cls(path, count, columns, places, metadata["checksum"], start, size)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = str(error) if isinstance(error, ValueError) else f"its header is malformed: {error!r}"
             raise ValueError(damage_message(path, reason)) from error
 
@@ -105,14 +114,23 @@ class Shard:
             return Column(described["kind"], narrow(np.array([described["value"]])), None, distinct)
         values, null = (self._values(part, content) for part in (f"rows/{name}", f"null/{name}"))
         assert values is not None
+        if described["kind"] == "json":
+            try:
+                require_codes(name, values, distinct)
+            except ValueError as error:
+                raise ValueError(damage_message(self.path, str(error))) from error
         return Column(described["kind"], values, null, distinct)
 
     def _values(self, name: str, content: Array) -> Array | None:
         place = self.places.get(name)
         if place is None:
             return None
-        dtype = str(place.dtype).removeprefix("torch.")
-        return np.frombuffer(content, dtype, math.prod(place.shape), place.start or 0).copy()
+        return np.frombuffer(content, dtype_name(place.dtype), math.prod(place.shape), place.start or 0).copy()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype, which is that of numpy where it has it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def path_of(folder: Path, name: str) -> Path:

@@ -101,7 +101,7 @@ class Store:
         Args:
             folder: Its folder, or the URL of one on object storage, such as "s3://bucket/mlps": any protocol of fsspec.
                 Shards that are not there yet are copied to the cache; such a store can be read alone.
-            progress: Of the copying.
+            progress: Shows the copying.
 
         Raises:
             FileNotFoundError: There is none.
@@ -145,7 +145,7 @@ class Store:
 
     @property
     def rows(self) -> Rows:
-        """What is known about each network."""
+        """A row of facts about each network."""
         return self._now.rows
 
     @property
@@ -234,7 +234,7 @@ class Store:
         return part
 
     def places(self, indices: Iterable[int] | Array) -> list[Place]:
-        """Where some networks are, which stays so for good: their numbers may differ between readers."""
+        """The places of some networks, which never change, while their numbers may differ between readers."""
         return self._now.places(resolve(indices, len(self)))
 
     def numbers(self, places: Iterable[Place]) -> Indices:

@@ -120,7 +120,7 @@ class Step(ABC):
 
     @abstractmethod
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
-        """From the derivative by the output that by the input (any tensor unless it goes on), and those of `names`."""
+        """Derivatives by the input (any tensor unless `goes_on`) and by `names`, from that by the output."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
 
 
 def _step(node: fx.Node, module: nn.Module) -> Step | None:
-    """What a node does, if it is a step of a chain."""
+    """The step of a chain that a node does; None if it is none."""
     target: Any = module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
     names = (f"{node.target}.weight", f"{node.target}.bias")
     match target:

@@ -68,7 +68,7 @@ class VectorChain:
         return self.pull(params, inputs, lambda outputs: mean_losses(outputs, targets))
 
     def pull(self, params: Mapping[str, Tensor], inputs: Tensor, judge: Judge) -> tuple[Tensor, list[Tensor]]:
-        """What a function says about the outputs, `[networks]`, and its derivatives by the parameters, in their order.
+        """Losses of the outputs by a function, `[networks]`, and their derivatives by the parameters, in their order.
 
         The next call may overwrite these derivatives.
         """
@@ -126,7 +126,7 @@ class VectorChain:
         return hidden, slopes
 
     def _buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The same memory at every step, as long as the shapes stay."""
+        """A buffer that is reused at every step, as long as the shapes stay."""
         key = (name, len(shape))
         found = self.buffers.get(key)
         if found is None or found.shape != tuple(shape) or found.dtype != like.dtype or found.device != like.device:

@@ -1,6 +1,6 @@
-"""What is read off the features of networks: each head a small frozen dataclass whose `build` makes a torch module.
+"""Heads, which read the features of networks: each a small frozen dataclass whose `build` makes a torch module.
 
-A built head is given what a net has `Read`. To add one: write a file with the dataclass and the module, and name it in
+A built head takes a `Read`. To add one: write a file with the dataclass and the module, and name it in
 `HEADS`.
 """
 

@@ -19,7 +19,7 @@ from regauge.weightspace.layout.writing import Written
 from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4
-"""Directions in which tensors on the axes of matrices are changed, beside themselves."""
+"""Directions in which tensors on the axes of matrices are changed, in addition to their own."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Equivariant:
             raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
+        """Names of the features of the last layer that are read; `has_pairs`: whether layers keep features of pairs."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
         odd = ("odd",) if any(layout.unit_signs[name] for layout in layouts for name in layout.units) else ()
@@ -179,7 +179,7 @@ class _Change:
             period = find_period(block) if read.layout.waves is not None else None
             if period is None:
                 values = values / read.sizes[written.piece.parameter]
-            else:  # Half periods add to the value, but nothing to this.
+            else:  # A half period adds `period[2]` to the value and so 2 pi to this angle, which its sine does not see.
                 values = torch.sin(2 * math.pi / period[2] * values)
             self.values = divide_by(values, self.weights)
         self.out: Tensor | None = None
@@ -194,7 +194,7 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """What belongs to each copy of the units that values read."""
+        """Multiply a change by the shares of the units that values read, so that copies of a unit divide it."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
@@ -226,7 +226,7 @@ class _Change:
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """For each end features of its units whose product moves as values of a block do; None if there are none."""
+    """Characters of unit features at each end whose product moves as values of a block do; None if there are none."""
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]
     for chosen in product(*choices):

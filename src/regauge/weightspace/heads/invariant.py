@@ -25,7 +25,7 @@ class Invariant:
     Sets and blocks have maps of their own, whose results are added up; then follows an MLP.
 
     Attributes:
-        outputs: How many numbers for each network.
+        outputs: The number of outputs for each network.
         hidden: Width of the hidden layer; that of the net unless given.
         dropout: Share of the hidden units that are dropped in training.
     """
@@ -42,7 +42,7 @@ class Invariant:
             )
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
+        """Names of the features of the last layer that are read; `has_pairs`: whether layers keep features of pairs."""
         units = frozenset({"units", "positions", "network"})
         return units | {"pairs", "unwritten"} if has_pairs else units
 

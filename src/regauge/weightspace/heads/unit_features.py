@@ -29,7 +29,7 @@ class UnitFeatures:
             raise ValueError(f"width={self.width}; vectors have at least one number")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Which features of the last layer are read; `has_pairs` says whether layers have any of pairs anyway."""
+        """Names of the features of the last layer that are read: those of units."""
         return frozenset({"units"})
 
     def build(

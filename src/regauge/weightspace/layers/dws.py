@@ -23,7 +23,7 @@ class DWS(Layer):
     Attributes:
         sets: `"attention"` among the units of a set, besides the linear map, or `"mean"`: by what is pooled alone.
         pooling: `"max"` or `"mean"`.
-        heads: Of the attention; they divide the width.
+        heads: The number of heads of the attention; they divide the width.
         is_diagonal: Whether tensors hear only from those with units in common, as in Deep-Align, so that cost and
             parameters grow with the number of layers and not with its square.
 

@@ -24,12 +24,12 @@ Reads = dict[Key, list[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Exchange:
-    """What an exchange does at its hubs.
+    """Settings of an exchange at its hubs.
 
     Attributes:
-        pooling: What becomes of the axes that a hub does not have.
+        pooling: The pooling over axes that a hub does not have.
         sets: Whether the units of a set hear from each other by what is pooled, or by attention as well.
-        heads: Of the attention.
+        heads: The number of heads of the attention.
         is_local: Whether features hear only from those that have units in common with them.
     """
 
@@ -98,7 +98,7 @@ class ExchangeLayer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """What units hear from the units of their set and copy, by attention among them."""
+    """Messages to units from the units of their set and copy, by attention."""
 
     def __init__(self, hub: Hub, width: int, heads: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
 
 
 def _write(part: Tensor, link: Link, target: Tensor) -> Tensor:
-    """What goes out of a hub, at the axes of features; length one where it is the same along an axis."""
+    """The output of a hub at the axes of features, of length one along axes on which it is constant."""
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
         if place != POOLED:

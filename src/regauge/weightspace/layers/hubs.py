@@ -1,4 +1,4 @@
-"""Where the tensors of a network meet: over the units, and the combinations of units, that they have in common."""
+"""Hubs, at which tensors of a network exchange features: the units, and combinations of units, that they share."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,8 +37,8 @@ class Hub:
     Attributes:
         grid: Its axes; none where everything is pooled.
         is_set: Whether it is one set of units, on which set layers work.
-        reads: What arrives.
-        writes: What goes out.
+        reads: The links whose features arrive.
+        writes: The links to which features go out.
     """
 
     grid: Grid
@@ -52,7 +52,7 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
     """The hubs of a layout: every set of units, every combination of sets that some block has, and the whole network.
 
     Args:
-        layout: Of the networks.
+        layout: The layout of the networks.
         targets: What is written, in the words of `weightspace.layers`.
         is_local: Whether features hear only from those that have units in common with them. Then the pooled features of
             a block go to itself alone, and those of the network exchange with those of units.
@@ -132,7 +132,7 @@ def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[t
 
 
 def count_fans(hubs: tuple[Hub, ...]) -> dict[Key, int]:
-    """For everything that is written, the number of features that it is a sum over."""
+    """The number of features over which each written feature is a sum."""
     fans: dict[Key, int] = {}
     for hub in hubs:
         for link in hub.writes:

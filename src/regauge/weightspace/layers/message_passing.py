@@ -92,7 +92,7 @@ class _Layer(nn.Module):
         return features.change(result, pairs, self.network.change(features, network, result, layout))
 
     def _message(self, e: Tensor, units: dict[str, Tensor], block: Block, receiver: int) -> Tensor:
-        """What every value of a block tells the units at one end: `[models, *labels, width]`."""
+        """The message of every value of a block to the units at one end, `[models, *labels, width]`."""
         factor, message = self.through.at(receiver, e).chunk(2, -1)
         for j, other in enumerate(block.ends):
             if j != receiver:

@@ -22,11 +22,11 @@ Heard = Mapping[str, Mapping[Character, list[Tensor]]]
 
 @dataclass(frozen=True)
 class Turned:
-    """What the units of a set make of what they hear.
+    """The features of a set's units, updated by the messages that they receive.
 
     Attributes:
-        mixed: A map of the features of each character and what is heard.
-        waves: Sines and cosines of their angles, where they have any, with all added that is heard.
+        mixed: A map of the features of each character and of its messages.
+        waves: Sines and cosines of the units' angles, where they have any, with all messages added to the angles.
     """
 
     mixed: Mapping[Character, Tensor]
@@ -41,9 +41,9 @@ class OddUnits(nn.Module):
     hear, multiplied by functions of features that no sign changes.
 
     Args:
-        plan: What the layer is built for.
+        plan: The plan of the layer.
         hidden: Width of the hidden layers of its MLPs.
-        reaches: What is known of such features before it, for each layout.
+        reaches: The characters of such features before it, for each layout.
         is_pass: Whether features are at first sent as they are, so that layers begin as the network's own pass.
     """
 
@@ -125,7 +125,7 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """What a set of units makes of what it hears, before it is multiplied by functions of even features."""
+        """Update the features of a set of units by messages, before functions of even features multiply them."""
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
@@ -142,7 +142,8 @@ class OddUnits(nn.Module):
         return Turned(mixed, dict(zip(layout.wave_signs(name), turn(features.odd.waves[name], phases), strict=True)))
 
     def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
-        """What no sign changes of all that units turned to, of the hidden width."""
+        """Functions of the updated features that no sign changes, of the hidden width."""
+        # Squares entry by entry lose all signs; their mean over characters has one size whatever their number is.
         found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
         if found:
             yield self.from_squares(torch.stack(found).mean(0))
@@ -155,6 +156,7 @@ class OddUnits(nn.Module):
         for name, known in features.odd.units.items():
             made, new = turned[name], dict(known)
             for sign in self.new_signs[layout.key].get(name, ()):
+                # Gates multiply by functions of even features, so the product keeps the character of what it gates.
                 if sign in made.waves:
                     along, beside = self.wave_gate(hidden[name]).chunk(2, -1)
                     new[sign] = made.waves[sign] * (1 + along) + made.mixed[sign] * beside
@@ -164,7 +166,7 @@ class OddUnits(nn.Module):
         return replace(features.odd, units=result)
 
     def read(self, odd: Odd, layout: Layout, shares: Shares) -> Tensor | float:
-        """What the network hears: sums over units of the products of their values with their features."""
+        """Messages to the network: sums over units of the products of their values with their features."""
         read = [(name, sign) for name, signs in self.read_signs[layout.key].items() for sign in signs]
         total: Tensor | float = 0.0
         for name, sign in read:

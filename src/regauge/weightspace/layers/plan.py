@@ -1,4 +1,4 @@
-"""What layers are built for, and what every kind of layer says about itself."""
+"""The plan that a layer is built from, and the base class of all kinds of layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ ENDS = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """What a layer is built for.
+    """The plan that a layer is built from.
 
     Attributes:
-        layouts: Of all networks that it is to read.
+        layouts: The layouts of all networks that the layer reads.
         width: Length of the vectors of units, pairs and networks.
-        reads: Which of its outputs the next layer or the head reads; see `weightspace.layers`.
+        reads: The outputs that the next layer or the head reads; see `weightspace.layers`.
         generator: Source of the initial weights.
-        before: How many layers come before it.
+        before: The number of layers before it.
     """
 
     layouts: Sequence[Layout]
@@ -61,7 +61,7 @@ class Plan:
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
 
     def count_ends(self, *, are_read: bool = False) -> int:
-        """How many ends of a block have maps of their own."""
+        """The number of ends of a block that have maps of their own."""
         blocks = [b for one in self.layouts for b in (read_blocks(one, self.reads) if are_read else one.pair_blocks)]
         return min(ENDS, max((len(block.ends) for block in blocks), default=0))
 
@@ -78,11 +78,11 @@ class ForEnds(nn.ModuleList):
     """One module for each end of a block."""
 
     def number(self, end: int) -> int:
-        """Of the module of an end."""
+        """The index of the module that serves an end; all further ends share the last one."""
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
-        """What the module of an end makes of vectors."""
+        """Apply the module of an end to vectors."""
         made: Tensor = self[self.number(end)](x)
         return made
 
@@ -101,12 +101,12 @@ class Layer(ABC):
 
     @property
     def respects(self) -> tuple[str, ...]:
-        """Parts of a symmetry, beside permutations, that need no canonical form before the layer."""
+        """Parts of a symmetry, other than permutations, that need no canonical form before the layer."""
         return ()
 
     @property
     def channels(self) -> int:
-        """How many functions of each value between units it multiplies by."""
+        """The number of functions of each value between units by which the layer multiplies."""
         return 0
 
     @property
@@ -115,7 +115,7 @@ class Layer(ABC):
         return True
 
     def reaches(self, layout: Layout, layers: int) -> Reach | None:
-        """What is known after some layers of features that signs or scales change; None if there are none such."""
+        """The features that signs or scales change and that can be nonzero after some layers; None without such."""
         return None
 
     @abstractmethod

@@ -64,7 +64,7 @@ class Propagation(Layer):
         return ("sign", "shift") if self.is_signed else ()
 
     def reaches(self, layout: Layout, layers: int) -> Reach:
-        """What is known after some layers of features that signs change."""
+        """The features that signs change and that can be nonzero after some layers."""
         return reach(layout, layers, keeps_pairs=False)
 
     def build(self, plan: Plan) -> nn.Module:

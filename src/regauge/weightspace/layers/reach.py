@@ -1,4 +1,4 @@
-"""Which features that signs or scales change are there after some layers: others are zero, and have no maps.
+"""The features changed by signs or scales that can be nonzero after k layers; others are zero and have no maps.
 
 Units have such features for every character that their values have (`Layout.unit_signs`), but at first only those that
 values of single units have are not zero. Others come by messages, which sum features of other units times those of the
@@ -36,13 +36,13 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What a layer has to work with.
+    """The characters of features that can be nonzero at one layer.
 
     Attributes:
-        known: For each set of units the characters of features that are not zero, products of two included.
-        crossed: Those that are products of two others, with all such pairs.
-        messages: What its units can hear, for each block of pairs.
-        made: What is known after it.
+        known: For each set of units the characters of its inputs, products of two included.
+        crossed: Those characters that are products of two others, with all such pairs.
+        messages: The messages that its units can receive, for each block of pairs.
+        made: The characters of its outputs.
     """
 
     known: Mapping[str, frozenset[Character]]
@@ -58,11 +58,11 @@ class Reach:
 
 @lru_cache(maxsize=256)
 def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
-    """What the layer after some layers has to work with.
+    """The characters that can be nonzero at the layer after `layers` others.
 
     Args:
-        layout: Of the networks.
-        layers: How many came before.
+        layout: The layout of the networks.
+        layers: The number of layers before.
         keeps_pairs: Whether layers have features of pairs that nothing changes, too, and make products of features of
             units; others multiply by the values that signs change alone.
     """

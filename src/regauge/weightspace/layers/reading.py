@@ -1,4 +1,4 @@
-"""What exchanges read: features that are normalized, activated, and pooled over some of their axes."""
+"""The inputs of exchanges: features that are normalized, activated, and pooled over some of their axes."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -197,7 +197,7 @@ class Pools:
 
     @classmethod
     def of(cls, x: Tensor, pooling: Pooling, grid: Grid | None = None, shares: Shares | None = None) -> "Pools":
-        """Of features with all their axes, `[models, *sizes, width]`."""
+        """Pools of features, which come with all their axes, `[models, *sizes, width]`."""
         return cls({tuple(range(x.ndim - 2)): x}, pooling, grid, shares)
 
     def read(self, link: Link, hub: Hub) -> Tensor:
@@ -228,5 +228,5 @@ class Pools:
 
 
 def _away(source: tuple[int, ...], kept: tuple[int, ...]) -> list[int]:
-    """Which axes go, counted with the model axis."""
+    """The axes that pooling removes, counted with the model axis."""
     return [1 + k for k, axis in enumerate(source) if axis not in kept]

@@ -58,7 +58,7 @@ class _Tokens:
     values: Tensor
 
     def collect(self, weights: Tensor) -> Tensor:
-        """What is heard with some weights, `[..., heads, head width]`."""
+        """Sum the values by attention weights, `[..., heads, head width]`."""
         return torch.einsum("...nh,...nhd->...hd", weights, self.values)
 
 
@@ -79,7 +79,7 @@ class _Token(nn.Module):
 
 
 class _Connection(nn.Module):
-    """What the features of a weight add to the attention of the units at one end of it.
+    """The part of the features of weights in the attention of the units at one end of a block.
 
     Products of projected features with vectors of units are taken as products of the features themselves with the
     vectors pulled back, and sums of projected features as projected sums: weights are many, units are few.
@@ -118,7 +118,7 @@ class _Edges:
     values: Tensor
 
     def collect(self, weights: Tensor) -> Tensor:
-        """What is heard with some weights, `[models, *sizes, heads, head width]`."""
+        """Sum the values by attention weights, `[models, *sizes, heads, head width]`."""
         away, heads = others(self.end, self.block), weights.shape[-1]
         order = _order(self.end, self.block)
         weights = weights.reshape(len(weights), *(self.block.sizes[k] for k in order), heads)
@@ -174,7 +174,7 @@ class _Layer(nn.Module):
     def _hear_members(
         self, network: Tensor, units: dict[str, Tensor], layout: Layout, shares: Shares
     ) -> Iterator[Tensor]:
-        """What the network hears from all units together."""
+        """Messages to the network from all units together."""
         if units:
             everything = torch.cat([self.units.norm(x).flatten(1, -2) for x in units.values()], 1)
             tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
@@ -183,13 +183,14 @@ class _Layer(nn.Module):
                 ones = [torch.ones(*x.shape[:-1], 1).to(x) for x in units.values()]
                 grids = [layout.grids[name] for name in units]
                 weighed = [weigh(x, range(1, x.ndim - 1), g, shares) for x, g in zip(ones, grids, strict=True)]
+                # softmax(logit + log w) is the softmax in which each unit counts w times.
                 logits = logits + torch.cat([x.flatten(1, -2) for x in weighed], 1).clamp_min(TINY).log()
             yield self.network_heard(tokens.collect(logits.softmax(-2)).flatten(-2))
 
     def _attend(
         self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, layout: Layout, shares: Shares
     ) -> dict[str, Tensor]:
-        """What every unit hears, `[models, *sizes, attention]`."""
+        """Messages to every unit by attention, `[models, *sizes, attention]`."""
         queries = {name: _split(self.query(x), self.heads) * self.scale for name, x in units.items()}
         keys = {name: _split(self.key(x), self.heads) for name, x in units.items()}
         values = {name: self.value(x) for name, x in units.items()}

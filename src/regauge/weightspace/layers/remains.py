@@ -1,4 +1,4 @@
-"""What is left of features when signs and scales are taken off: directions, products, and ratios of sizes."""
+"""Invariants of features that signs and scales change: directions, products, and ratios of sizes."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -58,7 +58,7 @@ class UnitSizes(nn.Module):
             self.into = plan.dense(1, hidden, is_biased=False)
 
     def hear(self, name: str, turned: Mapping[Character, Tensor], layout: Layout) -> Iterator[Tensor]:
-        """What the units of a set hear."""
+        """Messages to the units of a set."""
         for relation in self.relations[layout.key][name]:
             sizes = [(power, *log_size(turned[one])) for one, power in relation.items()]
             yield self.into(_squash(sizes))
@@ -79,7 +79,7 @@ class PairSizes(nn.Module):
     def hear(
         self, block: Block, odd: Tensor, units: Mapping[str, Mapping[Character, Tensor]], layout: Layout
     ) -> Iterator[Tensor]:
-        """What the pairs of a block hear."""
+        """Messages to the pairs of a block."""
         ends = self.ends[layout.key][block.name]
         if ends is None:
             return
@@ -106,7 +106,11 @@ def _ends(
 
 
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
-    """As many relations between the exponents of scales as are independent."""
+    """A basis of the relations between the scale exponents of some characters.
+
+    A relation has powers p with `sum_k p_k e_k = 0` for the exponents e of every family, so that no scale changes the
+    product of the sizes to these powers.
+    """
     basis: list[Character] = []
     relations: list[Relation] = []
     for one in sorted(filter(has_scale, characters)):

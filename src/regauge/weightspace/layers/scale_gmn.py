@@ -64,7 +64,7 @@ class ScaleGMN(Layer):
         return ("sign", "scale") if self.is_scaled else ("sign",)
 
     def reaches(self, layout: Layout, layers: int) -> Reach:
-        """What is known after some layers of features that signs or scales change."""
+        """The features that signs or scales change and that can be nonzero after some layers."""
         return reach(layout, layers, keeps_pairs=True)
 
     def build(self, plan: Plan) -> nn.Module:
@@ -170,6 +170,8 @@ class _Layer(nn.Module):
         known = {s: features.odd.units[name][s] for s in sorted(found.known[name])}
         normed = {s: u if has_scale(s) else self.odd_norm(u) for s, u in known.items()}
         result = dict(normed)
+        # Characters multiply: an entrywise product of two features has the product of their characters, whatever maps
+        # without bias are applied to them before.
         for one, made_of in found.crossed[name].items():
             crossed = [self.cross_left(normed[a]) * self.cross_right(normed[b]) for a, b in made_of]
             result[one] = self.crossed_norm(normed[one] + _mean(crossed))
@@ -211,7 +213,7 @@ class _Layer(nn.Module):
         layout: Layout,
         shares: Shares,
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
-        """What units hear, by its character."""
+        """Messages to units, by their characters."""
         found = self.reach[layout.key]
         inbox: dict[str, list[Tensor]] = {name: [] for name in units}
         odd_inbox: dict[str, dict[Character, list[Tensor]]] = {

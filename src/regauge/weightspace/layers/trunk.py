@@ -1,4 +1,4 @@
-"""How vectors of units, of pairs and of the network change by what they hear, in all layers with shared maps."""
+"""Updates of the vectors of units, pairs and the network by messages, for all layers with shared maps."""
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -47,7 +47,7 @@ class PairUpdate(Update):
         self.ends = plan.for_ends(plan.width, hidden, is_biased=False)
 
     def hear(self, block: Block, units: Mapping[str, Tensor]) -> Iterable[Tensor]:
-        """What comes from the units at the ends of a block."""
+        """Messages from the units at the ends of a block."""
         return (spread(self.ends.at(k, units[end.units]), end, block) for k, end in enumerate(block.ends))
 
     def change(self, features: Features, units: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:

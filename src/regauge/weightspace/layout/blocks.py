@@ -10,7 +10,7 @@ class UnitSet:
     """The units of one group, in every copy of it.
 
     Attributes:
-        name: Of the group.
+        name: The name of the group.
         axes: Names of the groups that it is repeated within, then its own.
         sizes: Number of units along each of them.
         is_permuted: Whether its units come in any order; those of other sets are known by their positions.
@@ -31,7 +31,7 @@ class Label:
         scale: Exponent of each family of positive scales.
         sign: Exponent (0 or 1) of each family of signs.
         parity: Exponent (0 or 1) of the sign of odd half periods, for each family of shifts.
-        shift: What one half period adds to the values, for each family of shifts.
+        shift: The amount that one half period adds to the values, for each family of shifts.
         is_inverse: For groups of matrices: whether the axis carries the inverse transpose.
         reads: How often values are multiplied by what a unit gives: once where a parameter sums over the units.
     """

@@ -1,4 +1,4 @@
-"""What signs and scales multiply values and features by: one exponent for each axis and family.
+"""Characters, by which signs and scales multiply values and features: one exponent for each axis and family.
 
 Odd half periods of sines are signs of other values, and count as families of their own where they still act.
 """
@@ -14,7 +14,7 @@ families of scales, which are numbers; those that do not act are false or zero."
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
-    """What signs, odd half periods and scales multiply values along some axes by, if these still act."""
+    """The character of values along some axes, of signs, odd half periods and scales if these still act."""
     return tuple(
         (
             *(bool(exponent % 2) and has_signs for exponent in label.sign),
@@ -26,7 +26,7 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """That of values along the same axes that nothing changes."""
+    """The trivial character on the same axes: that of values which nothing changes."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 
@@ -56,7 +56,7 @@ def add(left: tuple[bool | int, ...], right: tuple[bool | int, ...]) -> tuple[bo
 
 
 def at_end(character: Character, end: End) -> Character:
-    """What of it belongs to the units at one end."""
+    """The part of a character on the axes of one end."""
     return tuple(character[axis] for axis in end.axes)
 
 
@@ -82,11 +82,11 @@ def find_sources(
 
     Args:
         block: With two ends or more.
-        character: Of its features: its own, or an even one.
+        character: The character of its features: its own, or an even one.
         receiver: Number of the end whose units hear the sums.
-        known: For each set of units the characters of the features that may be summed, beside those that nothing
-            changes.
-        wanted: Those that sums may have.
+        known: For each set of units the characters of the features that may be summed, in addition to those that
+            nothing changes.
+        wanted: The characters that sums may have.
 
     Returns:
         The character of the sums at the receiver, and the other ends with the characters of their features; None if no

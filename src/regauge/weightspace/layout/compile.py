@@ -19,7 +19,7 @@ from regauge.weightspace.layout.writing import Writer
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What a network over networks works on, for one symmetry.
+    """The sets of units and blocks of values that a network over networks works on, for one symmetry.
 
     Attributes:
         symmetry: With every size known.
@@ -30,7 +30,7 @@ class Layout:
         pieces: The pieces of tensors, by their names.
         steps: The products, each of two of these or of products before it.
         is_signed: Whether signs still act on the values that are read; otherwise a canonical form has fixed them.
-        is_scaled: The same for positive scales.
+        is_scaled: Whether positive scales still act on them.
         waves: If half periods still act, the angles of the sets whose units have one each, by set; otherwise None.
     """
 
@@ -52,7 +52,7 @@ class Layout:
 
     @cached_property
     def writer(self) -> Writer:
-        """What writes the values of pieces into tensors."""
+        """A writer of values of pieces into tensors."""
         return Writer(self.pieces, self.symmetry, {*self.units}, {*self.contracted}, {*self.fixed})
 
     @cached_property
@@ -77,11 +77,11 @@ class Layout:
         return tuple(block for block in self.blocks if not block.ends)
 
     def character(self, block: Block) -> Character:
-        """What multiplies the values of a block, of all that still acts."""
+        """The character of a block's values under all that still acts."""
         return self.character_of(block.labels)
 
     def character_of(self, labels: Sequence[Label]) -> Character:
-        """What multiplies values along some axes, of all that still acts."""
+        """The character of values along some axes under all that still acts."""
         return character_of_labels(
             labels, has_signs=self.is_signed, has_shifts=self.waves is not None, has_scales=self.is_scaled
         )
@@ -123,13 +123,13 @@ class Layout:
 
     @cached_property
     def signs(self) -> dict[str, Character]:
-        """What signs and scales that still act multiply the values of a block by, for those that they change."""
+        """The characters of those blocks whose values are changed by signs or scales that still act."""
         found = {block.name: self.character(block) for block in self.blocks}
         return {name: character for name, character in found.items() if is_odd(character)}
 
     @cached_property
     def unit_signs(self) -> dict[str, tuple[Character, ...]]:
-        """For each set of units, what signs and scales multiply those values by that they change."""
+        """The characters, on the axes of each set of units, of values that signs and scales change."""
         blocks = [*self.blocks, *(written.block for written in self.writer.written)]
         found = {name: set[Character]() for name in self.units}
         for block in blocks:
@@ -139,7 +139,7 @@ class Layout:
 
     @cached_property
     def own_signs(self) -> dict[str, frozenset[Character]]:
-        """Those of `unit_signs` that values of single units, and what is added to their angles, have."""
+        """The characters in `unit_signs` of values of single units, and of the phases of their angles."""
         found = {name: set[Character]() for name in self.units}
         for block in self.unit_blocks:
             if block.name in self.signs:
@@ -149,7 +149,7 @@ class Layout:
         return {name: frozenset(characters) for name, characters in found.items()}
 
     def wave_signs(self, units: str) -> tuple[Character, Character]:
-        """What signs multiply sine and cosine of the angles of a set by."""
+        """The characters of the sines and of the cosines of a set's angles."""
         assert self.waves is not None
         wave = self.waves[units]
         first, second = (next(b for b in self.blocks if b.name == name) for name in (wave.sine, wave.cosine))

@@ -52,7 +52,7 @@ class Reduction:
     Attributes:
         source: Name of a block or piece.
         axis: Counted with the model axis.
-        how: What is done with it.
+        how: The operation on the axis.
     """
 
     source: str
@@ -90,6 +90,8 @@ def eliminate(
     axis = {name: places[name][0] for name in members}
     made: list[tuple[Block, Bases, Step]] = []
     if group.matrix == "linear":
+        # A x and A^-T y have the product x^T y, and such products are all invariants of invertible matrices (first
+        # fundamental theorem of invariant theory; Weyl 1946).
         inverse = [name for name in members if blocks[name][0].labels[axis[name]].is_inverse]
         pairs = [(a, b) for a in members if a not in inverse for b in inverse]
     else:
@@ -99,6 +101,7 @@ def eliminate(
             made += [_reduced(blocks[name], axis[name], name, "sum") for name in members]
     if not pairs:
         return None
+    # Rotations of the plane without reflections also keep the oriented area x_1 y_2 - x_2 y_1.
     turns = group.is_proper and group.size == 2
     made += [_multiplied(blocks[a], axis[a], blocks[b], axis[b], is_turned=turns) for a, b in pairs]
     before = sum(_count(blocks[name][0]) for name in members)
@@ -163,7 +166,7 @@ def _multiplied(
 
 
 def _joined(left: Label, right: Label) -> Label:
-    """What a group multiplies a product by where it acts on both factors."""
+    """The label of a product of which a group acts on both factors: exponents add up."""
 
     def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))

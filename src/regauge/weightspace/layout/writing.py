@@ -18,7 +18,7 @@ class Written:
     """A piece of a tensor whose values are written: `[models, *units, *matrices, values]`.
 
     Attributes:
-        piece: Where its values lie.
+        piece: The piece of a tensor that holds its values.
         block: What its features are taken from: the axes of units, and their ends.
         units: Labels of the piece whose groups are sets of units.
         matrices: Labels on which matrices act that were contracted.
@@ -71,7 +71,7 @@ class Writer:
 
     Args:
         pieces: By name.
-        symmetry: Of the networks.
+        symmetry: The symmetry of the networks.
         units: Names of the groups that are sets of units.
         contracted: Names of the groups of matrices that enter by products.
         fixed: Names of the other groups of matrices.
@@ -137,5 +137,5 @@ def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], fold
 
 
 def _folded_name(name: str, fixed: tuple[int, ...]) -> str:
-    """What `products.fold` calls a block whose axes it joined with the channels."""
+    """The name that `products.fold` gives to a block whose axes it joined with the channels."""
     return "fold(" * len(fixed) + name + ")" * len(fixed)

@@ -1,4 +1,4 @@
-"""What networks compute at probes, to numbers for each network: their weights are not looked at."""
+"""A reader of the outputs of networks at probes: from outputs to numbers for each network, without its weights."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class OutputReader(nn.Module):
         sizes: Lengths of the axes of the sheet; one number where probes have no order.
         channels: Numbers of one network at each probe.
         hidden: Width of the MLP.
-        outputs: How many numbers for each network.
+        outputs: The number of outputs for each network.
         dropout: Share of the hidden units that are dropped in training.
         generator: Source of the weights.
     """

@@ -27,15 +27,15 @@ class MismatchError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """What is read of the networks of one layout when they are run on probes.
+    """The values that are read when networks of one layout run on probes.
 
     Attributes:
         values: The program that runs them, in the dtype and on the device of the module.
         readings: Intermediate values that belong to units.
         outputs: Names of the outputs, and where the examples lie in each.
         is_stacked: Whether several networks run as one program (`torch.func.vmap`); else one after the other.
-        dtype: Of the module.
-        device: Of the module.
+        dtype: The dtype of the module.
+        device: The device of the module.
     """
 
     values: IntermediateValues
@@ -68,7 +68,7 @@ class Probed:
             inputs: Arguments: positional ones are named by their numbers, keywords by their names.
             per_example: Names of those that have `count` examples on their first axis.
             count: Number of examples.
-            outputs: Which outputs count, as for `discover`.
+            outputs: The outputs that count, as for `discover`.
             reads_units: Whether values that belong to units are read, besides the outputs.
 
         Raises:
@@ -211,5 +211,5 @@ def _confirmed(
 
 
 def _moves(found: Activations, name: str) -> set[tuple[str, Placement]]:
-    """What acts on a value, and where."""
+    """The groups that act on a value, with their placements."""
     return {(group.name, p) for group in found.symmetry.groups for p in group.placements if p.parameter == name}

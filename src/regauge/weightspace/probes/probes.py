@@ -48,7 +48,7 @@ class Probes:
         examples: Positional arguments of the module, as for `discover`: a batch, the examples along the first axis.
         kwargs: Keyword arguments.
         inputs: Number of probes, or the lengths of the two or three axes of a sheet on which they lie.
-        outputs: Which outputs count, as it was given to `discover`.
+        outputs: The outputs that count, as it was given to `discover`.
         constant: Names of arguments (numbers of positional ones) that have no row for each example, although their
             first axis is as long.
         hidden: Width of the MLP on the outputs.
@@ -204,7 +204,7 @@ class ProbeEncoder(nn.Module):
         }
 
     def trace(self, module: nn.Module, layout: Layout) -> Probed:
-        """How networks of one layout are run on these probes."""
+        """Trace how networks of one layout run on these probes."""
         return Probed.of(
             module,
             layout,
@@ -224,7 +224,7 @@ class ProbeEncoder(nn.Module):
             self.std[k] = float(values.double().std(correction=0)) or 1.0
 
     def answer(self, params: Mapping[str, Tensor], probed: Probed) -> Tensor:
-        """What is read off the outputs of networks, `[models, answers]`."""
+        """Read the outputs of networks at the probes: `[models, answers]`."""
         outputs = probed.run(params, self.inputs, reads_units=False)[1]
         assert self.reader is not None
         made: Tensor = self.reader(self._standard(outputs, -1))
@@ -259,5 +259,5 @@ class ProbeEncoder(nn.Module):
 
 
 def _sign(reading: Reading, layout: Layout) -> Character:
-    """What signs multiply a reading by; nothing if a canonical form has fixed them."""
+    """The character of a reading under signs; trivial if a canonical form has fixed them."""
     return at_end(layout.character_of(reading.piece.labels), reading.end)

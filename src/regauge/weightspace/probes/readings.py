@@ -1,4 +1,4 @@
-"""Which intermediate values of a network belong to which sets of units, and how they are read."""
+"""Intermediate values of a network matched to sets of units, and the way that they are read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Along:
-    """Where the examples lie along an axis: `[count, rest]` if they come first, else `[rest, count]`."""
+    """An axis that holds the examples, as `[count, rest]` if they come first, else as `[rest, count]`."""
 
     axis: int
     count: int
@@ -35,7 +35,7 @@ class Along:
 
 
 def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
-    """Where the examples lie, from values for inputs and for the same inputs rolled by one; None if nowhere."""
+    """Find the axis of the examples, from values for inputs and for inputs rolled by one; None if there is none."""
     if not values.numel():
         return None
     allowed = CLOSE * float(values.abs().max())

@@ -19,12 +19,14 @@ from regauge.checkpoints.tensor_spec import layout_of
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, Tree
+from regauge.zoo.formats.source import Source, Tree, naming
 
 DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
 LABEL = ("label",)
 """Entries of a file that are no parameters."""
+LONGEST = 18
+"""Digits of a number in a name at most; longer ones are texts, since columns hold 64 bits."""
 OMEGA = 30.0
 """Frequency of the published sine networks."""
 
@@ -54,8 +56,8 @@ def read_folder(
 
     Raises:
         FileNotFoundError: There is no such folder, or no name fits.
-        ValueError: The template is malformed or gives two checkpoints the same id and step, or what names a network is
-            to lie beside its parameters.
+        ValueError: The template is malformed or gives two checkpoints the same id and step, or `beside` lists an entry
+            that names a network.
     """
     taken = [name for name in ("id", "step", "file") if name in beside]
     if taken:
@@ -84,7 +86,8 @@ def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
     if not found:
         raise FileNotFoundError(f"no {what}; there are for example {tree.names[:3]}")
-    return _number(found)
+    with naming(tree.path):
+        return _number(found)
 
 
 def _compile(template: str) -> re.Pattern[str]:
@@ -124,7 +127,7 @@ def _number(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
 
 def _reader(values: list[str]) -> type:
     if all(re.fullmatch(r"-?\d+", value) for value in values):
-        return int
+        return int if all(len(value) <= LONGEST for value in values) else str
     return float if all(re.fullmatch(r"-?\d*\.?\d+([eE]-?\d+)?", value) for value in values) else str
 
 
@@ -156,7 +159,7 @@ def read_deep_align(path: str | Path) -> Source:
 
 def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Architecture, dict[str, str]]:
     """The module of a chain `seq`, and its name for each tensor; other networks are refused."""
-    numbers = sorted({int(number) for name in params for number in re.findall(r"^seq\.(\d+)\.", name)})
+    numbers = sorted({int(number) for name in params for number in re.findall(r"^seq\.(\d{1,9})\.", name)})
     wanted = [f"seq.{k}.{kind}" for k in numbers for kind in ("weight", "bias")]
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     if set(wanted) != params.keys() or step not in (1, 2) or numbers != list(range(0, step * len(numbers), step)):
@@ -165,9 +168,9 @@ def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Archit
             "it as a folder, with its model"
         )
     weights = [params[f"seq.{k}.weight"] for k in numbers]
-    widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
-    if any(weight.ndim != 2 or weight.shape[1] != before for weight, before in zip(weights, widths, strict=False)):
+    if any(one.ndim != 2 for one in weights) or any(a.shape[0] != b.shape[1] for a, b in pairwise(weights)):
         raise ValueError(f"{label} is no chain of linear layers: its weights are {[tuple(w.shape) for w in weights]}")
+    widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
     names = {f"seq.{k}.{kind}": f"layers.{i}.{kind}" for i, k in enumerate(numbers) for kind in ("weight", "bias")}
     text = "-".join(map(str, widths))
     if step == 2:
@@ -187,8 +190,9 @@ def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Archit
 def _read(tree: Tree, template: str, what: str) -> Source:
     rows = find_checkpoints(tree, template, f"files of {what} below {str(tree.path)!r}, {template!r}")
     first = rows[0]["file"]
-    architecture, names = chain_architecture(tree.checkpoint(first, LABEL)[0], repr(first))
-    inputs = examples(architecture.layout[0].shape[1])
+    with naming(tree.path / first):
+        architecture, names = chain_architecture(tree.checkpoint(first, LABEL)[0], repr(str(tree.path / first)))
+        inputs = examples(architecture.layout[0].shape[1])
 
     def rename(params: Params, name: str) -> Params:
         return {names.get(own, own): tensor for own, tensor in params.items()}

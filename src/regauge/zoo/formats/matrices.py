@@ -9,26 +9,30 @@ them, have the values of each network in the order of its state dictionary.
 
 import ast
 import csv
-import gzip
 import io
-import zlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from regauge.checkpoints.array_files import map_array
+from regauge.checkpoints.packed import most_bytes, read_gzip
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.storage.store.packing import Segment
 from regauge.zoo.formats.modules import ACTIVATIONS, examples
-from regauge.zoo.formats.source import Imported, Source
+from regauge.zoo.formats.source import Imported, Source, naming
 
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
+HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
+"""What h5py raises for files that are damaged."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +68,30 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
     for name in (WEIGHTS, METRICS, LAYOUT):
         if not (path / name).is_file():
             raise FileNotFoundError(f"{str(path)!r} has no {name}, so it is not the small CNN zoo; check the path")
-    variables = read_layout(path / LAYOUT)
-    rows = read_metrics(path / METRICS)
-    weights = np.load(path / WEIGHTS, mmap_mode="r", allow_pickle=False)
+    variables, weights = read_layout(path / LAYOUT), map_array(path / WEIGHTS)
+    rows = read_metrics(path / METRICS, len(weights) if weights.ndim else 0)
+    if not rows:
+        raise ValueError(f"{str(path / METRICS)!r} has no rows, so there are no networks")
     if weights.shape != (len(rows), variables[-1].end):
         raise ValueError(
             f"{WEIGHTS} has shape {weights.shape}, but {METRICS} has {len(rows)} rows and {LAYOUT} ends with column "
-            f"{variables[-1].end}; the files are of different zoos"
+            f"{variables[-1].end}; the files in {str(path)!r} are of different zoos"
         )
     kinds = sorted({str(row.get("config.activation", "relu")) for row in rows})
     if activation is None and len(kinds) > 1:
         raise ValueError(
-            f"the zoo has networks with the activations {kinds}; choose one, they are not one architecture"
+            f"the zoo {str(path)!r} has networks with the activations {kinds}; choose one, they are not one "
+            "architecture"
         )
     activation = kinds[0] if activation is None else activation
     if activation not in kinds or activation not in ACTIVATIONS:
-        raise ValueError(f"there are no networks with the activation {activation!r} that can be run, but {kinds}")
+        raise ValueError(
+            f"{str(path)!r} has no networks with the activation {activation!r} that can be run, but {kinds}"
+        )
     chosen = [k for k, row in enumerate(rows) if row.get("config.activation", "relu") == activation]
-    architecture, names = _architecture(variables, activation)
+    with naming(path / LAYOUT):
+        architecture, names = _architecture(variables, activation)
+        inputs = examples(architecture.layout[0].shape[1], IMAGE, IMAGE)
 
     def read(numbers: Sequence[int]) -> Imported:
         part = [chosen[k] for k in numbers]
@@ -92,7 +102,7 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
         architecture,
         [rows[k] for k in chosen],
         read,
-        examples(architecture.layout[0].shape[1], IMAGE, IMAGE),
+        inputs,
         {"imported": "small CNN zoo", "activation": activation},
         "modeldir",
     )
@@ -106,27 +116,36 @@ def read_layout(path: Path) -> list[Variable]:
             for line in csv.DictReader(file):
                 shape = ast.literal_eval(line["shape"])
                 shape = tuple(int(size) for size in (shape if isinstance(shape, tuple | list) else (shape,)))
-                variables.append(Variable(line["varname"], shape, int(line["start_idx"]), int(line["end_idx"])))
-    except (KeyError, ValueError, SyntaxError, TypeError) as error:
+                variables.append(Variable(str(line["varname"]), shape, int(line["start_idx"]), int(line["end_idx"])))
+                if min((0, *shape)) < 0:
+                    raise ValueError(f"{line['varname']!r} has the shape {shape}")
+    except (
+        *(KeyError, ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError, csv.Error),
+    ) as error:
         raise ValueError(f"{str(path)!r} is no layout: {type(error).__name__}: {error}") from error
     variables.sort(key=lambda variable: variable.start)
     end = 0
     for variable in variables:
-        if variable.start != end or variable.end - variable.start != int(np.prod(variable.shape)):
+        if variable.start != end or variable.end - variable.start != math.prod(variable.shape):
             raise ValueError(f"{str(path)!r} gives {variable.name!r} columns that do not fit its shape or the others")
         end = variable.end
-    if not variables:
+    if not end:
         raise ValueError(f"{str(path)!r} names no variables")
     return variables
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out."""
+def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
+    """Rows with an integer "id" for each trajectory and "step"; numbers as such, empty cells left out.
+
+    Args:
+        path: The file.
+        count: How many networks there are: after one row more, the rest is not read.
+    """
     try:
-        with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{str(path)!r} is damaged ({error}); fetch it again") from error
+        text = io.StringIO(read_gzip(path).decode(), newline="")
+        lines = list(islice(csv.DictReader(text), count + 1))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{str(path)!r} is no table: {error}") from error
     ids: dict[Any, int] = {}
     rows = []
     for line in lines:
@@ -154,7 +173,8 @@ def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Archi
     kernels = [variable for variable in variables if variable.name.endswith("kernel:0")]
     biases = [variable for variable in variables if variable.name.endswith("bias:0")]
     dims = [len(kernel.shape) for kernel in kernels]
-    if dims != [4] * (len(kernels) - 1) + [2] or len(biases) != len(kernels) or len(kernels) < 2:
+    is_named = len({variable.name for variable in (*kernels, *biases)}) == len(variables)
+    if dims != [4] * (len(kernels) - 1) + [2] or len(biases) != len(kernels) or len(kernels) < 2 or not is_named:
         raise ValueError(
             f"the variables {[v.name for v in variables][:4]} of shapes {[v.shape for v in variables][:4]} are not "
             "convolutions and one linear layer, each with kernel:0 and bias:0"
@@ -213,7 +233,7 @@ def read_hdf5(
             values.
     """
     if architecture is None:
-        raise ValueError("an HDF5 file does not say of what its values are; name the --model and its --settings")
+        raise ValueError("an HDF5 file does not name the model of its values; give --model and its --settings")
     try:
         h5py: Any = import_module("h5py")
     except ImportError as error:
@@ -224,8 +244,12 @@ def read_hdf5(
         with h5py.File(path, "r") as file:
             if dataset not in file or not hasattr(file[dataset], "shape"):
                 raise ValueError(f"{str(path)!r} has no data set {dataset!r}, but {sorted(file)[:5]}")
-            shape = tuple(file[dataset].shape)
-    except OSError as error:
+            found = file[dataset]
+            shape = tuple(found.shape)
+            _require_inside(found, file, path)
+    except HDF5_DAMAGE as error:
+        if str(path) in str(error):
+            raise
         raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}") from error
     if len(shape) != 2 or shape[1] != architecture.size:
         raise ValueError(
@@ -234,9 +258,23 @@ def read_hdf5(
         )
 
     def read(numbers: Sequence[int]) -> Imported:
-        with h5py.File(path, "r") as file:
-            values = torch.from_numpy(file[dataset][list(numbers)])
+        try:
+            with h5py.File(path, "r") as file:
+                values = torch.from_numpy(file[dataset][list(numbers)])
+        except HDF5_DAMAGE as error:
+            raise ValueError(f"{str(path)!r} is no readable HDF5 file: {error}") from error
         return Imported(Segment(values.dtype, architecture.layout).unpack(values), [rows[k] for k in numbers])
 
     rows = [{"id": k, "step": 0} for k in range(shape[0])]
-    return Source(path, architecture, rows, read, inputs, {"imported": "HDF5", "dataset": dataset})
+    return Source(Path(path), architecture, rows, read, inputs, {"imported": "HDF5", "dataset": dataset})
+
+
+def _require_inside(found: Any, file: Any, path: str | Path) -> None:
+    """Raise unless the values of a data set are in its file, and no chunk of them becomes far larger than that is."""
+    if found.external or found.is_virtual or found.file.filename != file.filename:
+        raise ValueError(f"the values of {found.name!r} are in other files than {str(path)!r}; write them into it")
+    size, most = found.dtype.itemsize, most_bytes(Path(path).stat().st_size)
+    if size * max(math.prod(found.shape), math.prod(found.chunks or ())) > most or found.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{str(path)!r} says that {found.name!r} has {found.shape} values of {found.dtype}, which it does not hold"
+        )

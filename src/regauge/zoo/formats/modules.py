@@ -1,5 +1,6 @@
 """Modules of the networks in public zoos, under the names of their parameters where they published any."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
+MOST = 1 << 24
+"""Values of an example input at most."""
 MIDDLE = 0.5
 """The middle of the gray values, which `ImageSiren` adds."""
 
@@ -100,5 +103,7 @@ def _activation(name: str) -> nn.Module:
 
 
 def examples(*shape: int) -> tuple[Tensor]:
-    """Two example inputs of a shape, the same every time."""
+    """Two example inputs of a shape, the same every time; a ValueError where they would fill the memory."""
+    if math.prod(shape) > MOST:
+        raise ValueError(f"inputs of shape {shape} are too large to look for a symmetry with")
     return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

@@ -5,18 +5,20 @@ A trial has `params.json` with its settings, `result.json` with one line of JSON
 `module_list.{i}.weight` and `.bias`.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from regauge.checkpoints.claims import Claims
+from regauge.checkpoints.plain_files import parse_object
+from regauge.core.typed_json import parse_json
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, Tree
+from regauge.zoo.formats.source import Source, Tree, naming
 
-CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d+)/checkpoints")
+CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d{1,18})/checkpoints")
 IGNORED = ("config", "hist_stats")
 """Entries of a result that repeat the settings or are no single value."""
 
@@ -41,15 +43,17 @@ def read_ray_tune(path: str | Path) -> Source:
             f"{str(tree.path)!r} has no trials of Ray Tune, TRIAL/checkpoint_EPOCH/checkpoints; there are for example "
             f"{tree.names[:3]}"
         )
-    settings = _settings(tree, min(trials))
-    layers = layers_of(settings)
-    kind = str(settings["model::type"])
-    architecture = Architecture(
-        f"{kind} {settings.get('model::nlin', 'leakyrelu')}", "regauge.zoo.formats.modules:Listed", {"layers": layers}
-    )
-    shape = {"CNN": (layers[0][1], 28, 28), "CNN2": (layers[0][1], 28, 28), "CNN3": (layers[0][1], 32, 32)}
-    inputs = examples(*shape.get(kind, (layers[0][1],)))
+    settings, layers = _settings(tree, min(trials))
     rows = _rows(tree, trials, layers)
+    kind = str(settings["model::type"])
+    shape = {"CNN": (layers[0][1], 28, 28), "CNN2": (layers[0][1], 28, 28), "CNN3": (layers[0][1], 32, 32)}
+    with naming(tree.path / min(trials)), Claims(tree.checkpoint(rows[0]["file"])[0]):
+        architecture = Architecture(
+            f"{kind} {settings.get('model::nlin', 'leakyrelu')}",
+            "regauge.zoo.formats.modules:Listed",
+            {"layers": layers},
+        )
+        inputs = examples(*shape.get(kind, (layers[0][1],)))
     return Source.of_files(tree, architecture, rows, inputs, {"imported": "ModelZooDataset"})
 
 
@@ -85,9 +89,12 @@ def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
 def _rows(tree: Tree, trials: Mapping[str, Mapping[int, str]], layers: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     rows = []
     for number, (trial, checkpoints) in enumerate(sorted(trials.items())):
-        settings = _settings(tree, trial)
-        if layers_of(settings) != layers:
-            raise ValueError(f"trial {trial!r} has another architecture; import trials of one architecture at a time")
+        settings, own = _settings(tree, trial)
+        if own != layers:
+            raise ValueError(
+                f"trial {trial!r} of {str(tree.path)!r} has another architecture; import trials of one architecture at "
+                "a time"
+            )
         results = _results(tree, trial)
         known = {key: value for key, value in settings.items() if _is_plain(value)}
         for epoch, name in sorted(checkpoints.items()):
@@ -95,12 +102,19 @@ def _rows(tree: Tree, trials: Mapping[str, Mapping[int, str]], layers: Sequence[
     return rows
 
 
-def _settings(tree: Tree, trial: str) -> dict[str, Any]:
+def _settings(tree: Tree, trial: str) -> tuple[dict[str, Any], list[list[Any]]]:
+    """The settings of a trial, and the layers of its networks."""
     name = f"{trial}/params.json"
     if name not in tree.names:
-        raise FileNotFoundError(f"trial {trial!r} has no params.json, so its architecture is not known")
-    settings: dict[str, Any] = json.loads(tree.read(name))
-    return settings
+        raise FileNotFoundError(
+            f"trial {trial!r} of {str(tree.path)!r} has no params.json, so its architecture is not known"
+        )
+    settings = parse_object(tree.read(name), tree.path / name)
+    try:
+        return settings, layers_of(settings)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = f"{error!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{str(tree.path / name)!r} describes no architecture: {reason}") from error
 
 
 def _results(tree: Tree, trial: str) -> dict[int, dict[str, Any]]:
@@ -109,13 +123,15 @@ def _results(tree: Tree, trial: str) -> dict[int, dict[str, Any]]:
     if name not in tree.names:
         return {}
     results = {}
-    for line in tree.read(name).decode().splitlines():
+    for line in tree.read(name).splitlines():
         try:
-            found = json.loads(line)
-        except json.JSONDecodeError:  # a trial that was stopped while it wrote
+            found = parse_json(line)
+        except ValueError:  # a trial that was stopped while it wrote
             continue
+        if not isinstance(found, dict) or type(found.get("training_iteration")) is not int:
+            raise ValueError(f"{str(tree.path / name)!r} has a line without the number of its epoch; fetch it again")
         metrics = {key: value for key, value in found.items() if key not in IGNORED and _is_plain(value)}
-        results[int(found["training_iteration"])] = metrics
+        results[found["training_iteration"]] = metrics
     return results
 
 

@@ -5,10 +5,12 @@ import io
 import json
 import os
 import shutil
+import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -18,20 +20,25 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from regauge.checkpoints.formats.state_dicts import read_torch_file
+from regauge.checkpoints.formats.state_dicts import dense_tensors, read_torch_file
+from regauge.checkpoints.packed import require_modest
 from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
+from regauge.core.typed_json import parse_json
 from regauge.discovery import discover
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
+from regauge.storage.store.packing import require_networks
 
 ROW = "row"
 """Entry of a safetensors file's metadata with what is known of its network, as JSON."""
 MACOS = "__MACOSX"
 """Folder that macOS adds to zip files, with a file of its own for each that was packed."""
+LONGEST = 1 << 16
+"""Values of an entry that lies beside the parameters, at most."""
 BLOCK = 512
 """Networks of a block at most."""
 BLOCK_BYTES = 64 * 2**20
@@ -43,7 +50,7 @@ class Tree:
 
     Raises:
         FileNotFoundError: There is neither.
-        ValueError: The file is no zip file.
+        ValueError: The file is no zip file, or holds two files of one name.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -55,11 +62,14 @@ class Tree:
         elif self.path.exists():
             try:
                 self._archive = zipfile.ZipFile(self.path)  # open as long as it is used: its list of files is long
-            except zipfile.BadZipFile as error:
+            except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError) as error:
                 raise ValueError(
                     f"{str(self.path)!r} is neither a folder nor a zip file ({error}); unpack it, and give the folder"
                 ) from error
             names = [name for name in self._archive.namelist() if not name.endswith("/")]
+            if len(set(names)) < len(names):
+                ((twice, _),) = Counter(names).most_common(1)
+                raise ValueError(f"{str(self.path)!r} holds two files {twice!r}, of which one would be lost")
         else:
             raise FileNotFoundError(f"there is no folder or zip file {str(self.path)!r}; check the path")
         parts = {name: PurePosixPath(name).parts for name in names}
@@ -70,8 +80,10 @@ class Tree:
         if self._archive is None:
             return (self.path / name).read_bytes()
         try:
-            return self._archive.read(name)
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            member = self._archive.getinfo(name)
+            require_modest([member], member.compress_size, "unpack it, and look at it first")
+            return self._archive.read(member)
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OSError, struct.error) as error:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
@@ -85,25 +97,27 @@ class Tree:
             content, known = _read_safetensors(self.read(name), label)
         else:
             content, known = read_torch_file(io.BytesIO(self.read(name)), label), {}
-        params = {str(key): value for key, value in content.items() if key not in beside}
-        strange = [key for key, value in params.items() if not isinstance(value, Tensor)]
+        strange = [str(key) for key, value in content.items() if key not in beside and not isinstance(value, Tensor)]
         if strange:
             raise ValueError(f"{label!r} has entries that are no tensors ({strange[:4]}); name them with --beside")
-        others = {key: content[key] for key in beside if key in content}
-        extras = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in others.items()}
-        return {key: value.detach() for key, value in params.items()}, known | extras
+        extras = {key: content[key] for key in beside if key in content}
+        for key, value in dense_tensors({k: v for k, v in extras.items() if isinstance(v, Tensor)}, label).items():
+            if value.numel() > LONGEST:
+                raise ValueError(f"{label!r} has {value.numel()} values as {key!r}, which is no parameter")
+            extras[key] = value.tolist()
+        return dense_tensors({key: value for key, value in content.items() if key not in beside}, label), known | extras
 
 
 def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], dict[str, Any]]:
     """The tensors, and the row in the header; nothing where another program wrote something else there."""
     try:
         params = safetensors.torch.load(content)
-    except SafetensorError as error:
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{label!r} is not a readable safetensors file ({error}); fetch it again") from error
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     try:
-        row = json.loads(header.get("__metadata__", {}).get(ROW, "{}"))
-    except json.JSONDecodeError:
+        row = parse_json((header.get("__metadata__") or {}).get(ROW, "{}"))
+    except ValueError:
         row = {}
     return params, row if isinstance(row, dict) else {}
 
@@ -224,15 +238,31 @@ def import_zoo(
             f"{str(folder)!r} holds the networks of {before!r}, not of {about['path']!r}; choose another folder"
         )
     if symmetry is None and source.inputs is not None and source.architecture.factory is not None:
-        symmetry = discover(source.architecture.module().eval(), source.inputs)
+        with naming(source.path):
+            if source.rows and (known is None or known.architecture != source.architecture):
+                first = source.read([0])  # before a module is built, which may need more memory than there is
+                require_networks(source.architecture, first.params, first.rows)
+            symmetry = discover(source.architecture.module().eval(), source.inputs)
     is_there = Path(folder).exists()
     store = Store.create(folder, source.architecture, symmetry, storage=storage, about=about)
     try:
-        return _append(source, store, progress)
+        with naming(source.path):
+            return _append(source, store, progress)
     except ValueError:
         if not is_there and not len(Store.open(folder)):
             shutil.rmtree(folder)
         raise
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """What is wrong with a population is told with the place that it is read from."""
+    try:
+        yield
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{str(path)!r} cannot be imported: {error}") from error
 
 
 def _append(source: Source, store: Store, progress: Progress) -> Store:

@@ -29,7 +29,7 @@ class Job(Protocol[K]):
         """Whether the file of this job is there."""
 
     def __call__(self, key: K) -> object:
-        """Do it, always with the same outcome."""
+        """Do the job; the outcome is the same whenever it is done."""
 
 
 class JobsError(RuntimeError):

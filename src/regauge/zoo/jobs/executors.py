@@ -1,4 +1,4 @@
-"""Where jobs run: processes of this machine, or a cluster through Dask; and one thread for each worker."""
+"""Executors of jobs: processes of this machine, or a cluster through Dask, with one thread for each worker."""
 
 import logging
 import multiprocessing

@@ -36,7 +36,7 @@ SHARD = 512
 """Networks of a shard at most."""
 LOCK = ".extension.lock"
 EARLIER = "earlier_counts"
-"""What a store tells of a population that was extended: the numbers of networks that it was for before."""
+"""The key, in the description of an extended population, of the numbers of networks that it had before."""
 SHARD_WORK = 1e13
 """Multiplications of a shard at most: some minutes on one core."""
 
@@ -276,7 +276,7 @@ def _count_in(about: Mapping[str, Any]) -> int:
 
 
 def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What is told about a store, with another number of networks than before."""
+    """The description of a store, updated to another number of networks."""
     earlier = [*before.get(EARLIER, ()), *([_count_in(before)] if count > _count_in(before) else [])]
     return {**about, "training": {**about["training"], "count": count}, **({EARLIER: earlier} if earlier else {})}
 

@@ -24,7 +24,7 @@ class Universe:
         params: The moved population, `act(element, params)`: all at the smallest norm that scales and matrices reach.
         mean: The mean of the moved networks, a single network to which others can be aligned.
         spread: Mean squared distance from the mean, over all parameters.
-        initial: The same before any network was moved, but for its scales and matrices; never smaller.
+        initial: The objective before any network was moved, but for its scales and matrices; never smaller.
         history: The spread after the networks were placed and after each round; it never rises.
         is_converged: Whether the last round gained less than the tolerance.
     """

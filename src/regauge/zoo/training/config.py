@@ -1,4 +1,4 @@
-"""What a population is: everything that decides what its networks become."""
+"""The configuration of a population: everything that decides what its networks become."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class Fraction:
         require_setting("the share of the examples", self.share, 0, 1, is_open=True)
 
     def describe(self, seed: int, group: int) -> dict[str, float]:
-        """What rows say of it."""
+        """The columns of the network's row that describe it."""
         return {"share": draw(self.share, seed, "share", group)}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -58,7 +58,7 @@ class ClassHalves:
         require_setting("the share of a class in its half", self.share, 0, 1)
 
     def describe(self, seed: int, group: int) -> dict[str, int]:
-        """What rows say of it."""
+        """The columns of the network's row that describe it."""
         return {"half": group % 2}
 
     def choose(self, examples: Examples, seed: int, group: int) -> Tensor:
@@ -107,12 +107,12 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Discard:
-    """At some step the networks that do badly are given up: they are handed out then, marked in their rows.
+    """A rule that gives up the networks that do badly at some step: they are handed out then, marked in their rows.
 
     Attributes:
         step: The number of steps after which that is.
         worst: This share of every group, by validation loss; those already given up count.
-        above: Those with a validation loss above this, in nats or squared error.
+        above: Give up networks with a validation loss above this, in nats or squared error.
     """
 
     step: int
@@ -121,14 +121,14 @@ class Discard:
 
     def __post_init__(self) -> None:
         if self.step < 0 or (self.worst is None) == (self.above is None):
-            raise ValueError(f"{self} does not say what to give up: give a step and one of worst and above")
+            raise ValueError(f"{self} does not define what to give up: give a step and one of worst and above")
         if self.worst is not None and not 0 < self.worst < 1:
             raise ValueError(f"the worst share is {self.worst}, but must lie in (0, 1)")
 
 
 @dataclass(frozen=True)
 class Config(Descent):
-    """A population: network i follows from this and from i, whichever others are trained beside it.
+    """A population: network i follows from this and from i, whichever others are trained with it.
 
     Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
 
@@ -141,13 +141,13 @@ class Config(Descent):
     each network draws from.
 
     Attributes:
-        architecture: Of all networks.
+        architecture: The architecture of all networks.
         data: A name in `regauge.zoo.training.SETS`; `package.module:function` of a function that returns Examples, the
             same ones in every process; or what examples are called that are handed to `train`.
         count: How many networks; their ids are 0 to count - 1.
         seed: All chance comes from here and from ids.
         initialization: How they start.
-        subset: Of the examples; all if None.
+        subset: The subset of the examples; all if None.
         copies: Of every signal, where networks are signals: network i learns signal `i // copies`, and begins again
             after the last.
         group: Consecutive ids that share batches.

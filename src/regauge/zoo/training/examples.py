@@ -1,4 +1,4 @@
-"""What networks are trained on: examples that all share, or one signal for each network; held in memory once."""
+"""Training data: examples that all networks share, or one signal for each network; held in memory once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -91,7 +91,7 @@ class Examples:
             )
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Examples":
-        """The same on a device, floating-point values in a dtype; nothing is copied where it is so already."""
+        """Move to a device, floating-point values also to a dtype; nothing is copied without need."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else None)
@@ -139,7 +139,7 @@ def require_trainable(module: nn.Module, examples: Examples) -> None:
 
 
 def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
-    """What a module says in training mode, and whether it drew from torch's global generator; its buffers stay."""
+    """Run a module in training mode: its outputs, and whether it drew from torch's global generator; buffers stay."""
     own = {name: tensor.detach().clone() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     with use_seed(seed), torch.no_grad():
         before = torch.get_rng_state()

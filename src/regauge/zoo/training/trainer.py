@@ -66,14 +66,14 @@ def train(
     two marks.
 
     Args:
-        config: Of the whole population.
+        config: The configuration of the whole population.
         ids: Which networks; all if None. Discarding a share needs whole groups.
         data: Examples to train on instead of those that `config.data` names.
         backend: How they are trained; what is fastest for the architecture and the device if None. Chains of layers,
             fully connected or (on a CPU) convolutional, have programs of their own in place of the stacked one.
         stack: Networks of a stack at most.
         device: Where.
-        dtype: Of parameters and examples.
+        dtype: The dtype of parameters and examples.
         advance: Advances by trained networks: every step by its part of them.
 
     Yields:
@@ -125,7 +125,7 @@ def cut(config: Config, ids: Sequence[int], size: int, *, is_one_group: bool) ->
 
 
 def _draw(config: Config, examples: Examples, network: int) -> Member:
-    """What the network with this id draws."""
+    """Draw the start, the signal and the settings of the network with this id."""
     settings = {
         name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
     }
@@ -164,7 +164,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """How many networks fit the cache, or another device: whole groups, or equal parts of one."""
+        """The number of networks that fit the cache, or another device: whole groups, or equal parts of one."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
@@ -223,7 +223,7 @@ def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
         whole = range(group * config.group, min(config.count, (group + 1) * config.group))
         if not chosen.issuperset(whole):
             raise ValueError(
-                f"the worst of group {group} can only be told from the whole group, ids {whole.start} to "
+                f"the worst of group {group} can only be found in the whole group, ids {whole.start} to "
                 f"{whole.stop - 1}; train all of them, or discard by a loss (`above`)"
             )
 

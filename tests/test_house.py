@@ -1,0 +1,215 @@
+"""Counts that keep the house livable: each has a bound, which goes down and never up.
+
+A bound is what was measured when it was last lowered; the goal stands beside it. Who makes a count smaller lowers the
+bound in the same commit. Counts are made from syntax trees, so that moving lines about changes none of them.
+"""
+
+import ast
+import io
+import subprocess
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import regauge
+
+SOURCE = Path(regauge.__file__).parent
+FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+TREES = {path: ast.parse(text) for path, text in FILES.items()}
+CLI = [path for path in FILES if path.parts[0] == "cli"]
+
+DEEP_IMPORTS = 280  # goal: 60
+PUBLIC_NAMES = 506  # goal: 480
+CLI_LINES = 8841  # goal: 5,000
+CLI_FILE_LINES = 444  # goal: 200
+REPEATED_CLASSES = 62  # goal: 20
+REPEATED_FILES = 46  # goal: 15
+RIDDLES = 575  # goal: 120
+CODE_LINES = 63827  # goal: 49,000
+WAY_OF_MERGE = 128  # goal: 80
+
+RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
+"""First words of docstrings that do not say what a thing is or does; "The same" is another."""
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file."""
+    parts = ("regauge", *path.with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def at_most(bound: int, found: list[str], what: str) -> None:
+    """Fail with the number and the worst offenders, which come first."""
+    assert len(found) <= bound, "\n".join([f"{len(found)} {what}, at most {bound}:", *found[:40]])
+
+
+def lines_of(paths: list[Path]) -> dict[Path, int]:
+    """How many lines files have, the longest first."""
+    return dict(sorted(((path, FILES[path].count("\n")) for path in paths), key=lambda one: -one[1]))
+
+
+def deep_imports(path: Path) -> Iterator[str]:
+    """Names below a public package that a file takes from outside cli/: by an import, wherever, or by dots."""
+    aliases = {"regauge": "regauge"}
+    for node in ast.walk(TREES[path]):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            package = node.module or ""
+            aliases |= {one.asname or one.name: f"{package}.{one.name}" for one in node.names if package == "regauge"}
+            is_deep = package.count(".") > 1
+            names = [package] if is_deep else [f"{package}.{one.name}" for one in node.names]
+        elif isinstance(node, ast.Import):
+            names = [one.name for one in node.names]
+            aliases |= {one.asname: one.name for one in node.names if one.asname and one.name.startswith("regauge")}
+        for name in names:
+            if name.count(".") > 1 and name in MODULES and not name.startswith("regauge.cli."):
+                yield f"cli/{path.name}:{node.lineno} {name}"  # type: ignore[attr-defined]
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Attribute):
+            chain, inner = [node.attr], node.value
+            while isinstance(inner, ast.Attribute):
+                chain, inner = [inner.attr, *chain], inner.value
+            if isinstance(inner, ast.Name) and inner.id in aliases:
+                name = ".".join([aliases[inner.id], *chain])
+                if name.count(".") > 1 and name in MODULES and not name.startswith("regauge.cli."):
+                    yield f"cli/{path.name}:{node.lineno} {name}"
+
+
+def public_names() -> Iterator[str]:
+    """Names that packages list in a stub or `__all__`; what a package and one within it list counts once."""
+    listed: dict[str, set[str]] = {}
+    for path in sorted((path for path in FILES if path.name == "__init__.py"), key=lambda path: len(path.parts)):
+        package = module_of(path)
+        stub = SOURCE / path.with_suffix(".pyi")
+        names: set[str] = set()
+        if stub.exists():
+            for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ImportFrom):
+                    names |= {one.asname or one.name for one in node.names}
+        else:
+            for node in TREES[path].body:
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                    names |= set(ast.literal_eval(node.value))
+        listed[package] = names
+        above = listed.get(".".join(package.split(".")[:2]), set()) if package.count(".") > 1 else set()
+        yield from sorted(f"{package}.{name}" for name in names - above)
+
+
+def without_words(path: Path) -> int:
+    """How many lines of a file hold code: no blank ones, no comments, no docstrings of whatever."""
+    words: set[int] = set()
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            words |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(FILES[path]).readline):
+        if token.type not in empty:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - words)
+
+
+def test_commands_import_from_the_front_doors() -> None:
+    found = [one for path in CLI for one in deep_imports(path)]
+    number = {path.name: sum(one.startswith(f"cli/{path.name}:") for one in found) for path in CLI}
+    found.sort(key=lambda one: -number[one.partition(":")[0].removeprefix("cli/")])
+    at_most(DEEP_IMPORTS, found, "imports in cli/ from below a public package")
+
+
+def test_public_names_are_few() -> None:
+    at_most(PUBLIC_NAMES, list(public_names()), "public names")
+
+
+def test_commands_are_thin() -> None:
+    lines = lines_of(CLI)
+    table = "\n".join(f"{number} cli/{path.name}" for path, number in [*lines.items()][:15])
+    assert sum(lines.values()) <= CLI_LINES, f"{sum(lines.values())} lines in cli/, at most {CLI_LINES}:\n{table}"
+    assert max(lines.values()) <= CLI_FILE_LINES, f"a file of cli/ has more than {CLI_FILE_LINES} lines:\n{table}"
+
+
+def test_class_names_stand_once() -> None:
+    where = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name].append(f"{path}:{node.lineno}")
+    twice = sorted((one for one in where.items() if len(one[1]) > 1), key=lambda one: (-len(one[1]), one[0]))
+    at_most(REPEATED_CLASSES, [f"{name}: {', '.join(places)}" for name, places in twice], "class names stand twice")
+
+
+def test_file_names_stand_once() -> None:
+    where = defaultdict(list)
+    for path in FILES:
+        if path.parts[0] != "cli" and path.name != "__init__.py":
+            where[path.name].append(str(path.parent))
+    twice = sorted((one for one in where.items() if len(one[1]) > 1), key=lambda one: (-len(one[1]), one[0]))
+    at_most(REPEATED_FILES, [f"{name}: {', '.join(places)}" for name, places in twice], "file names stand twice")
+
+
+def test_docstrings_say_what_a_thing_is_or_does() -> None:
+    found = []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                words = (ast.get_docstring(node) or "").split()
+                if words and (words[0].rstrip(",.:;") in RIDDLE or words[:2] == ["The", "same"]):
+                    line = 1 if isinstance(node, ast.Module) else node.lineno
+                    found.append(f"{path}:{line} {' '.join(words[:12])}")
+    at_most(RIDDLES, found, "docstrings begin with a riddle")
+
+
+def test_there_is_little_code() -> None:
+    lines: dict[str, int] = defaultdict(int)
+    for path in FILES:
+        lines[path.parts[0]] += without_words(path)
+    table = "\n".join(f"{number} {part}" for part, number in sorted(lines.items(), key=lambda one: -one[1]))
+    assert sum(lines.values()) <= CODE_LINES, f"{sum(lines.values())} lines of code, at most {CODE_LINES}:\n{table}"
+
+
+WATCH = """
+import sys, threading
+from pathlib import Path
+import regauge
+from regauge.cli.main import main
+
+source, entered = str(Path(regauge.__file__).parent), set()
+
+def watch(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(source):
+        entered.add(code.co_filename[len(source) + 1 :])
+
+threading.setprofile(watch)
+sys.setprofile(watch)
+main(sys.argv[1:])
+sys.setprofile(None)
+print(*sorted(entered), sep="\\n", file=sys.stderr)
+"""
+"""Runs a command and prints the files whose functions or classes it enters; the bodies of modules are left out."""
+
+NET = """
+import torch
+
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), (torch.ones(2, 4),)
+"""
+WRITE = "import torch, net; [torch.save(net.make()[0].state_dict(), name) for name in ('a.pt', 'b.pt')]"
+
+
+def test_the_way_of_merge_is_short(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    subprocess.run([sys.executable, "-c", WRITE], cwd=tmp_path, check=True)
+    words = ["merge", "a.pt", "b.pt", "--model", "net.py:make", "-o", "out.safetensors"]
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    entered = [line for line in done.stderr.splitlines() if line.endswith(".py") and " " not in line]
+    assert "cli/main.py" in entered
+    assert (tmp_path / "out.safetensors").exists()
+    at_most(WAY_OF_MERGE, [one for one in entered if not one.startswith("discovery/")], "files on the way of merge")
