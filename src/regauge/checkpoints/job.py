@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
 from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
@@ -20,9 +20,10 @@ from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
 from regauge.checkpoints.formats.adapters import CONFIG
 from regauge.checkpoints.formats.file_formats import weight_suffixes
+from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.checkpoints.names.extra import share_extra
-from regauge.checkpoints.names.from_transformers import name_by
+from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
@@ -39,6 +40,7 @@ COPIES = {
     "choosing a gauge": 8,
     "learning a gauge by function": 96,
     "pruning": 12,
+    "repairing": 4,
 }
 """Copies in float32 of each network that work in memory holds besides the stored values, measured with few networks."""
 
@@ -118,6 +120,12 @@ class FileJob:
     def named_by(self, symmetry: Symmetry) -> "FileJob":
         """The same checkpoints under the names of a symmetry, where their files have others than their models."""
         return replace(self, checkpoints=share_extra([name_by(one, symmetry) for one in self.checkpoints]))
+
+    def named_for(self, module: nn.Module) -> "FileJob":
+        """The same checkpoints in memory, under the names of a module and with all of its tensors."""
+        named = share_extra([name_for(one, module) for one in self.checkpoints])
+        whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
+        return replace(self, checkpoints=tuple(whole))
 
     def of(self, *checkpoints: Checkpoint) -> "FileJob":
         """The same with other views of the checkpoints."""

@@ -1,4 +1,4 @@
-"""The checkpoints that a command reads, and the output that it writes: opened and checked before anything is computed."""
+"""The checkpoints that a command reads and the output that it writes, opened and checked before any work."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

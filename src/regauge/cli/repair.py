@@ -1,10 +1,9 @@
 """`regauge repair`: the activations of a merged checkpoint, renormalized."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import regauge as rg
-from regauge.cli.checkpoint_jobs import open_checkpoints
+from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
 from regauge.cli.options import Held, Repair, UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tasks import read
@@ -17,14 +16,14 @@ FAR = 0.05
 
 def run(options: Repair) -> None:
     """Write the repaired checkpoint, and print the variances of every layer and the losses, before and after."""
-    job = open_checkpoints(options, [options.merged, *options.endpoints])
+    out = output_of(options)
+    job = open_checkpoints([options.merged, *options.endpoints], out)
     if not options.endpoints and (options.weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
     if options.held != Held() and not options.align:
         raise UsageError("--keep and --move are for --align, for which the model is traced")
     shares = shares_of(options.weights or None, len(options.endpoints)) if options.endpoints else ()
     judged = read(options, job.checkpoints)
-    job = replace(job, checkpoints=judged.checkpoints)
     merged, endpoints = judged.networks[0], judged.networks[1:]
     if options.align:
         with show_status("aligning the endpoints"):
@@ -35,7 +34,8 @@ def run(options: Repair) -> None:
     if endpoints:
         _warn(merged, endpoints, shares)
     with show_status("repairing"):
-        result = rg.repair(merged, module, endpoints, inputs, weights=shares or None, task=task)
+        checkpoint = judged.checkpoints[0]
+        result = rg.repair(checkpoint, module, endpoints, inputs, weights=shares or None, task=task, out=out)
     if endpoints:
         before, after = (
             rg.connect.variance_collapse(one, module, endpoints, inputs, weights=shares)
@@ -53,8 +53,7 @@ def run(options: Repair) -> None:
     rows = [("merged", merged), ("repaired", result.params), *zip(map(str, options.endpoints), endpoints, strict=True)]
     tell_table("networks", [{"": label, **judged.task.evaluate(params)} for label, params in rows])
     tell(f"activations come from {judged.choosing.name}; judged by {judged.task.name}")
-    job.write(result.params)
-    tell_notes((*result.notes, *job.source.notes))
+    tell_notes((*result.notes, *checkpoint.notes))
     tell_written(options.output)
 
 

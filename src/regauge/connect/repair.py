@@ -6,12 +6,16 @@ Where batch normalization follows the layers, new running statistics do.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from regauge.checkpoints.job import Network, open_call, open_job
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
 from regauge.connect.affine_layers import Layer
 from regauge.connect.moments import Moments, Statistics
 from regauge.core.arguments import check_arguments
@@ -92,13 +96,15 @@ class VarianceCollapse:
 
 @check_arguments
 def repair(
-    params: Mapping[str, Tensor],
+    params: Network,
     module: nn.Module,
-    endpoints: Sequence[Mapping[str, Tensor]],
+    endpoints: Sequence[Network],
     batches: Iterable[Any],
     *,
     weights: Sequence[float] | None = None,
     task: Task | None = None,
+    out: Output | str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
 ) -> RepairResult:
     """Give every unit of an interpolated network the mean and spread that it has between the endpoints.
 
@@ -116,13 +122,17 @@ def repair(
     (`reset_batchnorm`), in models with other layers to repair before each of these and at the end.
 
     Args:
-        params: The interpolated network, unchanged.
+        params: The interpolated network, unchanged: parameters by name, or the path of a checkpoint.
         module: Runs the parameters; its own are not used.
-        endpoints: The aligned networks between which it lies; without any, running statistics alone are recomputed.
+        endpoints: The aligned networks between which it lies, as the first; without any, running statistics alone are
+            recomputed.
         batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
             few thousand examples do; they are read many times.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
         task: Decides whether repairing helps: where its loss rises, the network is returned as it was, with a note.
+        out: Where the repaired network of a checkpoint is written: a path, or an `Output`.
+        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
+            given.
 
     Returns:
         The repaired network. Where all endpoints are the network itself, so is the result, but for running statistics.
@@ -136,6 +146,45 @@ def repair(
         Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
         all layers get their goals at once, through a batch normalization that is fused afterwards.
     """
+    job = open_call(
+        "rg.repair",
+        {"weights": weights},
+        {"merged": params, "endpoints": list(endpoints)},
+        [params],
+        0,
+        out=out,
+        memory=memory,
+        work="repairing",
+    )
+    if job is not None:
+        job.require_memory()
+        job = job.named_for(module)
+        params = job.source.params
+    assert isinstance(params, Mapping)
+    result = _repair(params, module, [_read(one, module) for one in endpoints], batches, weights, task)
+    if job is not None and job.out is not None:
+        job.write(result.params)
+    return result
+
+
+def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
+    """The parameters of a network, also of one in a file, under the names of its module."""
+    job = open_job([network], 0)
+    if job is not None:
+        return job.named_for(module).source.params
+    assert isinstance(network, Mapping)
+    return network
+
+
+def _repair(
+    params: Mapping[str, Tensor],
+    module: nn.Module,
+    endpoints: Sequence[Mapping[str, Tensor]],
+    batches: Iterable[Any],
+    weights: Sequence[float] | None,
+    task: Task | None,
+) -> RepairResult:
+    """Repair a network, unless the loss of the task rises."""
     if len(endpoints):
         result = Repairer(module, endpoints, batches).repair(params, weights)
     elif _layers(module):

@@ -21,7 +21,7 @@ from regauge.core.task import Task, choose_and_try_to_judge
 from regauge.pruning.criteria import Criterion, Magnitude, OutputError
 from regauge.pruning.exact import Removal, apply_removals, find_removals
 from regauge.pruning.network import Network
-from regauge.pruning.prune_report import prune_path, write_pruned
+from regauge.pruning.prune_report import Configuration, prune_path, write_pruned
 from regauge.pruning.resizing import Accept, resize, shared_sizes
 from regauge.pruning.result import PruneCertificate, Pruned
 from regauge.pruning.slices import cut_params, cut_symmetry
@@ -149,8 +149,7 @@ def prune(
         result = replace(result, losses={**first_losses, "at the end": last}, data=data)
     result = replace(result, notes=(*result.notes, *notes))
     if job is not None and job.out is not None:
-        files, changes = (getattr(build, name, dict)() for name in ("files", "changes"))
-        write_pruned(job, result, criterion, share, files=files, config=changes)
+        write_pruned(job, result, criterion, share, build if isinstance(build, Configuration) else None)
     return result
 
 

@@ -3,13 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.writing import path_beside
 from regauge.pruning.criteria import CRITERIA, Criterion
 from regauge.pruning.result import Pruned
+
+
+@runtime_checkable
+class Configuration(Protocol):
+    """The files of a folder that say how large its network is."""
+
+    def changes(self) -> Mapping[str, tuple[Any, Any]]:
+        """The numbers that changed with the network, before and after."""
+
+    def files(self) -> Mapping[str, bytes | None]:
+        """The files with the new numbers."""
 
 
 def prune_path(checkpoint: Path) -> Path:
@@ -22,9 +33,7 @@ def write_pruned(
     result: Pruned,
     criterion: Criterion,
     share: float | Mapping[str, float],
-    *,
-    files: Mapping[str, bytes | None],
-    config: Mapping[str, tuple[Any, Any]],
+    configuration: Configuration | None,
 ) -> Checkpoint:
     """Write a pruned network in the place of the one in a file, with its report.
 
@@ -33,8 +42,7 @@ def write_pruned(
         result: The pruned network.
         criterion: What chose the units.
         share: What was asked for.
-        files: Files of a folder that say the new sizes.
-        config: The numbers in these that changed, before and after.
+        configuration: What the folder says about sizes, if anything.
 
     Raises:
         ValueError: The certificate says that the network computes something else.
@@ -42,10 +50,12 @@ def write_pruned(
     if result.certificate is not None and not result.certificate.ok:
         raise ValueError(f"{result.certificate}; nothing was written: please report this model")
     values = {id(t): t.numel() for t in job.source.params.values() if t.is_floating_point()}
-    smaller = job.source.resized(result.params).replacing(files)
-    facts = _facts(result, criterion, share, sum(values.values())) | {
-        "config": {key: {"before": old, "after": new} for key, (old, new) in config.items()}
-    }
+    smaller = job.source.resized(result.params)
+    facts = _facts(result, criterion, share, sum(values.values())) | {"config": {}}
+    if configuration is not None:
+        smaller = smaller.replacing(configuration.files())
+        changes = configuration.changes()
+        facts["config"] = {key: {"before": old, "after": new} for key, (old, new) in changes.items()}
     return job.of(smaller).write_reported(smaller.params, "regauge.prune", lambda: facts)
 
 
