@@ -296,6 +296,10 @@ class Checkpoint(Mapping[str, Tensor]):
         """All tensors under the names that they have in the files."""
         return {name: self[name] for name in self.stored}
 
+    def from_stored(self, params: Mapping[str, Tensor]) -> Params:
+        """Values under the names of the files, as this view names and shapes them."""
+        return dict(params)
+
     def view_alike(self, other: "Checkpoint") -> "Checkpoint":
         """Another checkpoint with the same files, under the names that this one has."""
         return other

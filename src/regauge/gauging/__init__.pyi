@@ -8,8 +8,8 @@ from .hadamard import flat_rotation as flat_rotation
 from .mappings import ScalePair as ScalePair
 from .mappings import read_mappings as read_mappings
 from .mappings import read_table as read_table
+from .mappings import save_mappings as save_mappings
 from .mappings import scale_pairs as scale_pairs
-from .mappings import write_table as write_table
 from .method import GaugeMethod as GaugeMethod
 from .method import GaugeProblem as GaugeProblem
 from .methods.best_gauge import BestGauge as BestGauge
