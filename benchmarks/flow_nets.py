@@ -32,7 +32,8 @@ from deep_weight_space import Step, networks, table
 from torch import Tensor, nn
 
 from regauge import flow
-from regauge.flow.design import Design, build_velocity
+from regauge.flow.design import build_velocity
+from regauge.flow.flow_config import Design
 from regauge.flow.moments import Moments
 from regauge.weightspace import MessagePassing, RelationalAttention
 

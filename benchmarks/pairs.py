@@ -22,7 +22,7 @@ from regauge.data.images import mnist
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
-from regauge.training import Adam, Descent, fit_signals
+from regauge.training import Adam, DescentConfig, fit_signals
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def fitted_sines(count: int) -> rg.Params:
     phases = 2 * math.pi * torch.rand(count, 1, generator=generator)
     waves = torch.sin(frequencies @ points.T + phases).unsqueeze(-1)
     stacked = {name: torch.stack([params[name] for params in starts]) for name in starts[0]}
-    return fit_signals(module, stacked, points, waves, Descent(steps=300, batch=None, optimizer=Adam(1e-3)))
+    return fit_signals(module, stacked, points, waves, DescentConfig(steps=300, batch=None, optimizer=Adam(1e-3)))
 
 
 def measure(setting: Setting, method: rg.WeightMatching) -> tuple[str, ...]:

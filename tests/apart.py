@@ -61,7 +61,7 @@ def _run(
 ) -> None:
     from matplotlib.figure import Figure
 
-    import regauge.learn.training
+    from regauge.checkpoints import state_file
     from regauge.cli.main import main
 
     def meet(file: str) -> None:
@@ -78,7 +78,7 @@ def _run(
         os.dup2(os.open(errors, os.O_WRONLY), 2)
         sys.stdout, sys.stderr = (open(k, "w", closefd=False) for k in (1, 2))  # noqa: SIM115
         Figure.savefig = lambda *args, **options: None  # type: ignore[method-assign]
-        regauge.learn.training.SAVE_SECONDS = -1.0
+        state_file.SECONDS = 0.0
         if most_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
         sys.addaudithook(_watcher(str(folder), meet))

@@ -237,7 +237,7 @@ def test_an_interrupted_training_gives_the_same(tmp_path: Path, monkeypatch: pyt
 
         return advance
 
-    monkeypatch.setattr("regauge.learn.training.SAVE_SECONDS", 0)
+    monkeypatch.setattr("regauge.checkpoints.state_file.SECONDS", 0.0)
     state = tmp_path / "state.safetensors"
     with pytest.raises(Stop):
         fit(state, until)

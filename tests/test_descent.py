@@ -1,7 +1,7 @@
 """Descent: the steps are those of torch's optimizers and schedulers, and the best parameters in time are returned."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -15,16 +15,16 @@ from regauge.training import (
     AdamW,
     Constant,
     Cosine,
-    Descent,
+    DescentConfig,
     OneCycle,
     Optimizer,
     PlainProgram,
     Schedule,
     descend,
-    descent,
     differentiate,
     minimize,
 )
+from regauge.training.clock import Clock
 from regauge.training.settings import Uniform
 
 Schedulers = torch.optim.lr_scheduler
@@ -74,7 +74,7 @@ def test_steps_are_those_of_torch(optimizer: Optimizer, make, schedule: Schedule
     progress = Recorded()
     found = minimize(
         *(differentiate(quadratic), before, targets()),
-        Descent(steps=12, optimizer=optimizer, schedule=schedule),
+        DescentConfig(steps=12, optimizer=optimizer, schedule=schedule),
         progress=progress,
     )
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in start().items()}
@@ -113,21 +113,14 @@ def test_several_losses_are_independent_descents() -> None:
     assert program.params()["w"][:2].tolist() == [0.25, 0.5]
 
 
-class Clock:
-    """A second passes at every look."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 1), (1.0, 1), (3.5, 4), (99.0, 10), (None, 10)])
-def test_time_ends_a_descent(seconds: float | None, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descent, "time", Clock())
-    read: list[int] = []
+@pytest.mark.parametrize(
+    ("seconds", "rates"), [(0.0, [9]), (1.0, [9]), (3.5, [2, 8]), (99.0, range(10)), (None, range(10))]
+)
+def test_time_ends_a_descent_and_the_schedule_with_it(
+    seconds: float | None, rates: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, read = itertools.count(), list[int]()  # a second passes at every look
+    monkeypatch.setattr("regauge.training.clock.time.monotonic", lambda: float(next(now)))
 
     def batches() -> Iterator[Tensor]:
         for k, target in enumerate(targets()):
@@ -135,18 +128,16 @@ def test_time_ends_a_descent(seconds: float | None, steps: int, monkeypatch: pyt
             yield target
 
     program = PlainProgram(differentiate(quadratic), start(), Adam(0.1))
-    states = list(descend(program, batches(), steps=10, schedule=Cosine(), seconds=seconds))
-    assert len(states) == len(read) == steps
-    whole = PlainProgram(differentiate(quadratic), start(), Adam(0.1))
-    for _ in itertools.islice(descend(whole, targets(), steps=10, schedule=Cosine()), steps):
-        pass
-    assert all(torch.equal(program.params()[name], tensor) for name, tensor in whole.params().items())
+    states = list(descend(program, batches(), steps=10, schedule=Cosine(), clock=Clock(seconds)))
+    assert len(states) == len(read) == len(rates)
+    assert [state.is_last for state in states] == [False] * (len(rates) - 1) + [True]
+    assert [state.rate for state in states] == [Cosine().rate(at, 10) for at in rates]
 
 
 def test_descents_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"in step 2 of 5 the loss is inf; try a smaller lr than 1e\+100"):
-        minimize(differentiate(quadratic), start(), targets(), Descent(steps=5, optimizer=SGD(1e100)))
+        minimize(differentiate(quadratic), start(), targets(), DescentConfig(steps=5, optimizer=SGD(1e100)))
     with pytest.raises(ValueError, match=r"lr is Uniform\(low=0.1, high=0.2\), but must be a number here"):
         PlainProgram(differentiate(quadratic), start(), Adam(Uniform(0.1, 0.2)))
-    assert Descent(epochs=3, batch=4).count_steps(10) == 9
-    assert Descent(epochs=0.5, batch=None).count_steps(10) == 1
+    assert DescentConfig(epochs=3, batch=4).count_steps(10) == 9
+    assert DescentConfig(epochs=0.5, batch=None).count_steps(10) == 1

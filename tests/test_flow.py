@@ -17,7 +17,8 @@ from regauge.core.element import Value
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.flow.components import find_classes
-from regauge.flow.design import Design, build_velocity
+from regauge.flow.design import build_velocity
+from regauge.flow.flow_config import Design
 from regauge.flow.likelihood import integrate_density
 from regauge.flow.moments import Moments, find_factor
 from regauge.flow.nets import find_tokens

@@ -16,7 +16,7 @@ from regauge.inr.embedding import CodeDecoder, Embedding, EmbeddingTraining, tra
 from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fitting import Fit, fit
 from regauge.inr.representation import Inr
-from regauge.learn.hyper_match import HyperMatching, hyper_match
+from regauge.learn.hyper_matching import HyperMatching, hyper_match
 from regauge.training import Adam, AdamW
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 

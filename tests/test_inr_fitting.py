@@ -12,7 +12,7 @@ from regauge.inr import fitting
 from regauge.inr.fields.signal_samples import Samples, entropy_floor, image_samples, voxel_samples
 from regauge.inr.fitting import LOSSES, Fit, Focal, bce, fit, fit_images, fit_many, image_inr, loss_of, mean_loss
 from regauge.inr.representation import Inr
-from regauge.training import Adam, Descent, fit_signals
+from regauge.training import Adam, DescentConfig, fit_signals
 
 CASES = [
     (Inr(width=9, depth=1), "bce"),
@@ -188,7 +188,7 @@ def test_a_population_fits_as_its_networks_would() -> None:
         start,
         points,
         images.flatten(2).transpose(1, 2),
-        Descent(steps=10, batch=None, optimizer=Adam(1e-3)),
+        DescentConfig(steps=10, batch=None, optimizer=Adam(1e-3)),
     )
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-7, atol=1e-9)

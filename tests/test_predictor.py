@@ -188,7 +188,7 @@ def test_fractions_are_predicted_within_their_bounds() -> None:
 def test_a_budget_of_cpu_time_is_not_spent_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     _, symmetry, networks, values = sirens()
     now = iter(range(0, 10_000_000, 1000))
-    monkeypatch.setattr("regauge.learn.training.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("regauge.training.clock.time.monotonic", lambda: float(next(now)))
     config = replace(CONFIG, epochs=2, seconds=500.0, is_cpu_time=True, statistics=False)
     made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator())
     assert made.trained is not None
@@ -242,7 +242,7 @@ def test_a_training_that_was_killed_gives_the_same_bits(
             networks, values[:, 5], symmetry, config, generator=generator(), module=module, inputs=GRID, **options
         )
 
-    monkeypatch.setattr("regauge.learn.training.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("regauge.checkpoints.state_file.SECONDS", 0.0)
     whole, state = fit(), tmp_path / "state.safetensors"
     with pytest.raises(Killed):
         fit(state=state, progress=kill_after(steps))
@@ -308,7 +308,7 @@ def test_best_weights_are_kept_and_copied() -> None:
 def test_seconds_end_a_training_and_its_progress_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     _, symmetry, networks, values = sirens()
     now, shown = iter(range(10_000)), Recorded()
-    monkeypatch.setattr("regauge.learn.training.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("regauge.training.clock.time.monotonic", lambda: float(next(now)))
     config = replace(CONFIG, epochs=100_000, seconds=50.0, statistics=False)
     made = learn.fit_predictor(networks, values[:, 5], symmetry, config, generator=generator(), progress=shown)
     assert made.trained is not None

@@ -12,7 +12,7 @@ from regauge.nets.mlp import mlp
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm, NormName
 from regauge.nets.resnet import resnet20
 from regauge.nets.siren import Siren, plain_population
-from regauge.training import Descent, fit_signals
+from regauge.training import DescentConfig, fit_signals
 from regauge.training.optimizers import Adam, AdamW
 from regauge.training.schedules import Constant
 
@@ -64,7 +64,7 @@ def test_networks_that_are_fitted_together_do_not_see_one_another() -> None:
     targets = torch.stack([torch.sin(2 * x), torch.cos(3 * x), x])
     module, steps = Siren(1, 8, 1, omega=5.0), Recorded()
     start = plain_population(module, 3, generator=torch.Generator().manual_seed(0))
-    fitting = Descent(steps=60, batch=None, optimizer=Adam(5e-3))
+    fitting = DescentConfig(steps=60, batch=None, optimizer=Adam(5e-3))
     together = fit_signals(module, start, x, targets, fitting, progress=steps)
     assert len(steps.amounts) == 60
     for k in range(3):
@@ -122,11 +122,11 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="steps is None and epochs is 0; the one given must be positive"):
         Training(epochs=0)
     with pytest.raises(ValueError, match=r"steps is 0 .* the one given must be positive"):
-        Descent(steps=0)
+        DescentConfig(steps=0)
     with pytest.raises(ValueError, match="give one of them, and only one"):
         Training(steps=3)
     with pytest.raises(ValueError, match="batch is 0, but must be at least 1"):
-        Descent(steps=1, batch=0)
+        DescentConfig(steps=1, batch=0)
     with pytest.raises(ValueError, match=r"multiple of 4, not 10"):
         CNN((4, 8), 16, 10, image=10)
     with pytest.raises(ValueError, match="at least inputs and outputs"):

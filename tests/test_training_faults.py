@@ -64,7 +64,7 @@ def place(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args, **options: None)
     (tmp_path / "zoo").symlink_to(stores / "zoo")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("regauge.learn.training.SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("regauge.checkpoints.state_file.SECONDS", 0.0)
     return tmp_path
 
 

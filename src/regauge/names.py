@@ -1,4 +1,4 @@
-"""Public names of a package, listed once: in the stub beside it, which type checkers read too; and the version."""
+"""Names that are imported on their first use: public names of packages, and defaults of settings; and the version."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -7,7 +7,17 @@ from typing import Any
 import lazy_loader
 
 VERSION = "0.1.0"
-"""Of regauge, as in pyproject.toml."""
+"""The version of regauge, as in pyproject.toml."""
+
+
+def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
+    """Make a factory of a default, the result of `package.module:Class`, which is imported when it is called."""
+
+    def make() -> Any:
+        module, _, name = place.partition(":")
+        return getattr(import_module(module), name)(*args, **settings)
+
+    return make
 
 
 def attach(
@@ -20,7 +30,7 @@ def attach(
 
     Args:
         package: The `__name__` of the package.
-        file: Its `__file__`; the stub is the `.pyi` file beside it.
+        file: Its `__file__`; the stub is the `.pyi` file next to it.
         moved: Names of earlier versions, which still work and are not listed, and where they are now:
             `package` or `package:name`.
     """

@@ -17,7 +17,7 @@ from regauge.core.params import Params, label, require_finite, require_same_shap
 from regauge.core.symmetry import Symmetry
 
 Role = Literal["parameters", "magnitudes"]
-"""How a dictionary is moved: as parameters, or as numbers that keep no sign (standard deviations)."""
+"""The role of a dictionary: it moves as parameters, or as magnitudes without signs (standard deviations)."""
 Dictionaries = tuple[Mapping[str, Tensor], ...]
 
 

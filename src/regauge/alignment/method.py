@@ -114,7 +114,7 @@ def chunks(problem: Problem, size: int) -> list[slice]:
 
 
 Start: TypeAlias = Element | Method | None
-"""Where a method begins: at an element, at the result of a method, or (None) at the identity."""
+"""The start of a method: an element, a method whose result is taken, or None for the identity."""
 
 
 def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
@@ -147,7 +147,7 @@ class Candidates:
     Args:
         problem: The pairs.
         start: The first element of each pair to be offered, preferred to an identity that is as good.
-        measure: What is maximized; the loss halfway between the networks with its sign turned unless given, which needs
+        measure: The objective, to be maximized; unless given, minus the loss halfway between the networks, which needs
             a task.
         notes: The notes of the start; those of later elements come with them.
 

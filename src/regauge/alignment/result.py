@@ -33,8 +33,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     Attributes:
         symmetry: The symmetry that the elements belong to, with every size known.
-        element: What moves the second network. Of many networks a batch: each element moves its network into the
-            universe, in which the first network stays, so that the first element is the identity.
+        element: The element that moves the second network. For many networks a batch, whose elements move each network
+            into the universe, in which the first network stays, so that the first element is the identity.
         params: The moved networks, `act(element, params_b)`; each computes the same function as before.
         objective: The objective of the method at `element`, which is maximized: for many networks the sum over pairs.
         initial: The objective at the identity; never larger than `objective`.

@@ -80,8 +80,8 @@ def canonicalize(
         reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
             sorting, are signs, half periods, rotations and order; the reference's own scales and invertible
             matrices are fixed for that.
-        method: How the network is aligned to the reference; `WeightMatching(scales="keep")` unless given. Scales
-            that a method chooses do not count.
+        method: Aligns the network to the reference; `WeightMatching(scales="keep")` unless given. Scales that a method
+            chooses do not count.
         task: For methods that use one.
         generator: For methods that use chance.
         out: Where the canonical form of a checkpoint is written, with its element next to it: a path, or an `Output`.

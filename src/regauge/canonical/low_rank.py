@@ -7,7 +7,7 @@ from torch import Tensor
 SINGULAR = 1e-10
 """Singular values below this share of the largest are taken for zero."""
 ROUNDING = 1e-14
-"""The same of a product, as a share of the norms of its factors."""
+"""Singular values of a product below this share of the norms of its factors are taken for zero."""
 
 
 def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:

@@ -18,7 +18,7 @@ from regauge.core.symmetry import Symmetry
 ZERO = 1e-12
 """Singular values below this share of the largest one are zero, in float64."""
 COARSE = 1e-6
-"""The same for networks that are stored with less precision."""
+"""That share for networks that are stored with less precision."""
 SWEEPS = 10
 """Most rounds over all groups: what one group loses may leave another one with less."""
 

@@ -62,7 +62,7 @@ def save_alignment(alignment: Aligned, path: str | Path, *, overwrite: bool = Fa
     """Write an alignment to a safetensors file, whole or not at all; `regauge apply` reads it too.
 
     Args:
-        alignment: What `regauge.align` returned, or an `Alignment`.
+        alignment: The result of `regauge.align`, or an `Alignment`.
         path: The file, named `....safetensors`.
         overwrite: Whether a file of that name may be replaced.
 

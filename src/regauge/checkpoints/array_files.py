@@ -21,7 +21,7 @@ DAMAGE = (
     *(OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError, AttributeError),
     *(OverflowError, SyntaxError, MemoryError, RuntimeError, BadZipFile, zlib.error, tokenize.TokenError),
 )
-"""What numpy raises for files that are damaged."""
+"""Errors of numpy for damaged files."""
 
 
 def read_arrays(path: str | Path) -> Params:

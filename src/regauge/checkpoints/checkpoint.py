@@ -60,16 +60,16 @@ class Checkpoint(Mapping[str, Tensor]):
     are listed in `FORMATS`, to which other packages add theirs.
 
     Attributes:
-        label: What messages call it: the path that the user gave.
+        label: The name in messages: the path that the user gave.
         path: The file, or the index of the shards.
-        stored: Where every tensor lies, by name: names, dtypes and order of what `write` writes.
+        stored: The place of every tensor, by name: names, dtypes and order of what `write` writes.
         metadata: The strings in the header of each file, without its provenance.
-        form: How a network that takes over these files is written.
+        form: The form in which a network that takes over these files is written.
         home: The path of the network that is in these files: the label without adapters.
         notes: Sentences about a result that takes over these files.
         replaced: Contents of files that such a result, in a folder, has in the place of those here; None for those that
             it leaves out.
-        read_so_far: What was read from the disk.
+        read_so_far: The bytes read from the disk.
     """
 
     notes: tuple[str, ...]
@@ -260,13 +260,13 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
-        """The same, whose result in a folder has these files in the place of those here; see `replaced`."""
+        """A view whose result in a folder has these files in the place of those here; see `replaced`."""
         result = copy(self)
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
     def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """The same files with the tensors of a network of other sizes, under the names of its model.
+        """A view of the files with the tensors of a network of other sizes, under the names of its model.
 
         A second name of one tensor is written only if the files have it.
         """
@@ -393,7 +393,7 @@ def load(path: str | Path, *, entry: str | None = None) -> Params:
 
     Args:
         path: As for `Checkpoint.open`.
-        entry: Which network of a training checkpoint is read, such as "state_dict_ema".
+        entry: The network of a training checkpoint that is read, such as "state_dict_ema".
     """
     with Checkpoint.open(path, entry=entry) as checkpoint:
         return checkpoint.params

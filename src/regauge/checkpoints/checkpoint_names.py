@@ -13,7 +13,7 @@ from regauge.checkpoints.formats.file_formats import weight_suffixes
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names of models of the hub."""
 ADDRESS = re.compile(r"[a-z0-9]+:/", re.IGNORECASE)
-"""What addresses begin with, as paths, in which slashes are single."""
+"""The beginning of addresses as paths, in which slashes are single."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 CACHES = (
     ("HF_HUB_CACHE", ""),

@@ -22,7 +22,7 @@ class Claims(TorchFunctionMode):
     A header of a few bytes may say that a net has a width of a trillion, or a billion layers.
 
     Args:
-        tensors: What the file holds.
+        tensors: The tensors that the file holds.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

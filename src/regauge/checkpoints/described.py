@@ -22,7 +22,7 @@ DAMAGE = (
     *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
     *(ArithmeticError, AssertionError, StopIteration),
 )
-"""What is raised while something is made of a header whose values are others than those that were written."""
+"""Errors while something is made of a header with other values than those that were written."""
 
 
 def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
@@ -45,9 +45,9 @@ def read_described(
 
     Args:
         path: The file.
-        kind: What the header has to say that it is.
+        kind: The kind that the header has to name.
         version: The version that the header has to have.
-        name: What such a file is called in errors.
+        name: The name of such files in errors.
         writer: The command that writes such files.
         earlier: A version that is read, too.
 

@@ -16,7 +16,7 @@ except ImportError:  # Windows, where files that are open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 PARTIAL = ".partial"
-"""How the names of files end that are not complete."""
+"""The ending of the names of files that are not complete."""
 TEMPORARY = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{12}}{re.escape(PARTIAL)}", re.DOTALL)
 """The names under which files are written before they have their own."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -27,7 +27,7 @@ class FullDiskError(OSError):
 
     Args:
         path: The path of the output.
-        nbytes: How much the output still needs, if that is known.
+        nbytes: The bytes that the output still needs, if that is known.
         remedy: What to do.
     """
 

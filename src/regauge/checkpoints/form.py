@@ -18,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 """Dtypes that a network can be written in, by their names."""
 INDEX_SUFFIX = SUFFIX + ".index.json"
 SETTINGS = ("dtype", "torch_dtype")
-"""What the dtype is called in config.json."""
+"""Names of the setting of the dtype in config.json."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Networks in files: whether they are worked on in memory or streamed, and where the result goes.
 
 In memory, networks are read as a whole. Where they need more than the memory that is allowed, they stay on the disk and
-are read tensor by tensor. In both cases the result, one file or a folder, is made in a folder beside the output, and
+are read tensor by tensor. In both cases the result, one file or a folder, is made in a folder next to the output, and
 takes its place when it is complete.
 """
 
@@ -55,10 +55,10 @@ class FileJob:
     Attributes:
         number: That of the checkpoint whose names, dtypes and files the output takes over.
         output: Where the result goes; None if it is not written.
-        beside: What else is written, if anything, by the name of the output: beside a `.safetensors` file or in a
+        beside: The path of a further file, if any, by the name of the output: next to a `.safetensors` file or in a
             folder.
         limit: How much may be held.
-        work: What is done in memory, one of `COPIES`.
+        work: The work in memory, one of `COPIES`.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -91,7 +91,7 @@ class FileJob:
 
     @property
     def nbytes(self) -> int:
-        """What working in memory holds at once, in bytes."""
+        """The bytes that working in memory holds at once."""
         values = sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values())
         copies = COPIES[self.work] * len(self.checkpoints)
         return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + int(4 * copies * values)
@@ -118,24 +118,24 @@ class FileJob:
             )
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
-        """The same checkpoints under the names of a symmetry, where their files have others than their models."""
+        """A job with the checkpoints under the names of a symmetry, where files have other names than models."""
         return replace(self, checkpoints=share_extra([name_by(one, symmetry) for one in self.checkpoints]))
 
     def named_for(self, module: nn.Module) -> "FileJob":
-        """The same checkpoints in memory, under the names of a module and with all of its tensors."""
+        """A job with the checkpoints in memory, under the names of a module and with all of its tensors."""
         named = share_extra([name_for(one, module) for one in self.checkpoints])
         whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
         return replace(self, checkpoints=tuple(whole))
 
     def of(self, *checkpoints: Checkpoint) -> "FileJob":
-        """The same with other views of the checkpoints."""
+        """A job with other views of the checkpoints."""
         return replace(self, checkpoints=checkpoints)
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.
 
         Raises:
-            FileExistsError: It, or what is written beside it, exists and may not be replaced.
+            FileExistsError: It, or the file written next to it, exists and may not be replaced.
             FileNotFoundError: Its folder does not exist.
             OSError: The disk has no room for it.
             ValueError: Another process is writing it, or it is another kind of file than `.safetensors`.
@@ -145,7 +145,7 @@ class FileJob:
             require_space(self.out, sum(shard.nbytes for shard in self.shards))
 
     def require_name(self) -> None:
-        """The same, without a look at the room on the disk."""
+        """Refuse the name of an output, without a look at the room on the disk."""
         if self.output is None or self.out is None:
             return
         if not self.output.is_file and self.out.name.endswith((*weight_suffixes(), ".json")):
@@ -168,7 +168,7 @@ class FileJob:
 
         Args:
             made: The result in memory, or its tensors piece by piece.
-            save_beside: Writes what belongs beside it, under the name that it is given.
+            save_beside: Writes the file that belongs next to it, under the name that it is given.
             progress: Shows how much is written.
         """
         assert self.output is not None

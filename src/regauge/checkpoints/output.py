@@ -1,4 +1,4 @@
-"""Where a result is written, and in which form."""
+"""The place of a result, and the form in which it is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from regauge.checkpoints.outputs.provenance import Provenance
 
 @dataclass(frozen=True, init=False)
 class Output:
-    """Where a verb writes its result, as one `.safetensors` file or as a folder, and in which form.
+    """The place of a verb's result, one `.safetensors` file or a folder, and the form in which it is written.
 
     The result appears under its name when all of it is on the disk. A path alone, `out="OUT"`, is `Output("OUT")`.
 
@@ -22,10 +22,10 @@ class Output:
             result takes over.
         overwrite: Whether an output of that name may be replaced. In a folder, files that are not of a checkpoint stay.
         resume: Whether to continue what an interrupted run left; work in memory is done anew.
-        dtype: What floating-point tensors are rounded to, once, or its name; values that it cannot hold are refused. As
-            in the network that the result takes over unless given.
+        dtype: The dtype to which floating-point tensors are rounded, once, or its name; values that it cannot hold are
+            refused. As in the network that the result takes over unless given.
         shard_size: Bytes, or text such as "5GB", of the values in one file of a folder; as there unless given.
-        provenance: What the output says about where it comes from; the call that writes it, unless given.
+        provenance: The provenance of the output; the call that writes it, unless given.
         page: Draws the HTML page of a report from its JSON file, for verbs that write one; no page unless given.
 
     Raises:
@@ -67,5 +67,5 @@ class Output:
 
     @property
     def form(self) -> Form:
-        """How the network is written."""
+        """The form in which the network is written."""
         return Form.of(self.dtype, self.shard_size)

@@ -9,13 +9,13 @@ from pathlib import Path
 from regauge.checkpoints.memory_limit import size_text
 
 RATIO, SPARE = 100, 1 << 28
-"""How many bytes one byte of a compressed file may become; and the bytes that every file may become."""
+"""Bytes that one byte of a compressed file may become, and bytes that every file may become."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How the members of a zip file may be packed: one step of the other methods can fill the memory."""
+"""Methods by which members of a zip file may be packed: one step of other methods can fill the memory."""
 
 
 def most_bytes(packed: int) -> int:
-    """How many bytes a file of this size may become."""
+    """The largest number of bytes that a file of this size may become."""
     return max(SPARE, RATIO * packed)
 
 

@@ -16,13 +16,13 @@ from regauge.checkpoints.outputs.provenance import DESCRIBING, IN_FOLDER
 from regauge.checkpoints.plain_files import read_json
 
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
-"""How the names of files begin that say what the tokens are."""
+"""Prefixes of the names of files that define the tokens."""
 CONFIG = "config.json"
 WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files of a tokenizer that alone do not move tokens to other rows, unless they add some."""
 TEMPLATE = "chat_template.jinja"
 NUMBERED = ("_token_id", "_token_ids", "_token_index", "suppress_tokens", "_words_ids", "forced_decoder_ids", "_to_id")
-"""How settings end that name tokens by their numbers: one, a list, lists of them, or numbers by names."""
+"""Endings of settings that name tokens by number: one, a list, lists of them, or numbers by names."""
 HISTORY = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 """Settings of a model that do not change what its weights compute, or are seen in the weights."""
 

@@ -12,7 +12,7 @@ LARGEST = 1 << 20
 MOST = 20_000
 """Values in a file at most, those behind aliases as often as they are named."""
 REFUSED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
-"""What PyYAML raises about a node that is none of YAML's plain values."""
+"""The error of PyYAML about a node that is none of YAML's plain values."""
 
 
 def compose_yaml(path: Path) -> yaml.Node | None:

@@ -19,7 +19,7 @@ def output_of(
     has_element: bool = False,
     page: Callable[[Path], str] | None = None,
 ) -> Output:
-    """Where and how the options of a command ask for its result to be written, with an element next to it or not."""
+    """The output that the options of a command ask for, with an element next to it or not."""
     written = options.written
     element = alignment_label(options.output) if has_element else None
     return Output(

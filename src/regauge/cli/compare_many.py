@@ -69,7 +69,7 @@ def run_many(options: Compare, paths: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint was opened: among those with its shapes, or as another one."""
+    """A checkpoint and the opened ones among which it is: those with its shapes, or others."""
 
     opened: Opened
     checkpoint: Checkpoint
@@ -121,7 +121,7 @@ def _lineage(places: dict[str, Place], names: list[str], progress: Progress) -> 
 
 
 def _average_line(one: Average) -> str:
-    """What a network is an average of, in words."""
+    """A sentence on the networks of which a network is an average."""
     made = ", ".join(f"{name} ({weight:.0%})" for name, weight in zip(one.parents, one.weights, strict=True))
     why = "its provenance names them" if one.is_told else "its weights lie between theirs"
     return f"\n{one.child} is made of {made}: {why}"
@@ -133,7 +133,7 @@ def _compare(places: dict[str, Place], a: str, b: str) -> rg.comparison.Comparis
 
 
 def facts_of(lineages: Sequence[Lineage], alone: Sequence[str]) -> dict[str, object]:
-    """What was found as plain values, for JSON and pages."""
+    """The comparisons as plain values, for JSON and pages."""
     rows = [
         {
             "a": a,

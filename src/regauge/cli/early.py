@@ -1,4 +1,4 @@
-"""What can be refused before torch is imported, which takes seconds: files that are missing or in the way, extras."""
+"""Refusals before torch is imported, which takes seconds: files that are missing or in the way, missing extras."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -80,7 +80,7 @@ def _require_extras(options: Any) -> None:
 
 
 def _marks(hint: Any) -> Iterator[Any]:
-    """What annotates a type, at any depth."""
+    """The annotations of a type, at any depth."""
     for one in (*getattr(hint, "__metadata__", ()), *getattr(hint, "__args__", ())):
         yield one
         if not isinstance(one, type):

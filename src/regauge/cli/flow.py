@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from regauge import flow
+from regauge.cli.config_options import settings_of
 from regauge.cli.flow_judge import judge
 from regauge.cli.flow_options import Flow, FlowFit, FlowGuide, FlowJudge, FlowSample
 from regauge.cli.flow_samples import guide, sample
-from regauge.cli.learn_settings import layer_of, networks_of, run_of, training_of
+from regauge.cli.learn_settings import layer_of, networks_of, run_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell_written
 from regauge.cli.training_output import tell_training, training_output
@@ -49,35 +50,28 @@ def fit(options: FlowFit) -> None:
         chosen_by = {
             "where": options.where,
             "checkpoints": options.checkpoints,
-            "split_by": options.training.split_by,
+            "split_by": options.split_by,
         }
         flow.save_flow(made.told(selection=chosen_by), place.path, overwrite=place.overwrite)
     tell_training(made.about, made.trained)
     tell_written(options.output)
 
 
-def config_of(options: FlowFit) -> flow.Config:
+def config_of(options: FlowFit) -> flow.FlowConfig:
     """The settings that were typed."""
-    net, training = net_of(options), training_of(options.training)
+    net, settings = net_of(options), settings_of(options, flow.FlowConfig)
+    how = settings_of(options, flow.Representation)
     if options.thesis != "no":
-        bias = None if options.head is None else f"{options.head.rpartition('.')[0]}.bias"
-        names = ("epochs", "patience", "seconds", "device")
-        kept = {name: training[name] for name in names}
-        return flow.thesis_config(options.thesis, head=options.head, head_bias=bias, net=net, **kept)
-    prior = "matched" if options.prior == "initialization" else options.prior
-    return flow.Config(
-        representation=flow.Representation(
-            options.scales, options.head, options.head_form, components=options.components
-        ),
-        prior=flow.PRIORS[prior](),
+        head = how["head"]
+        bias = None if head is None else f"{head.rpartition('.')[0]}.bias"
+        kept = {name: settings[name] for name in ("epochs", "patience", "seconds", "device")}
+        return flow.thesis_config(options.thesis, head=head, head_bias=bias, net=net, **kept)
+    return flow.FlowConfig(
+        representation=flow.Representation(**how),
+        prior=flow.PRIORS["matched" if options.prior == "initialization" else options.prior](),
         coupling=flow.Coupling(**dict.fromkeys(options.coupling, True)),
         net=net,
-        predicts=options.predicts,
-        has_gaussian=options.gaussian == "yes",
-        is_aligned=options.aligned,
-        balance=options.balance,
-        labels=options.labels,
-        **training | {"average": options.average or None},
+        **settings,
     )
 
 
@@ -88,7 +82,7 @@ def net_of(options: FlowFit) -> Net:
     plain = {"perceptron": flow.Perceptron, "tokens": flow.Tokens}
     if options.net not in plain:
         raise UsageError(f"there is no net {options.net!r}; there are {', '.join([*LAYERS, *plain])}")
-    if not options.aligned:
+    if not settings_of(options, flow.FlowConfig)["is_aligned"]:
         raise UsageError(f"the net {options.net} reads units in their order; add --aligned")
     made: Net = plain[options.net](options.width, options.depth)
     return made

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.learn_options import LearnRun, LearnTraining
+from regauge.cli.config_options import with_settings
+from regauge.cli.learn_options import TRAINING, LearnRun
 from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Seed
 from regauge.cli.zoo_options import NewStore
+from regauge.flow.flow_config import FlowConfig
+from regauge.flow.representation import Representation
 
-FLOW_TRAINING = LearnTraining(weight_decay=1e-3)
 FLOW_HELP = "What `regauge flow fit` wrote."
 NET_HELP = (
     "The net that learns the velocity: message_passing, relational_attention, propagation or another of "
@@ -24,6 +26,12 @@ JUDGE_DATA_HELP = (
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_settings(Representation, "scales head head_form components", head="PARAMETER", components="N")
+@with_settings(
+    FlowConfig,
+    f"aligned=is_aligned predicts gaussian=has_gaussian balance labels average {TRAINING}",
+    labels="COLUMN",
+)
 class FlowFit(LearnRun):
     """Fit a flow, a generative model of networks, to the trained networks of a store.
 
@@ -43,19 +51,6 @@ class FlowFit(LearnRun):
     """Length of the vectors of units, or width of a perceptron."""
     depth: int = 4
     """Number of layers."""
-    aligned: bool = False
-    """Align networks to their mean first, for nets that are not equivariant."""
-    scales: Literal["sphere", "flat", "keep"] = "sphere"
-    """sphere: the incoming weights of each unit whose scale is a symmetry get norm one, which changes no function, and
-    the flow stays on the unit spheres; flat: the same norm, but the flow is Euclidean; keep: weights as they are."""
-    head: Annotated[str | None, arg(metavar="PARAMETER")] = None
-    """Weight of the last layer, for --head-form."""
-    head_form: Literal["keep", "direction", "unit"] = "keep"
-    """keep: the last layer as it is; direction: its direction and the logarithm of its norm; unit: its direction alone,
-    which changes the loss of networks but not their classes."""
-    components: Annotated[int | None, arg(metavar="N")] = None
-    """Fit the flow in the first N principal components of --aligned networks, with --net perceptron and scales that are
-    flat or kept, and draw what is left over from a normal distribution: for many values. None: in all values."""
     prior: Literal["matched", "uniform", "plain", "full", "initialization"] = "matched"
     """Distribution at time 0: independent normal values with the networks' means and deviations (matched); the same,
     but uniform on spheres (uniform); normal values with a deviation of 0.1 (plain); a normal distribution with all
@@ -64,25 +59,14 @@ class FlowFit(LearnRun):
     coupling: Annotated[tuple[Literal["assignment", "alignment"], ...], arg(metavar="PART ...")] = ()
     """assignment: pair the starts and ends of a batch such that the sum of squared distances is least; alignment: align
     each end to its start."""
-    predicts: Literal["velocity", "end"] = "velocity"
-    """What the net predicts: the velocity, or the end of the path."""
-    gaussian: Literal["yes", "no"] = "yes"
-    """Whether the net's output is added to the velocity between normal distributions, which is known in closed form."""
-    balance: float = 0.5
-    """Weight of a tensor in the loss: the number of its values to this power, from 0 to 1."""
-    labels: Annotated[str | None, arg(metavar="COLUMN")] = None
-    """Condition the flow on this column; networks are then drawn for one of its values."""
-    average: float = 0.999
-    """Decay of the moving average of the weights; 0 keeps the last weights."""
     thesis: Literal["no", "euclidean", "geometric"] = "no"
     """Fit with the settings of paper 000, see docs/flows.md; geometric has a last layer of norm one and needs --head.
     Only --net, --layer-settings, --width, --depth and options of the training's length go with it."""
-    training: Annotated[LearnTraining, arg(name="")] = FLOW_TRAINING
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How networks are drawn; shared by the commands that draw."""
+    """Settings of drawing networks, for the commands that draw."""
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
     output: NewStore

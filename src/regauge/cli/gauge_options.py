@@ -27,7 +27,8 @@ class Gauge:
     """Move a checkpoint to where it rounds better: other weights, the same function, ready for any quantizer.
 
     The output loads as the checkpoint did. What was moved, how far outputs differ, and the rounding errors of
-    all layers are beside it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json and .html.
+    all layers are written next to it: OUT.gauge.json and the page OUT.gauge.html, in a folder regauge.gauge.json
+    and .html.
     """
 
     checkpoint: Checkpoint
@@ -63,7 +64,7 @@ class Gauge:
     """Give a tied head of a folder a tensor of its own, so that the gain before it is no obstacle to rotations; the
     output is larger by that tensor, and config.json says so."""
     overwrite: bool = False
-    """Replace the output and what is beside it if they exist."""
+    """Replace the output and the files next to it if they exist."""
     seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much may be held at once, for example 4GB; half of the machine's memory where left out. Of what does not fit,

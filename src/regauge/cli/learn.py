@@ -12,7 +12,7 @@ from regauge.cli.learn_autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_matching import matching
 from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnPredictor
-from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of, training_of
+from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of
 from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, warn, write_rows
@@ -103,15 +103,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
 
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:
     """The settings that were typed."""
-    return learn.PredictorConfig(
-        **net_settings_of(options),
-        dropout=options.dropout,
-        kind=options.kind,
-        render=options.render,
-        probes=probes_of(options.probes),
-        statistics=options.statistics == "yes",
-        **training_of(options.training),
-    )
+    return learn.PredictorConfig(**net_settings_of(options, learn.PredictorConfig), probes=probes_of(options.probes))
 
 
 def probes_of(text: str) -> int | tuple[int, ...]:

@@ -15,7 +15,7 @@ from regauge import weightspace as ws
 from regauge.checkpoints.writing import require_writable, save, save_text
 from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import LearnAutoencoder, LearnDecode, LearnEncode, LearnNearest
-from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, training_of
+from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, write_rows
 from regauge.cli.training_output import tell_training, training_output
@@ -77,13 +77,9 @@ def config_of(options: LearnAutoencoder) -> learn.AutoencoderConfig:
     if options.temperature != 1 and options.loss != "distillation":
         raise UsageError("--temperature softens the classes of --loss distillation; leave it out, or add that")
     return learn.AutoencoderConfig(
-        **net_settings_of(options),
-        dropout=options.dropout,
-        latent=options.latent,
+        **net_settings_of(options, learn.AutoencoderConfig),
         decoder=decoder,
         loss=learn.Distillation(options.temperature) if options.loss == "distillation" else learn.SquaredError(),
-        examples=options.examples,
-        **training_of(options.training),
     )
 
 
@@ -221,7 +217,7 @@ def results_of(
         "version": VERSION,
         "store": ", ".join(str(folder) for folder in options.stores),
         "parts": list(net_of(made).parts),
-        "latent": options.latent,
+        "latent": config_of(options).latent,
         "loss": "divergence" if options.loss == "distillation" else "squared error",
         "parameters": {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()},
         **made.about,

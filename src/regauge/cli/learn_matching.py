@@ -6,8 +6,9 @@ import torch
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.config_options import settings_of
 from regauge.cli.learn_options import LearnMatching
-from regauge.cli.learn_settings import networks_of, run_of, training_of
+from regauge.cli.learn_settings import networks_of, run_of
 from regauge.cli.models import load_module
 from regauge.cli.options import Matching, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
@@ -27,7 +28,7 @@ def matching(options: LearnMatching) -> None:
     with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
         with show_status("reading the stores"):
             collection, chosen = networks_of(options)
-            tasks = tasks_of(options, collection)
+            tasks = tasks_of(options, collection, needs_data=config.probes > 0)
         with show_progress() as progress:
             made = learn.fit_matching(
                 collection,
@@ -35,7 +36,7 @@ def matching(options: LearnMatching) -> None:
                 task=tasks or None,
                 **run_of(options, chosen, place),
                 pair_by=options.pair_by or None,
-                inputs=next(iter(tasks[0].batches))[0] if options.probes and tasks else None,
+                inputs=next(iter(tasks[0].batches))[0] if config.probes else None,
                 progress=progress,
             )
         made.save(place.path, overwrite=place.overwrite)
@@ -44,10 +45,10 @@ def matching(options: LearnMatching) -> None:
     tell_written(options.output)
 
 
-def tasks_of(options: LearnMatching, collection: Collection) -> list[Task]:
+def tasks_of(options: LearnMatching, collection: Collection, *, needs_data: bool) -> list[Task]:
     """The data on the modules of each layout; none without data."""
     if not options.data:
-        if options.probes:
+        if needs_data:
             raise UsageError("--probes begin as inputs of the data: give --data")
         return []
     batches = load_batches(options.data, options.examples)
@@ -59,19 +60,7 @@ def tasks_of(options: LearnMatching, collection: Collection) -> list[Task]:
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
     """The settings that were typed."""
     layer = ws.Propagation(channels=2) if options.layer == "propagation" else ws.LAYERS[options.layer]()
-    return learn.MatchingConfig(
-        layer=layer,
-        width=options.width,
-        depth=options.depth,
-        vectors=options.vectors,
-        probes=options.probes,
-        supervised=options.supervised,
-        line=options.line,
-        line_by=options.line_by,
-        distance=options.distance,
-        checked=options.checked,
-        **training_of(options.training),
-    )
+    return learn.MatchingConfig(layer=layer, **settings_of(options, learn.MatchingConfig))
 
 
 def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:

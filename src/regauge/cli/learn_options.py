@@ -6,8 +6,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
+from regauge.cli.config_options import with_settings
 from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, Loss, MaybeOutput, Model, Output, Seed
 from regauge.cli.zoo_options import KeptCheckpoints, Where
+from regauge.learn.learn_configs import AutoencoderConfig, MatchingConfig, PooledConfig, PredictorConfig
+
+TRAINING = "epochs batch lr weight_decay patience seconds device"
+"""Settings of every training."""
 
 INPUTS_HELP = (
     "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
@@ -27,7 +32,7 @@ LAYER_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class Varied:
-    """How networks are changed at random in each step of the training."""
+    """Random changes of networks in each step of the training."""
 
     augment: Annotated[
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
@@ -46,38 +51,15 @@ class Varied:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnTraining:
-    """How a net is trained; shared by the commands that train one."""
-
-    epochs: int = 100
-    """How often each network is read at most."""
-    batch: int = 64
-    """Networks of a step; each is aligned with another one of them where matching is learned."""
-    lr: float = 2e-3
-    """Largest learning rate."""
-    weight_decay: float = 1e-2
-    """Weight decay of AdamW."""
-    patience: int | None = None
-    """End the training after so many epochs without a better validation."""
-    seconds: float | None = None
-    """End the training after so many seconds; the learning rate falls in time."""
-    split_by: Annotated[str, arg(metavar="COLUMN")] = ""
-    """Divide the networks by this column instead of by run: those with one value there are in one part. Networks that
-    several runs fitted to one signal are divided by the column "signal" where left out."""
-    device: str = "cpu"
-    """Where the net is trained: cpu, cuda or another device of torch."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LearnRun:
-    """Which networks a net is trained on, how, and where it goes; shared by the commands that train one."""
+    """The networks, the training and the output of a net, for the commands that train one."""
 
     stores: Annotated[
         Positional[tuple[Path, ...]],
         arg(metavar="STORE [...]", help="Folders of stores, of one or several architectures."),
     ]
     output: Output
-    """Where the net goes, a .safetensors file; the report goes to the same name with .html, its numbers with .json."""
+    """File of the net, which ends in .safetensors; the report gets the same name with .html, its numbers with .json."""
     where: Where = ()
     checkpoints: KeptCheckpoints = "last"
     seed: Seed = 0
@@ -85,65 +67,52 @@ class LearnRun:
     """Continue an interrupted training with the same settings."""
     overwrite: bool = False
     """Replace the output, and its report if there is one, and the state of an interrupted training."""
+    split_by: Annotated[str, arg(metavar="COLUMN")] = ""
+    """Divide the networks by this column instead of by run: those with one value there are in one part. Networks that
+    several runs fitted to one signal are divided by the column "signal" where left out."""
     json: Json = False
-    training: Annotated[LearnTraining, arg(name="")] = LearnTraining()
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_settings(PooledConfig, "moments=reads_moments widening")
 class LearnNet(LearnRun):
     """A net that reads networks, and on which networks it is trained."""
 
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON, for example '{"channels": 8}'."""
-    width: int = 64
-    """Length of the vectors of units."""
     fourier: int = 0
     """Encode values with so many sines and cosines each."""
     logarithms: bool = False
     """Encode values with logarithms of their sizes, for networks that differ by orders of magnitude."""
-    moments: bool = False
-    """Let the net begin with the moments of every tensor, too: sizes, means and extremes."""
     parts: Annotated[
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
     ] = ()
     """What the net respects by construction, always with permutation; the whole symmetry where left out."""
-    widening: bool = False
-    """Count a unit that is split in two as one, so that function-preserving widening changes nothing that is read."""
     varied: Annotated[Varied, arg(name="")] = Varied()
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_settings(PredictorConfig, f"width depth dropout kind render statistics {TRAINING}")
 class LearnPredictor(LearnNet):
     """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
 
     Networks are split by run, or as a column "split" of the store says. Several stores, of several architectures, too,
-    are learned from together. Beside the net stand boosted trees on plain
+    are learned from together. The net is compared with boosted trees on plain
     statistics of the layers. An interrupted training continues with --resume.
     """
 
     target: Annotated[str, arg(metavar="COLUMN")]
     """The column that is predicted; `regauge zoo info STORE` lists the columns of a store."""
-    depth: int | None = None
-    """Number of layers, 4 where left out; 0 reads nothing but what networks compute at --probes, with which it is 0."""
-    dropout: float | None = None
-    """Share of the hidden units of the head that are dropped in training; 0, or 0.2 with --probes, where left out."""
-    kind: Literal["numbers", "fractions", "classes"] | None = None
-    """Whether the column has numbers, fractions in [0, 1] such as accuracies, or classes; texts, truth values and whole
-    numbers that recur are classes where left out, everything else numbers."""
     inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
-    render: float = 0.0
-    """Weight of a second loss in training: the net also predicts what the networks that it reads compute at the inputs,
-    which needs no labels."""
     probes: Annotated[str, arg(metavar="N|NxN")] = "0"
     """Run the networks on so many learned inputs, which begin as some of the inputs, and read what they compute; 16x16
     lie on a sheet, which begins as a grid or as the inputs in their order, and are read by convolutions. With --depth,
     weights are read too, and the mean is weighed such that it is no worse in validation than the probes alone."""
-    statistics: Literal["yes", "no"] = "yes"
-    """Whether boosted trees on statistics of the layers are fitted, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_settings(AutoencoderConfig, f"width depth dropout latent examples {TRAINING}")
 class LearnAutoencoder(LearnNet):
     """Train a net that reads networks and gives a vector for each orbit, and one that makes networks from vectors.
 
@@ -152,12 +121,6 @@ class LearnAutoencoder(LearnNet):
     """
 
     inputs: Annotated[str, arg(metavar="GRID|POINTS|DATA", help=COMPARED_HELP)] = ""
-    depth: int = 2
-    """Number of layers of the encoder."""
-    dropout: float = 0.0
-    """Share of the hidden units of its head that are dropped in training."""
-    latent: int = 128
-    """Length of the latent vectors."""
     decoder: Literal["mlp", "template"] = "mlp"
     """What makes networks from vectors: an MLP to all parameters; or a learned network whose units hear from each other
     and from the vector how to change."""
@@ -168,8 +131,6 @@ class LearnAutoencoder(LearnNet):
     softened probabilities."""
     temperature: float = 1.0
     """What logits are divided by in --loss distillation."""
-    examples: int | None = None
-    """Inputs that a step reads, drawn anew for each; all where left out."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
     """Color the map of the latent vectors on the report by this column."""
 
@@ -247,6 +208,7 @@ class LearnNearest:
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_settings(MatchingConfig, f"width depth vectors probes supervised line line_by distance checked {TRAINING}")
 class LearnMatching(LearnRun):
     """Train a net that says which units of two networks belong together: a method for `align` and `merge`.
 
@@ -266,26 +228,6 @@ class LearnMatching(LearnRun):
     examples: int = 128
     """Examples of a step, for data from a file."""
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
-    width: int = 64
-    """Length of the vectors of units inside of the net."""
-    depth: int = 3
-    """Number of layers."""
-    vectors: int = 128
-    """Length of the vectors by which units are matched."""
-    probes: int = 0
-    """Run the networks on so many learned inputs, which begin as some of DATA, and read their activations."""
-    supervised: float = 0.1
-    """Weight of recognizing the units of a changed copy; 0 leaves it out."""
-    line: float = 1.0
-    """Weight of the loss on the line between two networks; 0 leaves it out."""
-    line_by: Literal["loss", "outputs"] = "loss"
-    """What is lowered there: the loss on the data, or how far outputs are from the mix of both networks' outputs, for
-    networks that compute different functions."""
-    distance: float = 0.1
-    """Weight of the distance between two networks; 0 leaves it out."""
-    checked: int = 32
-    """Most pairs of networks for validation, and for the scores at the end."""
-    training: Annotated[LearnTraining, arg(name="")] = LearnTraining(batch=32)
     pair_by: Annotated[str, arg(metavar="COLUMN")] = ""
     """Align networks with the same value of this column only, such as those that were fitted to one signal."""
 

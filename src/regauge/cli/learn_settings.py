@@ -1,4 +1,4 @@
-"""What was typed to train a net over networks: its layers, its inputs, the networks that it learns from."""
+"""Settings of a net over networks from options: its layers, its inputs, the networks that it learns from."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.config_options import settings_of
 from regauge.cli.learn_networks import tell_chosen
-from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, LearnTraining, Varied
+from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress
 from regauge.cli.tasks import load_batches
@@ -56,41 +57,25 @@ def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) 
     return {
         "generator": torch.Generator().manual_seed(options.seed),
         "indices": chosen,
-        "split_by": options.training.split_by or None,
+        "split_by": options.split_by or None,
         "state": place.state,
     }
 
 
-def training_of(options: LearnTraining) -> dict[str, Any]:
-    """How a net is trained, for `learn.training.Training`."""
-    return {
-        "epochs": options.epochs,
-        "batch": options.batch,
-        "lr": options.lr,
-        "weight_decay": options.weight_decay,
-        "patience": options.patience,
-        "seconds": options.seconds,
-        "device": options.device,
-    }
-
-
-def net_settings_of(options: LearnPredictor | LearnAutoencoder) -> dict[str, Any]:
+def net_settings_of(options: LearnPredictor | LearnAutoencoder, config: type) -> dict[str, Any]:
     """The net that reads networks, for the settings of a predictor or an autoencoder."""
     return {
+        **settings_of(options, config),
         "layer": layer_of(options.layer, options.layer_settings),
-        "width": options.width,
-        "depth": options.depth,
         "values": values_of(options),
-        "reads_moments": options.moments,
         "parts": options.parts or None,
-        "widening": options.widening,
         "augment": options.varied.augment,
         "changes": changes_of(options.varied),
     }
 
 
 def values_of(options: LearnNet) -> ws.Fourier | ws.Logarithms | None:
-    """How values are encoded, if not as they are."""
+    """The encoding of values; None for values as they are."""
     if options.fourier and options.logarithms:
         raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
     return ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
@@ -126,7 +111,7 @@ def layer_of(name: str, typed: str) -> Any:
 
 
 def inputs_of(text: str) -> Tensor | Any:
-    """What networks are run on."""
+    """The inputs on which networks are run."""
     kind, _, size = text.partition(":")
     if kind not in ("grid", "points"):
         return load_batches(text, EXAMPLES)[0][0]

@@ -84,8 +84,8 @@ Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
 OverwriteAll = Annotated[
     bool,
     arg(
-        help="Replace the output and what is written beside it if they exist; of a folder only the checkpoint, and "
-        "other files in it stay."
+        help="Replace the output and the files written next to it if they exist; in a folder only the checkpoint is "
+        "replaced, and other files stay."
     ),
 ]
 Tokenizer = Annotated[str | None, arg(metavar="union|base|FOLDER")]
@@ -103,7 +103,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Held:
-    """Which tensors are structure, beyond what the traced model says."""
+    """Tensors that are structure, in addition to those that the traced model shows."""
 
     keep: tuple[str, ...] = ()
     """Frozen parameters that are structure, as masks are, by names or patterns: tables of sines, fixed filters."""
@@ -113,7 +113,7 @@ class Held:
 
 @dataclass(frozen=True)
 class ExampleInputs(Held):
-    """How a model is traced; example inputs are for models that do not bring their own."""
+    """Settings of tracing; example inputs are for models that do not bring their own."""
 
     input_shape: tuple[str, ...] = ()
     """Shapes of the positional inputs, for example 2x3x32x32; normal noise, or small integers."""
@@ -127,10 +127,11 @@ class ExampleInputs(Held):
 
 @dataclass(frozen=True)
 class Written:
-    """How the output is written; as in the checkpoint that it takes over where left out."""
+    """The form of the output; where left out, as in the checkpoint whose files it takes over."""
 
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, arg(metavar="DTYPE")] = None
-    """What floating-point tensors are rounded to, once: float32, bfloat16, float16 or float64. config.json follows."""
+    """Dtype to which floating-point tensors are rounded, once: float32, bfloat16, float16 or float64; also in
+    config.json."""
     shard_size: Annotated[str, arg(metavar="SIZE")] = ""
     """Bytes in one file of an output folder at most, for example 5GB."""
 
@@ -166,7 +167,7 @@ class Discover:
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """How networks are matched, and streamed where they do not fit in memory; shared by the commands that align."""
+    """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
 
     model: Model = None
     symmetry: SymmetryFile = None
@@ -174,7 +175,7 @@ class Matching:
     """How to match; docs/alignment.md tells them apart. Unless given: data where there are any, else weights; `merge`
     matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
-    """What `regauge learn matching` wrote, for the method learned."""
+    """File that `regauge learn matching` wrote, for the method learned."""
     refine: bool = False
     """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
     restarts: int = 0
@@ -213,8 +214,8 @@ class Matching:
 class Align(Matching):
     """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
 
-    The alignment is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`. Of folders in Hugging
-    Face style, MODEL is A where left out, and a folder as output has the shards and the other files of B.
+    The alignment is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`. For folders in
+    Hugging Face style, MODEL is A where left out, and a folder as output has the shards and the other files of B.
     """
 
     a: Checkpoint
@@ -228,7 +229,7 @@ class Align(Matching):
 
 @dataclass(frozen=True)
 class Merge(Matching):
-    """Align checkpoints with one another and make one of them; a model card with the numbers is written beside it.
+    """Align checkpoints with one another and merge them into one; a model card with the numbers is written next to it.
 
     The result is in the coordinates of the first checkpoint, or of the base. Statistics of batch normalization are
     averaged, and recomputed where there is data.
@@ -270,7 +271,7 @@ class Merge(Matching):
 class Canonicalize:
     """Bring a checkpoint to its canonical form: the same for all networks on its orbit, and of the same function.
 
-    The element that does it is stored beside the output, as OUT.alignment.safetensors, for `regauge apply`.
+    The element that does it is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`.
     """
 
     checkpoint: Checkpoint
@@ -298,7 +299,7 @@ class Apply:
     """
 
     alignment: Positional[Path]
-    """What `regauge align` stored beside its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
+    """File that `regauge align` stored next to its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
     checkpoint: Checkpoint
     output: Output
     """Where the moved checkpoint goes, a .safetensors file or a folder."""
@@ -321,7 +322,7 @@ class Info:
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
-    """How networks are run and judged; shared by the commands that look at what lies between them."""
+    """Settings of running and judging networks, for the commands that evaluate points between them."""
 
     model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
@@ -337,7 +338,7 @@ class Judging:
 
 @dataclass(frozen=True, kw_only=True)
 class Between(Judging):
-    """How networks between others are judged."""
+    """Settings of judging networks that lie between others."""
 
     statistics: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + STATISTICS_HELP)] = None
 
@@ -418,7 +419,7 @@ class Repair(Judging):
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run an experiment of a paper: a table with the paper's numbers beside ours, and a picture.
+    """Run an experiment of a paper: a table with the paper's numbers next to ours, and a picture.
 
     Without an experiment: the list of all. An interrupted run continues where it stopped, and the same command in a
     second terminal takes a share of the steps.

@@ -1,4 +1,4 @@
-"""What commands show and leave behind: progress on the standard error, reports, and pictures with their numbers.
+"""Output of commands: progress on the standard error, reports, and pictures with their numbers.
 
 A command tells sentences and tables together with the facts in them. They are printed as they come, or the facts are
 collected into one JSON object that is printed at the end.
@@ -131,7 +131,7 @@ def show(table: Table) -> None:
 
 
 def require_pictures(path: Path, *, overwrite: bool) -> None:
-    """Raise unless a plot and the table beside it can be written."""
+    """Raise unless a plot and the table next to it can be written."""
     require_writable(path, overwrite=overwrite, suffixes=PICTURES.suffixes)
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
 
@@ -143,7 +143,7 @@ def name_files(paths: Sequence[Path]) -> list[str]:
 
 
 def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a picture, the same bytes every time, and its numbers with all their digits beside it as CSV."""
+    """Write a picture, the same bytes every time, and next to it its numbers with all their digits as CSV."""
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     path.with_suffix(".csv").unlink(missing_ok=True)  # of another picture
     with whole_file(path) as temporary:
@@ -204,7 +204,7 @@ def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Ite
 
 
 def _line(task: rich.Task) -> str:
-    """Where a piece of work is, in one line."""
+    """A line about the progress of a piece of work."""
     columns = (rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
     elapsed, left = (column.render(task).plain for column in columns)
     return f"{task.description}: {task.percentage:.1f}% in {elapsed}, left: {left}"

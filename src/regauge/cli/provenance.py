@@ -1,4 +1,4 @@
-"""What the outputs of a command say about where they come from, read off its options."""
+"""The provenance of a command's outputs, read off its options."""
 
 from dataclasses import fields, is_dataclass
 from pathlib import Path

@@ -26,7 +26,7 @@ class Prune:
     """Remove units of a checkpoint everywhere at once: hidden units, channels, heads; a smaller checkpoint that runs.
 
     What the network does not need goes first, checked on outputs: without --share, the function stays. The report is
-    beside the output: OUT.prune.json and the page OUT.prune.html, in a folder regauge.prune.json and .html.
+    next to the output: OUT.prune.json and the page OUT.prune.html, in a folder regauge.prune.json and .html.
     """
 
     checkpoint: Checkpoint
@@ -47,7 +47,7 @@ class Prune:
     batch: Batch = 64
     loss: Loss = "cross-entropy"
     overwrite: bool = False
-    """Replace the output and what is beside it if they exist."""
+    """Replace the output and the files next to it if they exist."""
     seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """How much may be held at once, for example 4GB; half of the machine's memory where left out."""

@@ -9,11 +9,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from regauge.checkpoints.outputs.ledger import require_lock
+from regauge.checkpoints.state_file import StateError, StateFile
 from regauge.checkpoints.writing import require_writable
 from regauge.cli.options import UsageError
 from regauge.cli.output import tell, tell_table
-from regauge.learn.training import Trained
-from regauge.learn.training_state import is_state
+from regauge.learn.course import Trained
 
 STATE = ".partial.safetensors"
 
@@ -67,12 +67,17 @@ def training_output(
                     f"an interrupted training left {str(state)!r}; say --resume to go on with it, or --overwrite to "
                     "begin anew"
                 )
-            if not is_state(state):
+            if not StateFile(state).is_state:
                 raise FileExistsError(
                     f"{str(state)!r} is in the place of an interrupted training but is none; move it away"
                 )
             state.unlink()
-        yield TrainingOutput(path, files, state, may_replace)
+        try:
+            yield TrainingOutput(path, files, state, may_replace)
+        except StateError as error:
+            raise UsageError(
+                f"{error}, or begin anew with --overwrite" if error.can_be_deleted else str(error)
+            ) from error
         state.unlink(missing_ok=True)
 
 

@@ -263,7 +263,7 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
 
 
 def executor_of(on: str) -> MakeExecutor | None:
-    """Where jobs run."""
+    """The executor of jobs."""
     if on == "here":
         return None
     if re.match(r"(tcp|tls|ucx|ws|wss)://", on):

@@ -12,13 +12,13 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 RESIDUAL = 0.4
-"""What lies outside of the averages of the parents, as a share of what independent steps to them would leave."""
+"""Largest part outside of the averages of the parents, as a share of what independent steps to them would leave."""
 NEEDLESS = 0.25
 """A parent without which the average is off by less than this share of an independent step to it is none."""
 FAINT = 0.01
 """Weight up to which a network is no parent."""
 SUM = 1e3
-"""How much more than distances it counts that weights add up to one."""
+"""The weight of the condition that weights add up to one, relative to distances."""
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,22 @@ class Comparison:
         norm: The norm of the first network's parameters, as far as they are compared.
         compared: The share of the first network's values that is compared: 1 unless the networks have other shapes.
         shares: The share of each tensor of the first network that the second one explains.
-        share_by_chance: What alignment alone explains at most: the largest share of a stranger, and their range above.
+        share_by_chance: The share that alignment alone explains: the largest share of a stranger plus their range.
             None where the verdict rests on something else, as where both networks are the same.
-        p_value: How often networks that were trained independently correspond as much in the order of their units as
-            stored, by random elements; None where no group has an order. It is exact where nobody chose that order,
-            and of the order before an alignment that the files tell and hold. See `measure_independence`.
+        p_value: The probability, by random elements, that independently trained networks correspond as much in the
+            order of their units as stored; None where no group has an order. It is exact where nobody chose that order.
+            Where files name and hold an alignment, it is of the order before that. See `measure_independence`.
         z_score: The statistic behind it, in standard deviations of the null.
         tested_groups: The groups that the test reorders.
         draws: Random elements that were drawn for it.
-        reference_p_value: How often an independent network is as near as the second one, modulo the group, by the
-            references; None without references.
+        reference_p_value: The probability, by the references, that an independent network is as near as the second one
+            modulo the group; None without references.
         fingerprint_distance: Distance of both fingerprints; None for networks that are streamed.
         element: The element that aligns the second network to the first.
         symmetry: The symmetry that it belongs to, with every size known.
-        units: Of networks of different widths, for each group with other numbers of units in both, the numbers of those
-            that are compared: of the first network's and of the second one's, ascending, copy by copy of the group.
-            All else is measured on both networks cut to these, in their order.
+        units: For networks of different widths: the units that are compared, for each group with other numbers of units
+            in both, of the first network and of the second one, ascending, copy by copy of the group. All else is
+            measured on both networks cut to these, in their order.
         function: With a task: agreement of outputs, losses, barriers before and after, and the loss of the merge.
         notes: Sentences about what is left out, cut or could not be taken over.
     """

@@ -139,6 +139,8 @@ def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*
     """The direction of what each unit has, summed up in few numbers."""
     length = values.shape[-1]
     if length > SKETCH:
+        # A count sketch (Charikar et al. 2002): with random signs, the same in both networks, the inner products of
+        # sketches are those of the values in expectation.
         source = torch.Generator().manual_seed(length)
         signs = 1 - 2 * torch.randint(2, (length,), generator=source).to(values)
         buckets = torch.arange(length) % SKETCH
@@ -154,5 +156,6 @@ def _moments(matrix: Float[Tensor, "n n"]) -> tuple[float, float, float]:
     mean = rows.mean()
     # The squares of what is left without the means of rows and columns.
     squares = (matrix - mean).square().sum(dtype=double)
+    # Hoeffding (1951): the variance over orders is the sum of the squares, centered by rows and columns, over n - 1.
     left = squares - n * ((rows - mean).square().sum() + (columns - mean).square().sum())
     return float(matrix.trace()), n * float(mean), max(0.0, float(left)) / max(1, n - 1)

@@ -20,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 CHOOSING = ("align", "canonicalize", "apply", "merge")
 """Commands whose outputs have their units in an order that somebody chose."""
 NO_PARENTS = ("model", "symmetry", "data", "test", "reference", "matcher", "alignment", "tokenizer", "statistics")
-"""What commands read without making their output of its weights."""
+"""Inputs of commands whose weights are no part of the output."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Read = Callable[[str], Iterator[tuple[Tensor, Tensor]]]
 CONSTANT = 1e-10
 """Below this share of its squares nothing in a tensor tells units apart."""
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""What networks are stored in, coarse ones first: files may hold such values in a wider format."""
+"""Formats in which networks are stored, coarse ones first; files may hold such values in a wider one."""
 
 
 @dataclass(frozen=True)

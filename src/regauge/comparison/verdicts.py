@@ -22,14 +22,14 @@ Verdict = Literal[
 ALIGNED: Verdict = "aligned to A, or a distant descendant"
 """The verdict where the order of units is all that speaks for a relation."""
 UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
-"""What order alone says."""
+"""The reason where only the order of units corresponds."""
 
 EQUAL = 1e-6
 """Relative distance up to which networks are identical but for rounding, whatever their format."""
 REGAUGED = 1.0
 """Relative distance modulo the group of a moved copy, in units of the coarser format's precision; at least `MOVED`."""
 MOVED = 1e-5
-"""The same for formats so fine that the alignment's own rounding decides."""
+"""That distance for formats so fine that the alignment's own rounding decides."""
 CERTAIN = 6.0
 """Standard deviations of the null above which units correspond in the order in which they are stored."""
 SURPRISING = 0.001
@@ -41,7 +41,7 @@ STRANGE = 0.2
 FAINT = 0.02
 """Share beyond chance up to which the order of units decides nothing: no descendant is so far away."""
 EVERYTHING = 0.85
-"""Where alignment explains this share of any network, it says nothing."""
+"""A share that strangers explain from which on the explained share is no evidence."""
 ENOUGH = 200
 """Numbers that must be left modulo the group: with fewer, strangers resemble one another too often."""
 

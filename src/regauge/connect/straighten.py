@@ -17,12 +17,12 @@ from regauge.core.params import Params, require_same_shapes
 from regauge.core.progress import Progress, no_progress
 from regauge.core.rounding import round_alike
 from regauge.core.task import Batch, Task
-from regauge.training import Adam, AdamW, Cosine, Descent, OneCycle, Optimizer, Schedule, differentiate, minimize
+from regauge.training import Adam, AdamW, Cosine, DescentConfig, OneCycle, Optimizer, Schedule, differentiate, minimize
 from regauge.training.descent import cycle
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineTraining(Descent):
+class LineTraining(DescentConfig):
     """Settings for training one end of a line until the line is flat.
 
     A batch is drawn from a batch of the task, with replacement; `batch=None` takes the task's batches whole.
@@ -309,7 +309,7 @@ def train_path(
         differentiate(loss),
         learned,
         cycle(task),
-        Descent(steps=steps, optimizer=optimizer or Adam(1e-2), schedule=schedule or Cosine()),
+        DescentConfig(steps=steps, optimizer=optimizer or Adam(1e-2), schedule=schedule or Cosine()),
         progress=progress,
         label="training the path",
     ).params

@@ -100,4 +100,4 @@ NEEDED = {
     "task": TASK,
     "judge": JUDGE,
 }
-"""What to write for an argument that is missing."""
+"""The expression to write for an argument that is missing."""

@@ -25,7 +25,7 @@ PATIENCE = 300
 FORECAST = PATIENCE // 5
 """Sweeps after which those are given up that would still move then, at the rate of the last half of the sweeps."""
 LARGEST = 30.0
-"""Where the logarithm of a factor is beyond this, the sum of squares has no minimum."""
+"""The largest logarithm of a factor; beyond it the sum of squares is taken to have no minimum."""
 JOINED = 1 << 20
 """Up to this many values networks are balanced together, as fast as one alone."""
 MEMORY = 6

@@ -19,10 +19,10 @@ from regauge.core.signs import SignCode
 PORTION = 1 << 22
 """Most entries of a cost, times patterns of signs and parities, that are enumerated at once."""
 PULL = 1e-9
-"""How strongly rotations are pulled to the identity, as a share of the cost's norm; what that loses is its square."""
+"""The pull of rotations to the identity, as a share of the cost's norm; it costs no more than its square."""
 
 Character = tuple[int, ...]
-"""How a sign pattern acts somewhere: exponents (0 or 1) of the sign families, then of the parities of the shifts."""
+"""The action of a sign pattern at a place: exponents (0 or 1) of the sign families, then of the shifts' parities."""
 
 
 @dataclass(frozen=True)

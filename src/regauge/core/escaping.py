@@ -9,7 +9,7 @@ UNSEEN = re.compile(
 )
 """Control characters, line ends, halves of characters, and what is not seen or turns the direction of a text."""
 MARKDOWN = re.compile(r"([\\*\[\]])")
-"""What is markup within a line of Markdown."""
+"""Characters that are markup within a line of Markdown."""
 
 
 def escape(text: str) -> str:

@@ -18,7 +18,7 @@ KEPT = 10_000
 PLAIN = re.compile(r"(?:[\w.-]|\\\.)*")
 """Patterns that `re` matches without backtracking."""
 Step = re.Pattern[str] | Literal["", "^", "$"]
-"""What leads from one state to another: a character, nothing, or the beginning or the end of the name."""
+"""A step from one state to another: a character, nothing, or the beginning or the end of the name."""
 States = frozenset[int]
 
 

@@ -13,11 +13,11 @@ from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 Exponents = tuple[tuple[int, int], ...]
-"""How scales act on some values of a tensor: numbers of families and exponents."""
+"""The action of scales on some values of a tensor: numbers of families and exponents."""
 Terms = tuple[tuple[str, Exponents], ...]
 
 LENGTH_COST = 1e-4
-"""What the length of a way costs, next to one for each row that shrinks."""
+"""The cost of the length of a way, relative to the gain of a row that shrinks."""
 
 
 @remembered

@@ -263,4 +263,4 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "rotation": {**_ROTATED, "is_proper": True},
     "linear": {**_ROTATED, "matrix": "linear"},
 }
-"""What groups of each kind that axes can name carry."""
+"""The freedom of groups of each kind that axes can name."""

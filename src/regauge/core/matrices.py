@@ -19,7 +19,7 @@ from regauge.core.symmetry import Symmetry
 ZERO = {torch.float64: 1e-13}
 """Eigenvalues of a Gram matrix below this share of the largest one are zero; 1e-11 for less precision."""
 CERTAIN = {torch.float64: 1e-11}
-"""Those above this share are not; 1e-6 for less precision. Between the two nothing can be said."""
+"""Eigenvalues above this share are not zero; 1e-6 for less precision. Between the two shares it is in doubt."""
 
 FAINT = 1e-100
 """Entries of a Gram matrix below this share of the largest one are zero."""

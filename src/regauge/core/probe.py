@@ -20,7 +20,7 @@ TOLERANCE_SINGLE = 1e-5
 TOLERANCE_FLOAT32 = 1e-4
 """Largest relative error of a model that cannot run in float64 at all."""
 ROUNDED = 4
-"""How many rounding errors parameters are off by, when the effect of such errors on the outputs is tried."""
+"""Rounding errors by which parameters are off, when the effect of such errors on the outputs is tried."""
 STEADY = 1e-2
 """The change of the outputs that such errors may cause, as a share of the tolerance."""
 

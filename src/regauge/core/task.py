@@ -46,11 +46,11 @@ class Task:
         module: Runs parameters; its own are not used. It always runs in evaluation mode.
         batches: Pairs (inputs, targets); inputs are a tensor, a tuple of positional or a mapping of keyword
             arguments. They are read several times, so give a list, a data loader, or another collection.
-        criterion: From the output and the targets to the mean loss of a batch, differentiable.
+        criterion: The mean loss of a batch from the output and the targets, differentiable.
         outputs: The output that is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: The preparation of an average of networks before it is evaluated, such as `reset_batchnorm`, and to the
-            networks that it is compared with: the ends of a line, what is merged. Nothing unless given.
+        prepare: Prepares an average of networks before it is evaluated, such as `reset_batchnorm`, and the networks
+            that it is compared with: the ends of a line, what is merged. Nothing is prepared unless given.
         name: The name of the data in cards and reports.
         has_targets: Whether the batches have targets; otherwise they show only whether outputs stay, and no loss is
             reported.
@@ -173,7 +173,7 @@ class Task:
 
 
 Judge = Task | Callable[[Params], Mapping[str, float]]
-"""What evaluates networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
+"""A judge of networks: a task, or a function from parameters to metrics, such as {"loss": 0.1}."""
 
 
 def choose_and_judge(

@@ -95,7 +95,7 @@ DIGITS_TEST = 360
 
 
 LUMINANCE = (0.299, 0.587, 0.114)
-"""What red, green and blue add to the luminance (ITU-R BT.601)."""
+"""Weights of red, green and blue in the luminance (ITU-R BT.601)."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from regauge.discovery.trace import Program
 from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Where parameters are finer, a conversion to one of these rounds: scales do not pass."""
+"""Dtypes to which a conversion of finer parameters rounds, so that scales do not pass."""
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
-"""What a rule raises that cannot handle its call."""
+"""Errors of a rule that cannot handle its call."""
 COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
 """Operators that return the positions of entries by their size; those of equal entries depend on their order."""
 CASTS = {"_to_copy", "to", "type_as"}

@@ -114,9 +114,9 @@ class Law:
         axes: The axes that this index runs over.
         scale: Equations for log-scales; None fixes every axis.
         sign: Equations for signs; None fixes every axis.
-        edges: Where a matrix may act; None nowhere.
+        edges: Pairs of axes on which one matrix may act; None where none may.
         is_metric: Only rotations may act.
-        keeps_ones: Of these only those that leave the vector of all ones where it is.
+        keeps_ones: Only rotations that keep the vector of all ones may act.
         is_mixing: The operator treats the indices jointly, so that nothing else may depend on them.
         is_shared: One reordering must serve all: this axis cannot be repeated within another.
         is_virtual: The axis is selected from by another axis of the result, which remembers it.

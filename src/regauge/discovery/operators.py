@@ -19,7 +19,7 @@ def words(text: str) -> frozenset[str]:
 SAME = words("clone contiguous detach alias _to_copy to type_as dropout feature_dropout lift_fresh_copy")
 """Copies that leave every value where it is, in evaluation mode."""
 VIEWS = words("view _unsafe_view reshape flatten unflatten permute transpose t numpy_T movedim squeeze unsqueeze")
-"""The same values on other axes."""
+"""Operators that put the same values on other axes."""
 COPIES = SAME | VIEWS | {"expand"}
 """Operators whose result has the values of their first operand."""
 PIECES = words("slice select narrow unbind split split_with_sizes chunk")

@@ -34,7 +34,8 @@ class Proportions:
     """Union-find where each unknown is a multiple of its root, and roots can be fixed to zero.
 
     Args:
-        order: Of two roots the later one stays free; by default the one that an equation names first.
+        order: The order of unknowns: of two roots the later one stays free; by default the one that an equation names
+            first.
         modulus: The modulus of the coefficients: 2 for signs, 0 for rational numbers.
     """
 

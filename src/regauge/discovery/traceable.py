@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
-"""Where the code of torch and of regauge is."""
+"""Folders of the code of torch and of regauge."""
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
-"""Where the classes of quantized layers are."""
+"""Modules of the classes of quantized layers."""
 DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
-"""What torch raises where Python code needs the values of a tensor."""
+"""Errors of torch where Python code needs the values of a tensor."""
 OTHERWISE = (
     "trace the part of the model that matters, register the offending part with `regauge.discovery.register_leaf`, or "
     "write the symmetry by hand with `regauge.Symmetry.from_axes`"

@@ -1,10 +1,10 @@
 from .couplings import Coupling as Coupling
 from .files import load_flow as load_flow
 from .files import save_flow as save_flow
-from .fitting import Config as Config
 from .fitting import divide as divide
 from .fitting import fit as fit
 from .flow import Flow as Flow
+from .flow_config import FlowConfig as FlowConfig
 from .guiding import BatchLoss as BatchLoss
 from .judgement import Judgement as Judgement
 from .judgement import Score as Score
@@ -18,10 +18,12 @@ from .priors import FullGaussian as FullGaussian
 from .priors import MatchedGaussian as MatchedGaussian
 from .priors import PlainGaussian as PlainGaussian
 from .priors import UniformSphere as UniformSphere
+from .representation import Representation as Representation
 from .sampling import Guidance as Guidance
-from .space import Representation as Representation
 from .space import Space as Space
 from .thesis import thesis_config as thesis_config
 from .times import TIMES as TIMES
 from .times import BetaTime as BetaTime
 from .times import UniformTime as UniformTime
+
+Config = FlowConfig

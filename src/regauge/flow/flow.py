@@ -14,7 +14,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, sort_points
 from regauge.flow.components import Components
-from regauge.flow.design import Design
+from regauge.flow.flow_config import Design
 from regauge.flow.likelihood import integrate_density
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
@@ -24,7 +24,7 @@ from regauge.flow.resizing import find_places
 from regauge.flow.sampling import Field, Guidance, Solver, diffuse, follow_thesis, integrate
 from regauge.flow.space import Space
 from regauge.flow.velocity import Velocity
-from regauge.learn.training import Trained
+from regauge.learn.course import Trained
 from regauge.storage.architecture import Architecture
 
 AT_ONCE = 256

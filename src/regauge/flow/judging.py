@@ -16,10 +16,11 @@ from regauge.flow.controls import make_controls
 from regauge.flow.judgement import Bins, Judgement, Score
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import NEAR, NEARER, count_near, nearest, spread
-from regauge.flow.space import Representation, Space
+from regauge.flow.representation import Representation
+from regauge.flow.space import Space
 
 BINS = 15
-"""Of the calibration error."""
+"""Bins of the calibration error."""
 AT_ONCE = 64
 """Networks that are run at a time."""
 LARGE = 2000

@@ -63,10 +63,10 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
     """The share of networks that are nearer to others than nearly all held-out networks are.
 
     Args:
-        distances: To the nearest other network of each.
+        distances: The distance of each network to the nearest other one.
         held_out: The distances of held-out networks to training networks.
-        share: Of the median of these, which a distance must be below, too: where held-out networks are all at about one
-            distance, a little less is no sign of a copy.
+        share: The share of the median of these that a distance must be below, too: where held-out networks are all at
+            about one distance, a little less is no sign of a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())

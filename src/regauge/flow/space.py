@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,55 +15,10 @@ from regauge.core.structure import require_same, without_structure
 from regauge.core.symmetry import Symmetry
 from regauge.flow.manifold import Manifold, Points, Sphere
 from regauge.flow.orbits import exchanged_values, signed_values
+from regauge.flow.representation import Representation
 
-Scales = Literal["sphere", "flat", "keep"]
-Head = Literal["keep", "direction", "unit"]
 LOG_NORM = "logarithm of the head's norm"
 """The name of a coordinate that is no tensor of the networks."""
-
-
-@dataclass(frozen=True)
-class Representation:
-    """A representation of networks as points.
-
-    Attributes:
-        scales: "sphere": units whose scale no function depends on have incoming weights of norm one, as in canonical
-            networks; "flat": the same networks as points of a Euclidean space, of which drawn ones are brought to norm
-            one at the end; "keep": values stay as they are.
-        head: Name of the weight of a last layer, for `head_form`.
-        head_form: "keep": the head's values stay as they are. "direction": a point of one unit sphere and the logarithm
-            of the norm, which together say the same. "unit": the norm is forgotten, and the network computes another
-            function, of which only the order of the outputs is the same: for studies of the thesis alone.
-        head_bias: Name of the head's bias, which "unit" divides by the norm, too.
-        components: Number of principal components of aligned networks that are the coordinates of the flow; what is
-            left over of networks is drawn from a normal distribution, see `Components`. None: all values are.
-
-    References:
-        Erdogan (2025), sections 4.4 and 6.2; "unit" is its Normalized and Geometric flow.
-    """
-
-    scales: Scales = "sphere"
-    head: str | None = None
-    head_form: Head = "keep"
-    head_bias: str | None = None
-    components: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.scales not in get_args(Scales) or self.head_form not in ("keep", "direction", "unit"):
-            raise ValueError(
-                f"scales={self.scales!r} and head_form={self.head_form!r}: scales are 'sphere', 'flat' or 'keep', the "
-                "form of the head is 'keep', 'direction' or 'unit'"
-            )
-        if (self.head is None) != (self.head_form == "keep"):
-            raise ValueError(
-                f"head={self.head!r} does not go with head_form={self.head_form!r}; name the last layer's weight and "
-                "say 'direction' or 'unit', or leave out both"
-            )
-        if self.components is not None and (self.components < 1 or self.scales == "sphere" or self.head is not None):
-            raise ValueError(
-                f"components={self.components} with scales={self.scales!r} and head={self.head!r}: principal "
-                "components, one at least, are for scales='flat' or 'keep' without a head"
-            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from regauge.flow.fitting import Config
+from regauge.flow.flow_config import FlowConfig
 from regauge.flow.nets import Metanetwork
 from regauge.flow.priors import PlainGaussian
-from regauge.flow.space import Representation
+from regauge.flow.representation import Representation
 from regauge.flow.times import BetaTime
 from regauge.training.schedules import Constant
 from regauge.weightspace.layers import RelationalAttention
@@ -15,7 +15,7 @@ Kind = Literal["euclidean", "geometric"]
 
 def thesis_config(
     kind: Kind = "euclidean", *, head: str | None = None, head_bias: str | None = None, **changes: Any
-) -> Config:
+) -> FlowConfig:
     """The settings of the thesis: predicted ends, early times, plain losses, and a prior of deviation 0.1.
 
     To sample as it did, say `flow.sample(..., solver="thesis")`.
@@ -55,4 +55,4 @@ def thesis_config(
         "average": None,
         "batch": 32,
     }
-    return Config(**{**settings, **changes})
+    return FlowConfig(**{**settings, **changes})

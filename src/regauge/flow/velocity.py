@@ -2,19 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regauge.flow.flow_config import Predicts
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
 from regauge.flow.nets import Clock, OverNetworks
 from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
-Predicts = Literal["velocity", "end"]
 LATEST = 0.99
 """Time after which the rest of the way to a predicted end is divided by one hundredth."""
 

@@ -22,7 +22,7 @@ Tool = Literal["llm-compressor", "autoawq"]
 SUFFIXES = (".json", ".yaml", ".yml")
 """Endings of files that hold a table."""
 EXPRESSION = "re:"
-"""How patterns begin that are regular expressions."""
+"""The prefix of patterns that are regular expressions."""
 
 
 @dataclass(frozen=True)

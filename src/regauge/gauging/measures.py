@@ -13,7 +13,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.gauging.rounding import RoundToNearest, layer_rows
 
 MOST_VALUES = 1 << 19
-"""Of a larger tensor only some rows are rounded, evenly spaced, with about so many values."""
+"""Values of a tensor that are rounded, about: of a larger one only some rows are, evenly spaced."""
 MOST_CHANNELS = 1024
 """Ranges of so many channels are kept of each layer, evenly spaced."""
 

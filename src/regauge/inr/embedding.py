@@ -13,7 +13,7 @@ from regauge.inr.fields.signal_samples import Samples
 from regauge.inr.fitting import Fit
 from regauge.inr.representation import Inr
 from regauge.nets.classification import initialize
-from regauge.training import AdamW, Descent, OneCycle, Optimizer, Schedule, differentiate, minimize
+from regauge.training import AdamW, DescentConfig, OneCycle, Optimizer, Schedule, differentiate, minimize
 from regauge.training.descent import training_mode
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
@@ -22,7 +22,7 @@ PORTION = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingTraining(Descent):
+class EmbeddingTraining(DescentConfig):
     """Settings of an embedding: AdamW with one cycle of the learning rate, in epochs over the networks.
 
     A batch is of networks, at least two: batch normalization needs other rows than one network's. The defaults are

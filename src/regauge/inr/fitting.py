@@ -19,7 +19,7 @@ from regauge.inr.fields.signal_samples import Samples, image_samples
 from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
-from regauge.training import Adam, Descent, Minimum, Optimizer, minimize
+from regauge.training import Adam, DescentConfig, Minimum, Optimizer, minimize
 from regauge.training.chains.steps import ACTIVATIONS
 from regauge.zoo.jobs.executors import one_thread
 from regauge.zoo.training import Config, Examples, train
@@ -81,7 +81,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "mse": mse,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit(Descent):
+class Fit(DescentConfig):
     """Settings of a fit: Adam on random samples, drawn with replacement. The defaults are those of paper 003.
 
     Attributes:

@@ -1,7 +1,6 @@
 from .autoencoder import Autoencoder as Autoencoder
 from .autoencoder import LatentPath as LatentPath
 from .autoencoder import load_autoencoder as load_autoencoder
-from .autoencoder_training import AutoencoderConfig as AutoencoderConfig
 from .autoencoder_training import fit_autoencoder as fit_autoencoder
 from .changes import Dropout as Dropout
 from .changes import Noise as Noise
@@ -11,14 +10,15 @@ from .changes import Scaling as Scaling
 from .changes import Translation as Translation
 from .function_losses import Distillation as Distillation
 from .function_losses import SquaredError as SquaredError
-from .hyper_match import HyperMatching as HyperMatching
-from .hyper_match import hyper_match as hyper_match
+from .hyper_matching import HyperMatching as HyperMatching
+from .hyper_matching import hyper_match as hyper_match
+from .learn_configs import AutoencoderConfig as AutoencoderConfig
+from .learn_configs import MatchingConfig as MatchingConfig
+from .learn_configs import PredictorConfig as PredictorConfig
 from .learned_matching import LearnedMatching as LearnedMatching
 from .learned_matching import load_matching as load_matching
-from .matching_training import MatchingConfig as MatchingConfig
 from .matching_training import fit_matching as fit_matching
 from .predictor import Predictor as Predictor
 from .predictor import load_predictor as load_predictor
-from .predictor_config import PredictorConfig as PredictorConfig
 from .predictor_training import fit_predictor as fit_predictor
 from .rendering import grid as grid

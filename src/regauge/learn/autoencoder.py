@@ -16,8 +16,8 @@ from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
 from regauge.checkpoints.writing import save
 from regauge.core.params import Params, below, require_finite, select, work_dtype
+from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
-from regauge.learn.training import Trained
 from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder

@@ -145,6 +145,11 @@ class Pruning:
 Change = Translation | Rotation | Scaling | Noise | Dropout | Pruning
 
 
+def changes_of_copies() -> tuple[Change, ...]:
+    """The default changes of copies whose units a matcher recognizes."""
+    return Noise(0.1), Dropout(0.05), Pruning(0.1)
+
+
 def move_inputs(
     params: Mapping[str, Tensor], changes: Sequence[Change], layer: InputLayer | None, generator: torch.Generator
 ) -> Params:

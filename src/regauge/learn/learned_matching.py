@@ -20,8 +20,8 @@ from regauge.core.arguments import check_arguments
 from regauge.core.params import are_copies, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import require_fields
+from regauge.learn.course import Trained
 from regauge.learn.populations import to_net
-from regauge.learn.training import Trained
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
 from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads import UnitFeatures

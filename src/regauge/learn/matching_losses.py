@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +18,18 @@ from regauge.core.interpolation import interpolate
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch, Task
+from regauge.learn.learn_configs import LineKind
 from regauge.learn.learned_matching import TIES, completing
 from regauge.learn.soft_matching import SoftMoves, copy_loss, relative_distances
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
 from regauge.weightspace.metanet import Metanet
 
-LineKind = Literal["loss", "outputs"]
-"""What is lowered between networks: the task's loss, or how far outputs are from the mix of both networks' outputs."""
 MOST_SHARP, START = 100.0, 20.0
 """Cosines are multiplied by less than the first, by the second at the start: sharper plans have no useful gradients."""
 KEPT = 1 << 27
 """Features of pairs in all layers, for as many networks as are read with a gradient at once: some gigabytes."""
 RATE = 10.0
-"""How much faster than other parameters the sharpness is learned."""
+"""The learning rate of the sharpness, relative to other parameters."""
 
 
 class Siamese(nn.Module):

@@ -88,8 +88,11 @@ def arrays_of(inputs: Any) -> list[Any]:
 def values_of(
     collection: Collection,
     targets: str | Sequence[Any] | Any,
+    *,
     indices: Sequence[int] | NDArray[Any] | None = None,
-    checkpoints: Kept = "all",
+    split: Mapping[str, Any] | None = None,
+    checkpoints: Kept = "last",
+    **_: object,
 ) -> tuple[str, NDArray[Any], Indices]:
     """The name and values of a target, `[networks]`, and the numbers of the networks that have one and are finite.
 
@@ -97,7 +100,8 @@ def values_of(
         collection: Stores or populations.
         targets: Name of a column of the stores, or a value for each network.
         indices: Numbers of the networks to use, or a mask.
-        checkpoints: Which ones are used of each run of a store, without `indices`; see `Collection.choose`.
+        split: Numbers of networks by part, of which none is left out unless it has no target.
+        checkpoints: Which ones are used of each run of a store, without `indices` and `split`.
 
     Raises:
         IndexError: There is no network of some number.
@@ -116,7 +120,7 @@ def values_of(
         ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.ones(count, bool)
     )
     values = np.ma.getdata(values)
-    usable = usable & np.isin(np.arange(count), collection.choose(indices, checkpoints))
+    usable = usable & np.isin(np.arange(count), collection.choose(indices, kept_unless(split, checkpoints)))
     if values.dtype.kind == "f":
         usable = usable & np.isfinite(values)
     usable &= are_finite(collection)
@@ -138,41 +142,31 @@ def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray
     return fine
 
 
-def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
-    """The checkpoints to use: all of them where a split names networks, so that none of these is dropped."""
-    return checkpoints if split is None else "all"
-
-
 def find_usable(
     collection: Collection,
-    indices: Sequence[int] | NDArray[Any] | None,
-    checkpoints: Kept = "all",
     *,
+    indices: Sequence[int] | NDArray[Any] | None = None,
+    split: Mapping[str, Any] | None = None,
+    checkpoints: Kept = "last",
     reads_memory: bool = False,
+    **_: object,
 ) -> Indices:
-    """The numbers of the chosen networks that are finite; see `are_finite`.
+    """The numbers of the chosen networks that are finite; see `FitArguments` and `are_finite`.
 
     Raises:
         IndexError: There is no network of some number.
         ValueError: None of them is finite.
     """
-    found = np.intersect1d(
-        np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), collection.choose(indices, checkpoints)
-    )
+    chosen = collection.choose(indices, kept_unless(split, checkpoints))
+    found = np.intersect1d(np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), chosen)
     if not len(found):
         raise ValueError("none of these networks is finite; there is nothing to learn from")
     return found
 
 
-def describe_run(config: object, collection: Collection, parts: Parts, seed: int, **others: Any) -> dict[str, Any]:
-    """All that a training depends on, as JSON, by which `learn.training.train` knows a state of the same training."""
-    return {
-        "settings": repr(config),
-        "networks": collection.key,
-        "parts": digest(*parts.values()),
-        "seed": seed,
-        **others,
-    }
+def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
+    """The checkpoints to use: all of them where a split names networks, so that none of these is dropped."""
+    return checkpoints if split is None else "all"
 
 
 def split_networks(

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from regauge.checkpoints.described import DAMAGE, damage
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
+from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
-from regauge.learn.training import Trained
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.store import Store
 from regauge.weightspace.files import load_net, save_net

@@ -1,9 +1,10 @@
-"""The parts of a predictor's training: its net, its networks, the loss of a batch, validation and test."""
+"""The training of a predictor: its net, its networks, the loss of a batch, validation and test."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,22 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.devices import to_device
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.task import arguments
 from regauge.learn.changes import change_values, move_inputs
+from regauge.learn.course import Trained, Validation
+from regauge.learn.division import Division
+from regauge.learn.fitting import Fitting
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
-from regauge.learn.populations import Indices, Parts, modules_of, read_blocks, spread, to_net
+from regauge.learn.learn_configs import PredictorConfig
+from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, to_net
 from regauge.learn.predictor import CONSTANT, NET, Predictor
-from regauge.learn.predictor_config import PredictorConfig
 from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
-from regauge.learn.training import Trained, Validation
-from regauge.storage.collection import Collection
+from regauge.learn.training import train
 from regauge.storage.loader import Batch, Loader
-from regauge.training.settings import derive_seed
 from regauge.weightspace.heads import Invariant
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes import Probes
@@ -39,24 +42,25 @@ SHARES = tuple(k / 20 for k in range(21))
 """What outputs at probes may count for in the mean with weights."""
 HIDDEN = 512
 """Width of what reads outputs at probes."""
+TINY = 1e-3
+"""Seconds for what reads weights, where what reads probes took all."""
 Stage = Literal["whole", "probes", "weights"]
 """What is trained: the net, what it reads of probes, or what it reads of weights while the probes stay as they are."""
 
 
 @dataclass(frozen=True, eq=False)
-class Fitting:
-    """Everything that a training needs."""
+class PredictorFitting(Fitting[Predictor]):
+    """The training of a predictor; `layers` move inputs and `renderings` run networks, for each layout."""
 
-    collection: Collection
-    target: Target
-    values: NDArray[Any]
-    parts: Parts
+    division: Division
     config: PredictorConfig
-    seed: int
     net: Metanet
     loader: Loader
+    target: Target
+    values: NDArray[Any]
     layers: tuple[InputLayer | None, ...]
     renderings: tuple[Rendering, ...]
+    known: Mapping[str, Any]
     stage: Stage = "whole"
 
     @property
@@ -67,26 +71,16 @@ class Fitting:
     @classmethod
     def prepare(
         cls,
-        collection: Collection,
+        division: Division,
+        config: PredictorConfig,
         target: Target,
         values: NDArray[Any],
-        parts: Parts,
-        config: PredictorConfig,
-        seed: int,
         module: nn.Module | Sequence[nn.Module] | None,
         inputs: Any,
-    ) -> "Fitting":
+    ) -> "PredictorFitting":
         """Make the net and everything around it."""
-        layouts = range(max(collection.layouts) + 1)
-        symmetries = [collection.symmetry(k) for k in layouts]
-        there = collection.layout_of(parts["train"])
-        if missing := [k for k in layouts if not (there == k).any()]:
-            first = collection.first(missing[0])
-            raise ValueError(
-                f"none of the networks for training has the architecture of store or population {first + 1}; take more "
-                "of its networks, or leave it out"
-            )
-        samples = [collection.read(spread(parts["train"][there == k], SAMPLE)) for k in layouts]
+        collection, samples = division.collection, division.samples(SAMPLE)
+        symmetries = [collection.symmetry(k) for k in range(len(samples))]
         is_moved = any(change.moves_inputs for change in config.changes)
         modules: Sequence[nn.Module] = ()
         if is_moved or config.render or config.probes:
@@ -115,21 +109,48 @@ class Fitting:
             readers=find_readers(symmetries) if config.widening else (),
             reads_moments=config.reads_moments,
             probes=[_probes(one, inputs, config) for one in modules] if config.probes else None,
-            generator=torch.Generator().manual_seed(derive_seed(seed, "net")),
+            generator=division.chance("net"),
         )
         for sample in samples:
             net.standardize(sample)
-        loader = Loader(
-            collection,
-            generator=torch.Generator().manual_seed(derive_seed(seed, "order")),
-            batch=config.batch,
-            indices=parts["train"],
-            augment=config.augment,
-        )
+        loader = division.loader(config.batch, augment=config.augment)
         layers = [InputLayer.find(*pair) for pair in zip(symmetries, modules, strict=True)] if is_moved else []
-        return cls(
-            collection, target, values, parts, config, seed, net.to(config.device), loader, tuple(layers), renderings
-        )
+        used = np.concatenate(list(division.parts.values()))
+        known = {
+            "target": target.to_json(),
+            "values": digest(values[used]),
+            "inputs": None if inputs is None else digest(*arrays_of(inputs)),
+        }
+        net = net.to(config.device)
+        return cls(division, config, net, loader, target, values, tuple(layers), renderings, known)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Everything that the training depends on, as JSON."""
+        return self.division.describe(self.config, **self.known)
+
+    def train(self, state: Path | None, progress: Progress) -> Trained:
+        """Train one part of the net after the other; of an interrupted training, the parts that are left."""
+        config, stages, before = self.config, self.stages, []
+        if state is not None and len(stages) > 1:
+            before = StateFile(state).read_inputs().get("before", [])
+        resumed = len(before)
+        for number in range(resumed, len(stages)):
+            is_last, spent = number == len(stages) - 1, sum(part["history"][-1]["seconds"] for part in before)
+            left = config.seconds and (max(config.seconds - spent, TINY) if is_last else config.seconds / 2)
+            part = replace(self, stage=stages[number])
+            with part.freeze():
+                trained = train(
+                    *(self.net, self.loader, part.loss, part.validate, replace(config, seconds=left)),
+                    seed=self.division.seed + number,
+                    state=state,
+                    continues=number == resumed,
+                    inputs={**self.inputs, "before": before},
+                    progress=progress,
+                )
+            if not is_last:
+                before = [*before, {"history": [dict(row) for row in trained.history], "best": trained.best}]
+        return trained.after([row for part in before for row in part["history"]])
 
     @contextmanager
     def freeze(self) -> Iterator[None]:
@@ -148,7 +169,7 @@ class Fitting:
         changes, target = self.config.changes, self.target
         layer = self.layers[batch.layout] if self.layers else None
         params = move_inputs(batch.params, changes, layer, chance)
-        changed = change_values(params, changes, tuple(self.collection.symmetry(batch.layout).tied), chance)
+        changed = change_values(params, changes, tuple(self.division.collection.symmetry(batch.layout).tied), chance)
         outputs = self._answer(to_net(changed, self.net))
         encoded = target.encode(self.values[batch.indices]).to(outputs.device)
         loss = target.loss(_first(outputs, target), encoded)
@@ -165,7 +186,7 @@ class Fitting:
 
         Where weights are read as well as probes, the mean of both is taken that is best here.
         """
-        indices = self.parts["validation"]
+        indices = self.division.parts["validation"]
         if self.stage != "weights":
             return self._judge(self._read(indices, self._answer))
         weights, outputs = self._read(indices, self.net.read_weights), self._read(indices, self.net.read_probes)
@@ -176,15 +197,16 @@ class Fitting:
 
     def _judge(self, outputs: Tensor) -> Validation:
         """Judge outputs for the validation networks: the order of the net, and scores."""
-        measured = self.values[self.parts["validation"]]
+        measured = self.values[self.division.parts["validation"]]
         loss = float(self.target.loss(outputs, self.target.encode(measured).to(outputs.device)))
         scores = self.target.score(self.target.decode(outputs), measured)
         order = (1 - scores["accuracy"], loss) if self.target.kind == "classes" else (loss,)
         return Validation(order, {"validation_loss": loss, **{f"validation_{k}": v for k, v in scores.items()}})
 
-    def conclude(self, trained: Trained, given: int, progress: Progress) -> Predictor:
-        """The predictor, tested, which tells the seed that was given."""
-        test, fit = self.parts["test"], np.concatenate([self.parts["train"], self.parts["validation"]])
+    def conclude(self, trained: Trained, progress: Progress) -> Predictor:
+        """Make the predictor, and score it on networks for testing."""
+        parts = self.division.parts
+        test, fit = parts["test"], np.concatenate([parts["train"], parts["validation"]])
         measured = self.values[test]
         with torch.no_grad():
             predicted = self.target.decode(self._read(test, self.net))
@@ -196,12 +218,7 @@ class Fitting:
             advance(1)
         constant = np.array([self.target.constant(self.values[fit])] * len(test))
         scores[CONSTANT] = self.target.score(constant, measured)
-        about = {
-            "scores": scores,
-            "networks": {name: len(part) for name, part in self.parts.items()},
-            "settings": repr(self.config),
-            "seed": given,
-        }
+        about = {"scores": scores, **self.division.about(self.config)}
         tested = {"networks": test, "predicted": predicted, "measured": measured}
         return Predictor(self.net.cpu().eval(), self.target, about, trained, tested)
 
@@ -214,19 +231,19 @@ class Fitting:
 
     def _read(self, indices: Indices, answer: Callable[[Params], Tensor]) -> Tensor:
         outputs = torch.empty(len(indices), self.target.outputs, device=self.config.device)
-        for places, params in read_blocks(self.collection, indices):
+        for places, params in read_blocks(self.division.collection, indices):
             outputs[torch.from_numpy(places)] = _first(answer(to_net(params, self.net)), self.target)
         return outputs
 
     def _boosted(self, fit: Indices, test: Indices) -> NDArray[Any]:
         """Predictions for test networks by boosted trees on statistics of layers, one set of trees per layout."""
         made = np.empty(len(test), object if self.target.kind == "classes" else np.float64)
-        of_fit, of_test = self.collection.layout_of(fit), self.collection.layout_of(test)
+        of_fit, of_test = self.division.collection.layout_of(fit), self.division.collection.layout_of(test)
+        read = self.division.collection.read
         for layout in np.unique(of_test):
-            known, others = (
-                read_statistics(self.collection.read, part) for part in (fit[of_fit == layout], test[of_test == layout])
-            )
-            trees = boosted_trees(known, self.values[fit[of_fit == layout]], self.target, seed=self.seed)
+            own = fit[of_fit == layout], test[of_test == layout]
+            known, others = (read_statistics(read, part) for part in own)
+            trees = boosted_trees(known, self.values[own[0]], self.target, seed=self.division.seed)
             made[of_test == layout] = trees(others)
         return made
 

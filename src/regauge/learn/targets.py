@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from reprlib import repr as shorten
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from regauge.core.typed_json import require_fields
+from regauge.learn.learn_configs import Kind
 
-Kind = Literal["numbers", "fractions", "classes"]
 FEW = 5
 """Whole numbers are classes if each occurs so often on average."""
 MOST = 1000

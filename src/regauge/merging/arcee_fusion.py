@@ -10,7 +10,7 @@ from regauge.merging.means import equal_shares
 from regauge.merging.rule import Rule, Target
 
 LEAST_PROBABILITY = 1e-8
-"""What probabilities are raised by, so that their ratio is finite."""
+"""Added to probabilities, so that their ratio is finite."""
 
 
 @dataclass(frozen=True)

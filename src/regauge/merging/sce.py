@@ -14,7 +14,7 @@ from regauge.merging.vectors import VectorRule, require_density, sum_agreeing
 LEAST_SQUARES = 1e-6
 """Task vectors whose mean squares have a smaller sum weigh alike."""
 LEAST_MASS = 1e-6
-"""What agreeing entries are divided by at least."""
+"""The smallest divisor of agreeing entries."""
 
 
 @dataclass(frozen=True)

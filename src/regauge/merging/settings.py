@@ -9,7 +9,7 @@ from typing import TypeAlias, Union
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""
 Numbers: TypeAlias = Number | tuple[Number, ...]
-"""The same for all networks, or one for each."""
+"""One number or setting for all networks, or one for each."""
 
 LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 

@@ -169,6 +169,7 @@ def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tens
     `work` is written over.
     """
     angle = 2 * math.atan2(length(torch.sub(end, start, out=work)), length(torch.add(end, start, out=work)))
+    # y - <x, y> x points along the arc, but its length is sin(angle): only its direction is used.
     torch.sub(end, start, alpha=_inner(start, end), out=work)
     reach = length(work)
     if reach > 0:

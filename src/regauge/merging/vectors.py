@@ -288,7 +288,7 @@ class Dare(SparseRule):
 
     Attributes:
         drop: Probability, in [0, 1); one number for each network, too.
-        rule: What combines the task vectors afterwards. `ElectedMean()` elects signs; `Ties(density)` trims before.
+        rule: Combines the task vectors afterwards. `ElectedMean()` elects signs; `Ties(density)` trims before.
         is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
 
     References:

@@ -9,21 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
-from regauge.training.descent import Descent, differentiate, minimize, shuffle, training_mode
+from regauge.training.descent import differentiate, minimize, shuffle, training_mode
 from regauge.training.optimizers import AdamW, Optimizer
 from regauge.training.schedules import OneCycle, Schedule
-from regauge.training.state import StateFile
+from regauge.training.training_configs import DescentConfig
 
 _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterResponseNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Descent):
+class Training(DescentConfig):
     """Settings of a classifier's training: AdamW with one cycle of the learning rate, in epochs over shuffled data."""
 
     epochs: float | None = 5
@@ -113,7 +114,7 @@ def train(
             shuffle(len(labels), training.batch, generator),
             training,
             examples=len(labels),
-            state_file=None if state is None else StateFile(state, generator, buffers),
+            state_file=None if state is None else StateFile(state, generator=generator, buffers=buffers),
             progress=progress,
         )
     trained = {**found.params, **buffers}

@@ -27,13 +27,13 @@ from regauge.papers.ways import (
     whole,
     without_shifts,
 )
-from regauge.training.descent import Descent
 from regauge.training.optimizers import Adam
 from regauge.training.stacks import fit_signals
+from regauge.training.training_configs import DescentConfig
 
 RECOVERED = 1e-3
 """A copy is recovered when no parameter is further from the original than this share of the largest one."""
-FITTING = Descent(steps=1000, batch=None, optimizer=Adam(5e-4))
+FITTING = DescentConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
 STACK = 20
 """Networks that are fitted in one stacked call, and kept in one file."""
 
@@ -44,7 +44,7 @@ class SineWaves:
 
     pairs: int
     points: int  # where the networks are fitted; they are judged halfway between these
-    fitting: Descent
+    fitting: DescentConfig
     line: int  # points on each line
 
 

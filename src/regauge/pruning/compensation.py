@@ -147,6 +147,8 @@ class _State:
 
     def costs(self, copy: int) -> Float[Tensor, " units"]:
         """The further error of removing each unit."""
+        # 1 / (M^-1)_ii is the variance that the other units leave of unit i: the error of the best linear substitute,
+        # counted by the weights that read it (as for the optimal brain surgeon, Hassibi and Stork 1993).
         return self.weights[copy].diagonal() / self.inverse[copy].diagonal()[:-1].clamp_min(1e-300)
 
     def plain(self, copy: int, removed: Bool[Tensor, " units"]) -> Float[Tensor, " units"]:
@@ -157,6 +159,7 @@ class _State:
     def remove(self, copy: int, unit: int) -> None:
         """Express a unit by those that are left: `x_unit = -sum_j inverse[unit, j] / inverse[unit, unit] x_j`."""
         row = self.inverse[copy, unit] / self.inverse[copy, unit, unit]
+        # Schur's complement: the inverse of the moments without this unit, by one outer product.
         self.inverse[copy] -= torch.outer(self.inverse[copy, :, unit], row)
         self.mixing[copy] -= torch.outer(self.mixing[copy, :, unit].clone(), row)
         own = self.weights[copy]

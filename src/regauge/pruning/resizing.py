@@ -13,7 +13,7 @@ from regauge.pruning.slices import kept_entries
 TRIALS = 64
 """Combinations of new numbers that are tried."""
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
-"""What modules raise whose numbers do not fit their tensors."""
+"""Errors of modules whose numbers do not fit their tensors."""
 Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Accept: TypeAlias = Callable[[nn.Module], bool]

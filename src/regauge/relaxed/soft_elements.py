@@ -28,7 +28,7 @@ SIGN_START = 1.0
 
 
 APART = 20.0
-"""How much units of different classes lose, in units of the temperature; hard elements never exchange them."""
+"""The loss of pairs of different classes, in units of the temperature; hard elements never exchange them."""
 
 
 class SoftElement:

@@ -14,7 +14,7 @@ ABOUT = {
     "random": "Every direction that only linear maps see was turned at random, which spreads outliers.",
     "learned": "Every direction that only linear maps see was turned to where the rounding error is small.",
 }
-"""What each method does, in a sentence."""
+"""A sentence about each method."""
 
 
 @of_results

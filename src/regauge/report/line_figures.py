@@ -21,7 +21,7 @@ FLOOR = 0.4
 LONG = 12
 """Most letters of a network's name that stands in the middle below its end of the line."""
 CHORD = "mean of the ends' losses"
-"""What the dotted line is, from which a barrier is measured: at t it is (1 - t) loss(A) + t loss(B)."""
+"""A note on the dotted line, from which a barrier is measured: at t it is (1 - t) loss(A) + t loss(B)."""
 
 
 def line_figure(

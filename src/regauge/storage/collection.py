@@ -22,7 +22,7 @@ from regauge.storage.store.rows import Indices
 Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
 Kept = Literal["last", "all"]
-"""Which checkpoints of each run of a store are read."""
+"""The checkpoints of each run of a store that are read."""
 
 
 class Collection:

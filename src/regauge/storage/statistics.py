@@ -16,7 +16,7 @@ from regauge.storage.collection import Collection, Networks
 from regauge.storage.store import Store
 
 KIND = "statistics"
-"""Of entries of the user's cache."""
+"""The kind of these entries in the user's cache."""
 BLOCK_BYTES = 64 * 2**20
 """Bytes of the blocks in which networks are read."""
 

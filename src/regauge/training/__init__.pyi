@@ -1,4 +1,3 @@
-from .descent import Descent as Descent
 from .descent import Minimum as Minimum
 from .descent import PlainProgram as PlainProgram
 from .descent import Program as Program
@@ -16,3 +15,6 @@ from .schedules import OneCycle as OneCycle
 from .schedules import Schedule as Schedule
 from .schedules import StepDecay as StepDecay
 from .stacks import fit_signals as fit_signals
+from .training_configs import DescentConfig as DescentConfig
+
+Descent = DescentConfig

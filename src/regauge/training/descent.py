@@ -7,21 +7,21 @@ runs a plain program to its end.
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.params import Params, below
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task, evaluating
-from regauge.training.optimizers import SGD, Adam, Optimizer, load_moments, moments_of, require_numbers, set_rate
+from regauge.training.clock import Clock
+from regauge.training.optimizers import SGD, Optimizer, load_moments, moments_of, require_numbers, set_rate
 from regauge.training.schedules import Constant, Rate, Schedule
-from regauge.training.state import StateFile
+from regauge.training.training_configs import DescentConfig
 
 B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
@@ -30,43 +30,6 @@ Loss = Callable[[Params, B], Tensor]
 """From parameters and a batch to a loss, or to one loss for each of several networks that do not touch one another."""
 Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
 """From parameters and a batch to the loss, and the gradient by each parameter; None where it does not depend on one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Descent:
-    """Settings that all trainings share.
-
-    Attributes:
-        steps: Steps of the optimizer; give either these or epochs.
-        epochs: Passes over the examples.
-        batch: Examples per step; None is all of them.
-        optimizer: The optimizer with its learning rate.
-        schedule: How the learning rate changes from step to step.
-
-    Raises:
-        ValueError: A value makes no sense.
-    """
-
-    steps: int | None = None
-    epochs: float | None = None
-    batch: int | None = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-3))
-    schedule: Schedule = field(default_factory=Constant)
-
-    def __post_init__(self) -> None:
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch is {self.batch}, but must be at least 1, or None for all examples")
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and only one")
-        if (self.steps is not None and self.steps < 1) or (self.epochs is not None and not 0 < self.epochs < math.inf):
-            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
-
-    def count_steps(self, examples: int) -> int:
-        """Steps of a training on so many examples, where an epoch ends with a smaller batch."""
-        if self.steps is not None:
-            return self.steps
-        assert self.epochs is not None
-        return max(1, round(self.epochs * math.ceil(examples / (self.batch or examples))))
 
 
 class Program(Protocol[B_contra]):
@@ -138,10 +101,19 @@ class PlainProgram(Generic[B]):
 
 
 class State(NamedTuple):
-    """A training after a step: the number of steps taken, and the loss before the last of them."""
+    """A training after a step.
+
+    Attributes:
+        step: Number of steps taken.
+        loss: The loss before the last of them.
+        rate: What the schedule said of it.
+        is_last: Whether no step follows, because all are taken or the time is over.
+    """
 
     step: int
     loss: Tensor
+    rate: Rate
+    is_last: bool
 
 
 class Minimum(NamedTuple):
@@ -169,27 +141,30 @@ def descend(
     *,
     steps: int,
     schedule: Schedule | None = None,
-    seconds: float | None = None,
+    clock: Clock | None = None,
     done: int = 0,
 ) -> Iterator[State]:
-    """Take one step after the other.
+    """Take one step after the other, at least one.
 
     Args:
         program: What is trained; it changes with every step.
         batches: One for each step, read when its turn comes.
         steps: Number of steps, if the time allows.
-        schedule: The schedule of the learning rate; constant unless given. It is not shortened when the time is.
-        seconds: Time after which the step in progress is the last.
+        schedule: The schedule of the learning rate; constant unless given.
+        clock: When its time is over the step in progress is the last; no limit unless given. The schedule follows the
+            steps or the time, whichever are nearer to their end.
         done: Steps that were taken before; their batches are not among those given.
 
     Yields:
         The state after each step.
     """
-    schedule = schedule or Constant()
-    began = time.monotonic()
+    schedule, clock = schedule or Constant(), clock or Clock()
     for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
-        yield State(step, program.step(batch, schedule.rate(step - 1, steps)))
-        if seconds is not None and time.monotonic() - began >= seconds:
+        rate = schedule.rate(clock.pace(step - 1, steps), steps)
+        loss = program.step(batch, rate)
+        is_last = step == steps or clock.is_over
+        yield State(step, loss, rate, is_last)
+        if is_last:
             return
 
 
@@ -197,7 +172,7 @@ def minimize(
     gradient: Gradient[B],
     params: Mapping[str, Tensor],
     batches: Iterable[B],
-    descent: Descent,
+    descent: DescentConfig,
     *,
     examples: int = 1,
     lrs: Mapping[str, float] | None = None,
@@ -215,7 +190,8 @@ def minimize(
         examples: Number of examples, from which the steps of epochs follow.
         lrs: Other learning rates than the optimizer's, by parameter.
         state_file: Where the descent is kept between epochs, and from which it continues if the file exists; its
-            batches are then those of `shuffle` with the generator of the file.
+            batches are then those of `shuffle` with the generator of the file. Nothing else changes between epochs
+            than tensors of the program, buffers and the state of the generator.
         progress: Shows the steps and their losses.
         label: The label of the progress.
 
@@ -225,25 +201,31 @@ def minimize(
     program = PlainProgram(gradient, params, descent.optimizer, lrs=lrs)
     steps, epoch = descent.count_steps(examples), math.ceil(examples / (descent.batch or examples))
     values = sum(tensor.numel() for tensor in params.values())
-    settings, losses = f"{descent} of {values} values on {examples} examples", list[float]()
-    if state_file is not None:
-        tensors, losses = state_file.read(settings)
-        program.restore(tensors)
+    inputs, losses = {"settings": repr(descent), "values": values, "examples": examples}, list[float]()
+    if state_file is not None and (kept := state_file.read(inputs)) is not None:
+        program.restore(below("program/", kept[0]))
+        losses = kept[0]["losses"].tolist()
     advance = progress(label, steps)
     if losses:
         advance(len(losses))
     for state in descend(program, batches, steps=steps, schedule=descent.schedule, done=len(losses)):
-        loss = float(state.loss)
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"training diverged: in step {state.step} of {steps} the loss is {loss}; try a smaller lr than "
-                f"{descent.optimizer.lr}, or check that parameters and data are finite"
-            )
-        losses.append(loss)
-        advance(loss=loss)
-        if state_file is not None and state.step % epoch == 0:
-            state_file.save_if_due(program.tensors(), losses, settings)
+        losses.append(require_finite_loss(state, steps, descent.optimizer))
+        advance(loss=losses[-1])
+        if state_file is not None and state.step % epoch == 0 and state_file.is_due:
+            tensors = {f"program/{name}": tensor for name, tensor in program.tensors().items()}
+            state_file.write(tensors | {"losses": torch.tensor(losses, dtype=torch.float64)}, {}, inputs)
     return Minimum(program.params(), torch.tensor(losses, dtype=torch.float64))
+
+
+def require_finite_loss(state: State, steps: int, optimizer: Optimizer) -> float:
+    """The loss of a step; a ValueError if it is NaN or Inf."""
+    loss = float(state.loss)
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"training diverged: in step {state.step} of {steps} the loss is {loss}; try a smaller lr than "
+            f"{optimizer.lr}, or check that parameters and data are finite"
+        )
+    return loss
 
 
 def check_steps(steps: int, checks: int) -> set[int]:

@@ -17,10 +17,11 @@ from regauge.core.progress import Progress, no_progress
 from regauge.training.chains.images import ImageChain, unstack
 from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import VectorChain, links_of
-from regauge.training.descent import Descent, descend
+from regauge.training.descent import descend
 from regauge.training.optimizers import Optimizer, require_numbers, stack_optimizer
 from regauge.training.programs import PIECE_BYTES, Batch, channels_last, learned_names, mean_loss
 from regauge.training.schedules import Rate
+from regauge.training.training_configs import DescentConfig
 
 
 class Engine(Protocol):
@@ -155,7 +156,7 @@ def fit_signals(
     params: Mapping[str, Tensor],
     inputs: Tensor,
     targets: Tensor,
-    descent: Descent,
+    descent: DescentConfig,
     *,
     progress: Progress = no_progress,
 ) -> Params:

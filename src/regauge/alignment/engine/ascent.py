@@ -36,7 +36,7 @@ ROUNDING = 16
 SLACK = 4
 """An order stays as it is unless another one is better by more than this many roundings of the objective."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
-"""How strongly a step is held back when a group acts on two axes of one tensor and the full step fails."""
+"""Strengths of damping, tried when a group acts on two axes of one tensor and the full step fails."""
 
 Solve = Callable[[Family, Tensors, Tensors], tuple[Element, Tensor]]
 """The best element of one family for each pair, and what it gains over the identity."""

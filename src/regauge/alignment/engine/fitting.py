@@ -24,7 +24,7 @@ FLAT = 1e-11
 """A direction whose curvature is below this share of the largest changes next to nothing, and is left alone."""
 
 HALVINGS = 40
-"""How often the interval is halved in which the damping of a long step lies."""
+"""Halvings of the interval that holds the damping of a long step."""
 
 PerPair = Float64[Tensor, " pair"]
 

@@ -18,7 +18,7 @@ from regauge.core.params import Params, label
 from regauge.core.symmetry import Symmetry
 
 GaussianCost = Literal["wasserstein", "mean", "kl", "symmetric kl"]
-"""What `GaussianMatching` compares."""
+"""The cost that `GaussianMatching` minimizes."""
 ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 
 
@@ -53,7 +53,7 @@ class GaussianMatching(Method):
     Attributes:
         cost: The cost that is minimized.
         std_weight: The weight of standard deviations under the Wasserstein cost; that of means is 1.
-        method: What matches the Gaussians: one that compares parameters, without data. Unless given, weight matching
+        method: The method that matches the Gaussians, by parameters, without data. Unless given, weight matching
             for two and `MergeMany` for many, which bring each to the Wasserstein barycenter of the others. Both leave
             positive scales as they are, so that the distance itself is minimized; `WeightMatching()` makes the
             outcome independent of how the posteriors are scaled.

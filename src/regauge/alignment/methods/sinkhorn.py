@@ -24,7 +24,7 @@ from regauge.training import Adam, PlainProgram, descend, differentiate
 from regauge.training.descent import check_steps, cycle
 
 POINTS = (0.25, 0.5, 0.75)
-"""Where the "random" loss is judged, so that elements can be compared."""
+"""Points at which the "random" loss is judged, the same for all elements that are compared."""
 
 
 @dataclass(frozen=True)

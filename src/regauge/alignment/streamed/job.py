@@ -36,7 +36,7 @@ class StreamedJob:
     plan: Plan
 
     def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
-        """The same with `nbytes` held by what is done after the alignment, `work`, in the plan.
+        """A copy whose plan also counts `nbytes`, which the `work` after the alignment holds.
 
         Raises:
             ValueError: That is more than is allowed.
@@ -72,7 +72,7 @@ class StreamedJob:
             self.job.checkpoints[k],
             self.plan,
             self.method,
-            state=load_state(kept, [group.name for group in self.plan.symmetry.groups]) if kept.exists() else None,
+            state=load_state(kept, [group.name for group in self.plan.symmetry.groups]),
             keep=lambda state: save_state(state, kept),
             progress=progress,
         )
@@ -116,7 +116,7 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
 def align_job(
     streamed: StreamedJob, progress: Progress = no_progress, *, make: Callable[[Element], Pieces] | None = None
 ) -> StreamedResult:
-    """Align the second checkpoint to the first one, and write it with its alignment beside it.
+    """Align the second checkpoint to the first one, and write it with its alignment next to it.
 
     What is written is the second one, moved, unless `make` says what is made of the element.
     """

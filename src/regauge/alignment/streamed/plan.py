@@ -23,7 +23,7 @@ from regauge.core.params import work_dtype
 from regauge.core.symmetry import Symmetry
 
 MAX_SHARED = 4
-"""How many of the families of signs that act in several working sets are chosen; the others keep their signs."""
+"""Most families of signs, of those that act in several working sets, that are chosen; others keep their signs."""
 MARGIN = 1.1
 """Signs of a spread group join working sets as long as none becomes larger than the largest one by this factor."""
 

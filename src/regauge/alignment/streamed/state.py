@@ -1,6 +1,5 @@
 """The state of a streamed alignment, and the file that keeps it for a later run."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.writing import save
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.element import Element, Value
 from regauge.core.symmetry import Symmetry
 
@@ -79,6 +77,9 @@ class State:
     timings: list[str] = field(default_factory=list)
 
 
+WORK = "streamed alignment"
+
+
 def save_state(state: State, path: Path) -> None:
     """Write a state in place of an earlier one."""
     tensors: dict[str, Tensor] = {}
@@ -92,13 +93,19 @@ def save_state(state: State, path: Path) -> None:
 
     climbs = [document(climb, str(k)) for k, climb in enumerate(state.climbs)]
     whole = {**document(state, ""), "climbs": climbs}
-    save(tensors, path, overwrite=True, metadata={"state": json.dumps(whole)})
+    StateFile(path, work=WORK).write(tensors, whole, {})
 
 
-def load_state(path: Path, groups: Iterable[str]) -> State:
-    """Read what `save_state` wrote, for a symmetry with these groups."""
-    with Checkpoint.open(path) as file:
-        whole, tensors = json.loads(file.header["state"]), file.params
+def load_state(path: Path, groups: Iterable[str]) -> State | None:
+    """Read what `save_state` wrote, for a symmetry with these groups; None without a file.
+
+    Raises:
+        StateError: The file is damaged, or none.
+    """
+    kept = StateFile(path, work=WORK).read({})
+    if kept is None:
+        return None
+    tensors, whole = kept
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():
         place, group = key.split("/", 1)

@@ -124,7 +124,7 @@ def _action(p: Placement) -> tuple[object, ...]:
 
 
 SignCharacter = tuple[int, ...]
-"""Which families of signs act at a place, 0 or 1 each."""
+"""Exponents, 0 or 1, of the families of signs at a place."""
 
 
 REPLICAS = 4

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
+from regauge.checkpoints.state_file import StateFile
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.nets.augmentation import Augmentation
-from regauge.training import Adam, Cosine, Descent, Optimizer, Schedule, minimize
+from regauge.training import Adam, Cosine, DescentConfig, Optimizer, Schedule, minimize
 from regauge.training.descent import shuffle, training_mode
-from regauge.training.state import StateFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variational(Descent):
+class Variational(DescentConfig):
     """Settings for fitting a diagonal Gaussian to the posterior of a network.
 
     The target is the tempered posterior (likelihood x prior)^(1/T) with the prior N(0, prior_std^2) on every uncertain
@@ -169,7 +169,7 @@ def fit(
             config,
             examples=len(targets),
             lrs={"log_std": config.lr_std},
-            state_file=None if state is None else StateFile(state, generator, buffers),
+            state_file=None if state is None else StateFile(state, generator=generator, buffers=buffers),
             progress=progress,
             label="fitting",
         )

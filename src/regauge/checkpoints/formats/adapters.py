@@ -34,7 +34,7 @@ FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>
 MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
 OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
 WRAPPED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
-"""What PEFT puts around layers of which it stores all values."""
+"""Names that PEFT puts around layers of which it stores all values."""
 ORIGINAL = ".original_module."
 """In the names of values that others take the place of."""
 HEADED = re.compile("LM|ConditionalGeneration|PreTraining")

@@ -80,5 +80,5 @@ class Rearranged:
 
 
 Trained = LowRank | Added | Replaced
-"""What adapters hold."""
+"""The kinds of changes that adapters hold."""
 Change = Trained | Rearranged

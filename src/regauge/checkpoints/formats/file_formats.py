@@ -102,7 +102,7 @@ def is_single_file(out: Path) -> bool:
 
 
 def writer_of(name: str) -> Any:
-    """What makes the bytes of a file of this name.
+    """The writer of the format that files of this name have.
 
     Raises:
         ValueError: No format that is written has such names.

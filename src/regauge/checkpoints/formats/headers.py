@@ -58,7 +58,7 @@ class StoredTensor(NamedTuple):
 
 
 class OpenedFile(NamedTuple):
-    """What opening a file tells: its tensors by name, the strings in its header, and values that are read already."""
+    """An opened file: its tensors by name, the strings in its header, and values that are read already."""
 
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]

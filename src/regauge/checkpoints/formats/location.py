@@ -14,7 +14,7 @@ MANIFEST = "store.json"
 
 
 def folder_files() -> tuple[str, ...]:
-    """What a folder is searched for, in this order, and then for an adapter."""
+    """Names of files for which a folder is searched, in this order, before an adapter is looked for."""
     return tuple(name for one in every_format().values() for name in one.names)
 
 

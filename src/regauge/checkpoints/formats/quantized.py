@@ -51,7 +51,7 @@ LOADED = {
     "dequantize=True))",
     "gguf": "AutoModel.from_pretrained(FOLDER, gguf_file=FILE)",
 }
-"""How transformers loads the values of a quantized network."""
+"""Ways in which transformers loads the values of a quantized network."""
 
 
 def require_unquantized(label: str, file: Path, dtypes: Mapping[str, torch.dtype]) -> None:

@@ -135,11 +135,11 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
     Tied parameters are often stored once; they are filled in under their other names.
 
     Args:
-        params: What the checkpoint holds.
+        params: The tensors that the checkpoint holds.
         expected: The `state_dict()` of the model, possibly on the meta device (where only one of tied names
             needs to be in the checkpoint as well).
-        label: What the error calls the checkpoint.
-        model: What it calls the model.
+        label: The name of the checkpoint in the error.
+        model: The name of the model there.
 
     Returns:
         The parameters in the model's order. Dtypes stay those of the checkpoint.

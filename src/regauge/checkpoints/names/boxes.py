@@ -194,7 +194,7 @@ def _cut(box: Box, first: int, end: int, length: int | None = None) -> Iterator[
 
 
 def _tidy(box: Box) -> Box:
-    """The same entries with as few dimensions as possible, the largest stride first."""
+    """Merge dimensions of a box, so that it has as few as possible, the largest stride first."""
     dims: list[tuple[int, int, int]] = []
     for stride, their, size in sorted(zip(box.strides, box.theirs, box.sizes, strict=True), reverse=True):
         if size == 1:

@@ -128,7 +128,7 @@ class Conversion:
             name: Its name in the module.
             read: Reads a tensor of the files, or a range of its first axis.
             rows: The range.
-            dtype: What the values are converted to.
+            dtype: The dtype to which the values are converted.
         """
         blank = self.blanks[name]
         shape, boxes, skipped = blank.shape, self.made[name], 0
@@ -172,7 +172,7 @@ def name_as_stored(
     """From pieces of the module's tensors to pieces of those in the files, by their names there.
 
     Args:
-        conversion: What the module's tensors consist of.
+        conversion: The sources of the module's tensors.
         pieces: From the name of a tensor of the module to its values, in pieces along axis 0.
         extra: The same of a tensor that the module does not have, by its name in the files.
     """

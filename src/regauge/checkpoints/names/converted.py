@@ -24,7 +24,7 @@ class Converted(Checkpoint):
 
     Attributes:
         source: The checkpoint as it is in the files.
-        conversion: What the module's tensors consist of there.
+        conversion: The sources there of the module's tensors.
     """
 
     def __init__(self, source: Checkpoint, conversion: Conversion, params: Params | None = None) -> None:

@@ -9,9 +9,9 @@ from regauge.checkpoints.names.conversion import Conversion
 from regauge.checkpoints.names.converted import Converted
 
 WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""What torch.compile, FSDP and activation checkpointing put around modules, anywhere in names."""
+"""Names that torch.compile, FSDP and activation checkpointing put around modules, anywhere in names."""
 LEADING = ("module.", "model.", "net.", "network.", "ema_model.", "student.", "_forward_module.")
-"""What DataParallel, Lightning and wrappers of users put before all names."""
+"""Prefixes that DataParallel, Lightning and wrappers of users put before all names."""
 LOG = logging.getLogger(__name__)
 
 

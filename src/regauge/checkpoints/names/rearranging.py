@@ -138,4 +138,4 @@ RULES: Mapping[Any, Rule] = {
     aten.cat: _cat,
     aten.stack: _stack,
 }
-"""What operators do to entries."""
+"""The effects of operators on entries."""

@@ -25,11 +25,11 @@ from regauge.checkpoints.plain_files import read_json, require_plain
 
 CONFIG = "config.json"
 REMOTE, CODE = "trust_remote_code", "it needs code of its own folder, which is never run"
-"""What transformers advises where a folder brings code, and what is said instead."""
+"""The advice of transformers where a folder brings code, and the sentence that replaces it."""
 LAYERS, EXPERTS = re.compile(r"(^|_)(layers?|depths?|blocks)$"), re.compile(r"(^|_)experts$")
 """Settings that say how many layers, or experts, there are."""
 LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
-"""As many layers are built for the fewest tensors, and without any; and as many experts at most."""
+"""Most layers that are built for the fewest tensors, and without any; and most experts."""
 
 
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:

@@ -33,8 +33,8 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
     Args:
         source: The network.
-        folder: Where its files are copied to.
-        out: Where they will be.
+        folder: The folder to which its files are copied.
+        out: The folder in which they will be.
 
     Returns:
         What was copied and left; the weights, and what regauge wrote, are neither.

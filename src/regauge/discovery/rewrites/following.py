@@ -335,4 +335,4 @@ FOLLOWED: dict[str, Callable[[_Run, Node], Any]] = {
     "layer_norm": _Run._layer_norm,
     "scaled_dot_product_attention": _Run._attention,
 }
-"""What operators do to a change; all others see it."""
+"""The effects of operators on a change; all other operators see it."""

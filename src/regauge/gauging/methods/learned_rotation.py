@@ -18,7 +18,7 @@ STRETCHING = 5
 EVERY = 10
 """Steps after which the point so far is tried with true rounding."""
 RATES = (0.3, 0.1, 0.03)
-"""Of the rounds of descent on the function, relative to that on weights."""
+"""Learning rates of the rounds of descent on the function, relative to that on weights."""
 ON_EXPECTED = 150
 """Steps of the descent on the expected distance, at most, before that on the rounded outputs."""
 
@@ -48,7 +48,7 @@ class LearnedRotation(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme of weights.
-        steps: Of Adam; the descent on the expected distance takes at most `ON_EXPECTED`, and as many follow as given.
+        steps: Steps of Adam; by function, at most `ON_EXPECTED` steps on the expected distance come before them.
         lr: Its rate at the start; it falls to zero along a line, in each round.
         by: Whether the error of weights or that of the function is made small; the latter needs a task.
 

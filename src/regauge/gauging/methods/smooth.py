@@ -43,8 +43,8 @@ class Smooth(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme of weights.
-        activations: How activations are rounded while alphas are compared, each token or example with a scale of its
-            own; not at all where it is None.
+        activations: The rounding scheme of activations while alphas are compared, each token or example with a scale of
+            its own; None does not round them.
         alpha: The exponent; searched where it is None.
         grid: Exponents that are tried between zero and one.
         statistic: The size of activations: their mean or their largest magnitude.

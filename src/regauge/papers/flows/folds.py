@@ -19,7 +19,8 @@ from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls
 from regauge.flow.manifold import Points
 from regauge.flow.novelty import nearest, spread
-from regauge.flow.space import Representation, Space
+from regauge.flow.representation import Representation
+from regauge.flow.space import Space
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows import studies
 from regauge.papers.flows.networks import Networks

@@ -5,7 +5,7 @@ from typing import Literal
 
 import regauge as rg
 from regauge.connect.straighten import Straighten, straighten
-from regauge.learn.hyper_match import HyperMatching, hyper_match
+from regauge.learn.hyper_matching import HyperMatching, hyper_match
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.shapes.alignment import WAYS
 from regauge.papers.shapes.study import WIDE, Study, networks, study

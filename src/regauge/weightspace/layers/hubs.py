@@ -10,10 +10,10 @@ POOLED = -1
 """In place of a hub's axis: the values along this axis are pooled."""
 
 NOTHING = Grid((), (), ())
-"""Where everything is pooled."""
+"""The grid without axes, of hubs where everything is pooled."""
 
 Key = tuple[str, str]
-"""What features belong to: "units", "pairs" or "network", and the name of the set or block."""
+"""The owner of features: "units", "pairs" or "network", and the name of the set or block."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.readings import Reading
 
 PLAIN = (bool, int, float, str, type(None))
-"""What arguments may be besides tensors."""
+"""Types that arguments may have besides tensors."""
 
 
 @dataclass(frozen=True, eq=False)

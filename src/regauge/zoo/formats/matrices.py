@@ -32,7 +32,7 @@ from regauge.zoo.formats.source import Imported, Source, naming
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
-"""What h5py raises for files that are damaged."""
+"""Errors of h5py for damaged files."""
 
 
 @dataclass(frozen=True)

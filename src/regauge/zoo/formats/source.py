@@ -256,7 +256,7 @@ def import_zoo(
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """What is wrong with a population is told with the place that it is read from."""
+    """Within this context a ValueError names the place from which a population is read."""
     try:
         yield
     except ValueError as error:

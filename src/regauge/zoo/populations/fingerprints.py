@@ -17,9 +17,9 @@ from regauge.storage.store import Store
 from regauge.storage.store.shard_file import Shard
 
 KIND = "fingerprints"
-"""Of entries of the user's cache."""
+"""The kind of these entries in the user's cache."""
 VERSION = 1
-"""Of the numbers; earlier ones are computed anew."""
+"""The version of the numbers; those of earlier versions are computed anew."""
 BLOCK = 1 << 25
 """Bytes of the networks that are measured at once."""
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from regauge.storage.architecture import Architecture
-from regauge.training.descent import Descent
 from regauge.training.initialization import Initialization
 from regauge.training.settings import Setting, bounds, derive_seed, draw, require_setting
+from regauge.training.training_configs import DescentConfig
 from regauge.zoo.training.examples import Examples
 
 
@@ -127,7 +127,7 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Config(Descent):
+class Config(DescentConfig):
     """A population: network i follows from this and from i, whichever others are trained with it.
 
     Every step is the same to rounding; what rounding comes to in a long training is said at `train`.
@@ -136,9 +136,9 @@ class Config(Descent):
     in the same order and draw the same subset of the data; everything else is each network's own. With `group=1` that
     is too, at up to three times the cost.
 
-    What `Descent` says of steps, epochs, batches, optimizer and schedule holds here too. Batches follow one another
-    without a gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, which
-    each network draws from.
+    Steps, epochs, batches, optimizer and schedule are those of `DescentConfig`. Batches follow one another without a
+    gap, so the last of one epoch may begin the next. Settings of the optimizer may be distributions, which each network
+    draws from.
 
     Attributes:
         architecture: The architecture of all networks.

@@ -23,11 +23,11 @@ from regauge.zoo.training.examples import Examples, load_examples, require_train
 from regauge.zoo.training.stack_state import Block, Member, Running
 
 ACTIVATION_BYTES = 8 * 2**20
-"""Of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
+"""Bytes of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
 CACHE_BYTES = 18 * 2**20
-"""Of all that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
+"""Bytes that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""The same on other devices than CPUs, which want many networks at once."""
+"""That number on other devices than CPUs, which need many networks at once."""
 MOMENTS = 2
 """Tensors of the size of the parameters that an optimizer keeps, at most."""
 STACK = 512

@@ -1,0 +1,152 @@
+"""The state of interrupted work on the disk: one safetensors file, written whole, from which the same bits follow."""
+
+import json
+import time
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import bytes_of, save
+from regauge.core.params import Params, below
+
+SECONDS = 60.0
+"""Time between two states, which is what a kill loses; shorter work leaves none."""
+BEGINNING = 1 << 20
+"""Bytes of a damaged file that are searched for its kind."""
+VERSION = "2"
+CHECKED = ("version", "known", "inputs")
+"""Strings of the header that go into the checksum, before the tensors."""
+
+
+class StateError(ValueError):
+    """A file that work cannot continue from; `can_be_deleted` says whether it holds nothing but interrupted work."""
+
+    def __init__(self, sentence: str, *, can_be_deleted: bool = True) -> None:
+        super().__init__(sentence)
+        self.can_be_deleted = can_be_deleted
+
+
+class StateFile:
+    """A file that keeps work while it runs, and from which the same work continues.
+
+    Args:
+        path: Ends in `.safetensors`, in a folder that exists.
+        work: What is kept, in words.
+        generator: The source of chance of the work; its state is kept and restored.
+        buffers: Tensors that the work changes in place; kept and restored as well.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        work: str = "training",
+        generator: torch.Generator | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.path, self.work = path, work
+        self._generator, self._buffers = generator, buffers or {}
+        self._written = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last state was written long enough ago for another one."""
+        return time.monotonic() - self._written >= SECONDS
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the file is a state of such work, or a damaged one that still says so at its beginning."""
+        try:
+            with Checkpoint.open(self.path) as file:
+                return file.header.get("kind") == self._kind
+        except ValueError:
+            with self.path.open("rb") as stream:
+                return self._kind.encode() in stream.read(BEGINNING)
+
+    def write(self, tensors: Mapping[str, Tensor], known: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Write a state in place of an earlier one.
+
+        Args:
+            tensors: Everything that changes, by name.
+            known: What else changes, as JSON.
+            inputs: Everything that the work depends on, as JSON.
+        """
+        whole = {f"own/{name}": tensor for name, tensor in tensors.items()}
+        whole |= {f"buffer/{name}": tensor for name, tensor in self._buffers.items()}
+        if self._generator is not None:
+            whole["generator"] = self._generator.get_state()
+        header = {"version": VERSION, "known": json.dumps(dict(known)), "inputs": json.dumps(dict(inputs))}
+        metadata = {**header, "kind": self._kind, "checksum": _checksum(header, whole)}
+        save(whole, self.path, overwrite=True, metadata=metadata)
+        self._written = time.monotonic()
+
+    def read(self, inputs: Mapping[str, Any]) -> tuple[Params, dict[str, Any]] | None:
+        """The tensors and the rest of a state, None without a file; generator and buffers get their values from it.
+
+        Raises:
+            StateError: The file is none, is damaged, or of work with other inputs.
+        """
+        if not self.path.exists():
+            return None
+        header, tensors = self._read()
+        before, wanted = json.loads(header["inputs"]), json.loads(json.dumps(dict(inputs)))
+        if before != wanted:
+            changed = sorted(k for k in before.keys() | wanted.keys() if before.get(k) != wanted.get(k))
+            raise StateError(
+                f"{self._label} had other settings or networks ({', '.join(changed)}); give the same to go on with it, "
+                "or delete it"
+            )
+        for name, tensor in below("buffer/", tensors).items():
+            self._buffers[name].copy_(tensor)
+        if self._generator is not None:
+            self._generator.set_state(tensors["generator"])
+        known: dict[str, Any] = json.loads(header["known"])
+        return below("own/", tensors), known
+
+    def read_inputs(self) -> dict[str, Any]:
+        """Read what the work in the file depends on; nothing without a file.
+
+        Raises:
+            StateError: The file is none, or is damaged.
+        """
+        return dict(json.loads(self._read()[0]["inputs"])) if self.path.exists() else {}
+
+    @property
+    def _kind(self) -> str:
+        return f"regauge {self.work}"
+
+    @property
+    def _label(self) -> str:
+        return f"the interrupted {self.work} in {str(self.path)!r}"
+
+    def _read(self) -> tuple[Mapping[str, str], Params]:
+        """The strings and the tensors of a state, whose bytes are as they were written."""
+        try:
+            with Checkpoint.open(self.path) as file:
+                header, tensors = file.header, file.params
+        except ValueError as error:
+            raise StateError(f"{self._label} is damaged ({error}); delete it") from error
+        if header.get("kind") != self._kind:
+            raise StateError(
+                f"{str(self.path)!r} is no state of a {self.work}; give another name, or move it away",
+                can_be_deleted=False,
+            )
+        if header.get("version") != VERSION:
+            raise StateError(f"{self._label} is of another version of regauge; delete it")
+        if header.get("checksum") != _checksum(header, tensors):
+            raise StateError(f"{self._label} is damaged: its checksum is wrong; delete it")
+        return header, tensors
+
+
+def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A digest of everything from which the work goes on."""
+    digest = blake2b("\0".join(header.get(name, "") for name in CHECKED).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name} {tensor.dtype} {[*tensor.shape]}\0".encode())
+        digest.update(bytes_of(tensor.detach()))
+    return digest.hexdigest()

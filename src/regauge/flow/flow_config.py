@@ -1,0 +1,90 @@
+"""Settings of flows and of their training, without torch, so that options can be built from them."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from regauge.flow.representation import Representation
+from regauge.names import later
+from regauge.training.training_configs import NetTrainingConfig
+
+if TYPE_CHECKING:
+    from regauge.flow.couplings import Coupling
+    from regauge.flow.nets import Net
+    from regauge.flow.priors import PriorSettings
+    from regauge.flow.times import Times
+
+Predicts = Literal["velocity", "end"]
+"""The target of the net of a flow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """The parts of a flow.
+
+    Attributes:
+        representation: The representation of networks as points.
+        prior: The distribution in which the flow begins.
+        coupling: The coupling of starts and ends in training.
+        net: The net that learns the velocity.
+        predicts: Output of the net: the velocity, or the end of the path (x1-prediction), from which the velocity is
+            `log_x(end) / (1 - t)`.
+        has_gaussian: Whether the net's output is added to the velocity between normal distributions of all values,
+            which is known in closed form; before training, the flow then gives the normal distribution that is matched
+            to the networks.
+        is_aligned: Align networks to their common middle first: coordinates then mean the same units in all of them,
+            for nets that are not equivariant. One that is has nothing from it.
+    """
+
+    representation: Representation = field(default_factory=Representation)
+    prior: "PriorSettings" = field(default_factory=later("regauge.flow.priors:MatchedGaussian"))
+    coupling: "Coupling" = field(default_factory=later("regauge.flow.couplings:Coupling"))
+    net: "Net" = field(default_factory=later("regauge.flow.nets:Metanetwork"))
+    predicts: Predicts = "velocity"
+    has_gaussian: bool = True
+    is_aligned: bool = False
+
+    def __post_init__(self) -> None:
+        from regauge.flow.nets import Perceptron
+        from regauge.flow.priors import FullGaussian, MatchedGaussian
+
+        if self.predicts not in ("velocity", "end"):
+            raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
+        if isinstance(self.prior, FullGaussian) and not self.is_aligned:
+            raise ValueError("a prior with all covariances is for networks that are aligned; say is_aligned=True")
+        if self.representation.components is not None and not (
+            self.is_aligned
+            and isinstance(self.net, Perceptron)
+            and isinstance(self.prior, MatchedGaussian)
+            and not self.coupling.alignment
+        ):
+            raise ValueError(
+                "a flow of principal components is for networks that are aligned (is_aligned=True), with a Perceptron, "
+                "a MatchedGaussian prior and no alignment in its coupling, since components know no units"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig(Design, NetTrainingConfig):
+    """Settings of a flow and of its training.
+
+    Attributes:
+        times: The distribution of times in training.
+        balance: Weight of a tensor in the loss: the number of its values to this power, from 0 (all tensors alike) to 1
+            (all values alike). Principal components count by their deviations.
+        is_standardized: Whether errors count in units of what they would be without the net; else as they are.
+        labels: Condition the flow on this column; networks are then drawn for one of its values. None: no column.
+    """
+
+    lr: float = 2e-3
+    weight_decay: float = 1e-3
+    average: float | None = 0.999
+    times: "Times" = field(default_factory=later("regauge.flow.times:UniformTime"))
+    balance: float = 0.5
+    is_standardized: bool = True
+    labels: str | None = None
+
+    def __post_init__(self) -> None:
+        Design.__post_init__(self)
+        NetTrainingConfig.__post_init__(self)
+        if not 0 <= self.balance <= 1:
+            raise ValueError(f"balance={self.balance} is no power from 0 to 1")

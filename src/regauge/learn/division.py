@@ -1,0 +1,126 @@
+"""The networks of a training: which of them can be used, and the parts for training, validation and test."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import torch
+from numpy.typing import NDArray
+
+from regauge.core.params import Params
+from regauge.core.progress import Progress
+from regauge.learn.populations import Indices, Parts, digest, find_usable, split_networks, spread
+from regauge.storage.collection import Collection, Kept
+from regauge.storage.loader import Loader
+from regauge.training.settings import derive_seed
+
+
+class FitArguments(TypedDict, total=False):
+    """Arguments of every function that trains a net on networks, such as `learn.fit_predictor` and `flow.fit`.
+
+    Attributes:
+        indices: Numbers of the networks to use, or a mask; all unless given. Those that are not finite are left out.
+        split: Numbers of the networks for "train", "validation" and "test". Unless given, a store is divided by run,
+            so that two checkpoints of one run are never in two parts, with its own test networks where it has a column
+            "split" with some; of a population fixed random networks are taken: 80%, 10% and 10%.
+        split_by: Column by which stores are divided instead of by run, such as one that names the image of which there
+            are several networks: those with one value are in one part.
+        checkpoints: Of each run of a store "last", its last checkpoint, which is the default, or "all"; where neither
+            `indices` nor `split` names networks.
+        state: A `.safetensors` file in which the training is kept while it runs, and from which the same call
+            continues with the bits of a training that was not interrupted.
+        progress: Shows the steps.
+    """
+
+    indices: Sequence[int] | NDArray[Any] | None
+    split: Mapping[str, Sequence[int] | NDArray[Any]] | None
+    split_by: str | None
+    checkpoints: Kept
+    state: Path | None
+    progress: Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Networks, divided for a training.
+
+    Attributes:
+        collection: All networks.
+        parts: Numbers of those for "train", "validation" and "test".
+        seed: The seed of all chance in the training.
+        given: The seed of the generator that it was drawn from.
+        checkpoints: Which checkpoints of each run were taken; None where the networks were named.
+    """
+
+    collection: Collection
+    parts: Parts
+    seed: int
+    given: int
+    checkpoints: Kept | None
+
+    @classmethod
+    def of(
+        cls,
+        collection: Collection,
+        generator: torch.Generator | None,
+        usable: Indices | None = None,
+        *,
+        by: str | None = None,
+        **arguments: Unpack[FitArguments],
+    ) -> "Division":
+        """Divide networks, and draw one number from the generator; that of the seed 0 unless given.
+
+        Args:
+            usable: Numbers of the networks that can be used; those that are finite unless given.
+            by: Column by which stores are divided where the arguments name none.
+        """
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        split, indices = arguments.get("split"), arguments.get("indices")
+        usable = find_usable(collection, **arguments) if usable is None else usable
+        parts = split_networks(collection, usable, split, arguments.get("split_by") or by)
+        seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+        checkpoints = arguments.get("checkpoints", "last") if indices is None and split is None else None
+        return cls(collection, parts, seed, generator.initial_seed(), checkpoints)
+
+    def chance(self, purpose: str) -> torch.Generator:
+        """A generator of its own for each purpose."""
+        return torch.Generator().manual_seed(derive_seed(self.seed, purpose))
+
+    def samples(self, count: int, train: Indices | None = None) -> list[Params]:
+        """At most `count` networks of each layout, evenly spread over those for training.
+
+        Raises:
+            ValueError: None of them has one of the layouts.
+        """
+        train = self.parts["train"] if train is None else train
+        there, layouts = self.collection.layout_of(train), range(max(self.collection.layouts) + 1)
+        if missing := [k for k in layouts if not (there == k).any()]:
+            raise ValueError(
+                f"none of the networks for training has the architecture of store or population "
+                f"{self.collection.first(missing[0]) + 1}; take more of its networks, or leave it out"
+            )
+        return [self.collection.read(spread(train[there == k], count)) for k in layouts]
+
+    def loader(self, batch: int, train: Indices | None = None, augment: Sequence[str] = ()) -> Loader:
+        """Batches of the networks for training, in random order."""
+        indices = self.parts["train"] if train is None else train
+        return Loader(self.collection, generator=self.chance("order"), batch=batch, indices=indices, augment=augment)
+
+    def describe(self, config: object, **others: Any) -> dict[str, Any]:
+        """Everything that a training depends on, as JSON, by which `train` knows a state of the same training."""
+        return {
+            "settings": repr(config),
+            "networks": self.collection.key,
+            "parts": digest(*self.parts.values()),
+            "seed": self.seed,
+            **others,
+        }
+
+    def about(self, config: object) -> dict[str, Any]:
+        """Facts about the training, as JSON: numbers of networks, settings, and the seed that was given."""
+        return {
+            "networks": {name: len(part) for name, part in self.parts.items()},
+            "settings": repr(config),
+            "seed": self.given,
+        }

@@ -1,0 +1,222 @@
+"""Settings of predictors, autoencoders and matchers, without torch, so that options can be built from them."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from regauge.names import later
+from regauge.training.training_configs import NetTrainingConfig
+
+if TYPE_CHECKING:
+    from regauge.learn.changes import Change
+    from regauge.learn.function_losses import FunctionLoss
+    from regauge.weightspace.decoders import DecoderSettings
+    from regauge.weightspace.encoder import Values
+    from regauge.weightspace.layers import Layer
+
+Kind = Literal["numbers", "fractions", "classes"]
+"""The target of a predictor."""
+LineKind = Literal["loss", "outputs"]
+"""The loss of a matcher between networks: the task's loss, or the distance from the mix of both networks' outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderConfig(NetTrainingConfig):
+    """Settings of a net that reads networks, and of its training.
+
+    Attributes:
+        layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
+        width: Length of the vectors of units inside the net.
+        values: Encoding of single values; by default they are standardized.
+        parts: Parts of the symmetry that the net respects by construction; by default all that it can.
+        augment: Parts of the symmetry by whose random elements networks are moved in each step, for those that the net
+            does not respect.
+        changes: Further random changes in each step.
+    """
+
+    layer: "Layer" = field(default_factory=later("regauge.weightspace.layers.propagation:Propagation"))
+    width: int = 64
+    values: "Values | None" = None
+    parts: tuple[str, ...] | None = None
+    augment: tuple[str, ...] = ()
+    changes: "tuple[Change, ...]" = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledConfig(ReaderConfig):
+    """Settings of a net that reads a network as one vector.
+
+    Attributes:
+        reads_moments: Let the net also begin with the moments of every tensor: sizes, means and extremes.
+        widening: Count a unit that is split in two as one: function-preserving widening then changes nothing that is
+            read. See the argument `readers` of `regauge.weightspace.Metanet`.
+        hidden: Units of the hidden layer of the head; by default twice the width, and 512 where outputs at probes are
+            read.
+    """
+
+    reads_moments: bool = False
+    widening: bool = False
+    hidden: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorConfig(PooledConfig):
+    """Settings of a predictor: its net, its training, and how networks are varied.
+
+    Attributes:
+        depth: Number of layers; by default 4, and 0 with probes, which tell most for their price. 0 reads nothing but
+            what networks compute at probes.
+        dropout: Share of the hidden units of the head that are dropped in training; by default 0, and 0.2 with probes.
+        kind: The kind of the targets: numbers, fractions in [0, 1] such as accuracies, which are learned by cross
+            entropy, or classes. By default texts, truth values and whole numbers that recur are classes, and all others
+            are numbers.
+        render: Weight of a second loss in training: the net also predicts what the networks that it reads compute at
+            fixed inputs, which needs no labels (mean squared error of standardized outputs). 0: no such loss.
+        probes: Number of learned inputs that the net runs the networks on, or the lengths of the axes of a sheet on
+            which they lie, such as `(16, 16)`, along which their outputs are convolved; 0: none. With a depth, weights
+            are read, too: what reads the outputs is trained first, for half of `seconds` if these are given, and what
+            reads the weights next. The result is a mean of both with the best weight in validation, and is never worse
+            there than the first alone.
+        statistics: Whether boosted trees on plain statistics of layers are fitted, too, to compare with.
+    """
+
+    depth: int | None = None
+    dropout: float | None = None
+    kind: Kind | None = None
+    render: float = 0.0
+    probes: int | tuple[int, ...] = 0
+    statistics: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.render < math.inf:
+            raise ValueError(f"render={self.render} is no weight of a loss; it is at least 0, and 0 means none")
+        if not isinstance(self.probes, int):
+            object.__setattr__(self, "probes", tuple(self.probes))  # as lists are equal to no tuples
+        if (self.probes if isinstance(self.probes, int) else min(self.probes, default=-1) - 1) < 0:
+            raise ValueError(f"probes={self.probes} is no number of inputs; it is at least 0, and 0 means none")
+        if not self.layers and not self.probes:
+            raise ValueError("depth=0 reads nothing but what networks compute at probes; give `probes`, or a depth")
+        self._try()
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.depth if self.depth is not None else 0 if self.probes else 4
+
+    @property
+    def dropped(self) -> float:
+        """Share of the hidden units that are dropped."""
+        return self.dropout if self.dropout is not None else 0.2 if self.probes else 0.0
+
+    def _try(self) -> None:
+        """Refuse settings that make no net, such as heads that do not divide the width, before anything is read."""
+        import torch
+
+        from regauge.core.symmetry import Symmetry
+        from regauge.weightspace.heads import Invariant
+        from regauge.weightspace.metanet import Metanet
+        from regauge.weightspace.shares import find_readers
+
+        axes: dict[str, tuple[str | None, ...]] = {"first": ("units", None), "second": (None, "units")}
+        smallest = Symmetry.from_axes(axes).bind({"first": torch.zeros(2, 1), "second": torch.zeros(1, 2)})
+        Metanet(
+            smallest,
+            layer=self.layer,
+            head=Invariant(1, self.hidden, self.dropped),
+            width=self.width,
+            depth=1 if self.depth in (None, 0) else min(self.depth, 1),
+            values=self.values,
+            readers=find_readers(smallest) if self.widening else (),
+            reads_moments=self.reads_moments,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderConfig(PooledConfig):
+    """Settings of an autoencoder: encoder, decoder, loss, training.
+
+    Motions of inputs among `changes` make new networks to be decoded; what noise and dropped values do is not to be
+    decoded.
+
+    Attributes:
+        depth: Number of layers of the encoder.
+        dropout: Share of the hidden units of its head that are dropped in training.
+        latent: Length of the latent vectors.
+        decoder: Settings of the decoder; see `regauge.weightspace.DECODERS`.
+        loss: Comparison of the outputs of a decoded network with the original's: the squared error by default, or the
+            criterion of the task if there is one.
+        examples: Inputs that a step reads, drawn anew for each; by default all.
+    """
+
+    depth: int = 2
+    dropout: float = 0.0
+    latent: int = 128
+    decoder: "DecoderSettings" = field(default_factory=later("regauge.weightspace.decoder:MLPDecoder"))
+    loss: "FunctionLoss | None" = None
+    examples: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.latent < 1 or (self.examples is not None and self.examples < 1):
+            raise ValueError(f"latent={self.latent} and examples={self.examples} must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchingConfig(ReaderConfig):
+    """Settings of a matcher: its net, its losses, and its training.
+
+    In each step random changes and elements of the symmetry make copies of networks, whose units are to be recognized.
+
+    Attributes:
+        batch: Networks of a step; each is aligned with another one of them.
+        depth: Number of layers.
+        vectors: Length of the vectors by which units are matched.
+        probes: Number of learned inputs on which the net runs the networks to read their activations; 0: none.
+        supervised: Weight of recognizing the units of a changed copy, by cross entropy; 0 leaves it out. Copies need no
+            permutation: the net respects it by construction, and the loss would be the same.
+        line: Weight of the task's loss at a random point between two networks, the second of which is moved by soft
+            plans; 0 leaves it out.
+        line_by: Loss between two networks. "loss": that of the task; "outputs": the mean squared difference between the
+            outputs there and the mix of both networks' outputs, for networks that compute different functions; only the
+            inputs of the task's batches are used.
+        distance: Weight of the distance between two networks, as a share of their squared norms; 0 leaves it out.
+        max_iterations: Most Sinkhorn iterations of a plan.
+        tolerance: Largest error of the sums of a plan's rows.
+        checked: Most pairs of networks that are aligned for validation, and for the scores at the end.
+
+    References:
+        Navon et al. (2024), section 4.2. Departures: a network and the next one of a batch are a pair, and each is read
+        once; plans are relative to the element that the vectors choose, and thereby scales, signs, half periods and
+        matrices are matched, too; the distance is relative; the temperature of plans is bounded.
+    """
+
+    layer: "Layer" = field(default_factory=later("regauge.weightspace.layers.propagation:Propagation", channels=2))
+    changes: "tuple[Change, ...]" = field(default_factory=later("regauge.learn.changes:changes_of_copies"))
+    batch: int = 32
+    depth: int = 3
+    vectors: int = 128
+    probes: int = 0
+    supervised: float = 0.1
+    line: float = 1.0
+    line_by: LineKind = "loss"
+    distance: float = 0.1
+    max_iterations: int = 50
+    tolerance: float = 1e-3
+    checked: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        weights = (self.supervised, self.line, self.distance)
+        if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+            raise ValueError(
+                f"supervised={self.supervised}, line={self.line}, distance={self.distance}: weights of losses are at "
+                "least 0, and one of them is positive"
+            )
+        if self.probes < 0 or self.max_iterations < 1 or not self.tolerance > 0 or self.checked < 1:
+            raise ValueError(
+                f"probes={self.probes}, max_iterations={self.max_iterations}, tolerance={self.tolerance}, "
+                f"checked={self.checked}: all are positive, and probes may be 0 for none"
+            )
+        if moving := [change for change in self.changes if change.moves_inputs]:
+            raise ValueError(f"{moving[0]} changes what units compute, and copies are to be recognized; leave it out")

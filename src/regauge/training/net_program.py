@@ -1,0 +1,115 @@
+"""The parameters of a module in training, with their optimizer, moving averages, and a seed for each step."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.params import Params, below
+from regauge.training.optimizers import Optimizer, load_moments, moments_of, require_numbers, set_rate
+from regauge.training.schedules import Rate
+from regauge.training.settings import derive_seed
+
+B = TypeVar("B")
+
+
+class NetProgram(Generic[B]):
+    """A module that is trained in place, a `Program`.
+
+    All chance of a step follows from `seed` and the number of the step, also that of dropout.
+
+    Args:
+        net: Its parameters are trained, but for those that need no gradient. Weight decay is for matrices: biases,
+            gains and single numbers have none.
+        loss: From a batch and a source of chance to the mean loss.
+        optimizer: With numbers as settings, not with distributions.
+        seed: Of all chance.
+        clip: Largest norm of a gradient; longer ones are shortened.
+        average: Decay of exponential moving averages of the weights, at first less: (1 + steps) / (10 + steps) where
+            that is smaller. None: there are none.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        loss: Callable[[B, torch.Generator], Tensor],
+        optimizer: Optimizer,
+        *,
+        seed: int,
+        clip: float,
+        average: float | None = None,
+    ) -> None:
+        self.net, self.taken = net, 0
+        self._loss, self._seed, self._clip, self._decay = loss, seed, clip, average
+        self._average = {} if average is None else {n: p.detach().clone() for n, p in net.named_parameters()}
+        settings = require_numbers(optimizer)
+        self._lr = settings["lr"]
+        groups: Sequence[list[Tensor]] = ([], [])
+        for parameter in net.parameters():
+            groups[parameter.ndim < 2].append(parameter)
+        kinds = [
+            {"params": params, "weight_decay": settings["weight_decay"] if k == 0 else 0.0}
+            for k, params in enumerate(groups)
+            if params
+        ]
+        self._optimizer = optimizer.make(kinds, settings)
+
+    def step(self, batch: B, rate: Rate) -> Tensor:
+        """Take a step at the rate of the schedule, and return the loss before it; none where that is not finite."""
+        self.net.train()
+        seed, device = derive_seed(self._seed, "step", self.taken), next(self.net.parameters()).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
+            torch.manual_seed(seed)  # dropout knows no other source of chance
+            loss = self._loss(batch, torch.Generator().manual_seed(seed))
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.net.parameters(), self._clip)
+        for group in self._optimizer.param_groups:
+            set_rate(group, self._lr, rate)
+        if math.isfinite(float(loss.detach())):
+            self._optimizer.step()
+        self.taken += 1
+        self._follow()
+        return loss.detach()
+
+    def params(self) -> Params:
+        """Parameters and buffers now, as new tensors; within `averaged`, with the averages."""
+        return {name: tensor.detach().clone() for name, tensor in self.net.state_dict().items()}
+
+    def tensors(self) -> Params:
+        """Everything that steps change, no copies."""
+        tensors = {f"net/{name}": tensor for name, tensor in self.net.state_dict().items()}
+        tensors |= {f"average/{name}": tensor for name, tensor in self._average.items()}
+        return tensors | {f"optimizer/{name}": tensor for name, tensor in moments_of(self._optimizer).items()}
+
+    def restore(self, tensors: Mapping[str, Tensor], taken: int) -> None:
+        """Continue from the `tensors` of another program with the same net and settings, and its number of steps."""
+        self.net.load_state_dict(below("net/", tensors))
+        for name, tensor in below("average/", tensors).items():
+            self._average[name].copy_(tensor)
+        load_moments(self._optimizer, below("optimizer/", tensors))
+        self.taken = taken
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within this context the net has the moving averages in place of its weights, where there are any."""
+        own = {name: parameter.data for name, parameter in self.net.named_parameters() if name in self._average}
+        for name, parameter in self.net.named_parameters():
+            parameter.data = self._average.get(name, parameter.data)
+        try:
+            yield
+        finally:
+            for name, parameter in self.net.named_parameters():
+                parameter.data = own.get(name, parameter.data)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Bring the averages a step nearer to the weights."""
+        if self._decay is None:
+            return
+        decay = min(self._decay, (1 + self.taken) / (10 + self.taken))
+        for name, parameter in self.net.named_parameters():
+            self._average[name].lerp_(parameter, 1 - decay)

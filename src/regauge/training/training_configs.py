@@ -1,0 +1,112 @@
+"""Settings of trainings, without torch, so that the command line can build its options from them."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from regauge.names import later
+from regauge.training.schedules import Constant, OneCycle, Schedule
+
+if TYPE_CHECKING:
+    from regauge.training.optimizers import Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Settings that all trainings share.
+
+    Attributes:
+        epochs: Passes over the examples.
+        batch: Examples of a step; None is all of them.
+        schedule: How the learning rate changes from step to step.
+
+    Raises:
+        ValueError: A value makes no sense.
+    """
+
+    epochs: float | None = None
+    batch: int | None = 128
+    schedule: Schedule = field(default_factory=Constant)
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"batch is {self.batch}, but must be at least 1, or None for all examples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescentConfig(TrainingConfig):
+    """Settings of a descent with any optimizer.
+
+    Attributes:
+        steps: Steps of the optimizer; give either these or epochs.
+        optimizer: The optimizer with its learning rate.
+    """
+
+    steps: int | None = None
+    optimizer: "Optimizer" = field(default_factory=later("regauge.training.optimizers:Adam", lr=1e-3))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and only one")
+        if (self.steps is not None and self.steps < 1) or (self.epochs is not None and not 0 < self.epochs < math.inf):
+            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
+
+    def count_steps(self, examples: int) -> int:
+        """Steps of a training on so many examples, where an epoch ends with a smaller batch."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * math.ceil(examples / (self.batch or examples))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetTrainingConfig(TrainingConfig):
+    """Settings of the training of a net by AdamW, shared by everything that is trained on networks.
+
+    Attributes:
+        epochs: Number of times that each network is read, at most.
+        batch: Networks of a step.
+        lr: Largest learning rate.
+        weight_decay: Weight decay of AdamW.
+        schedule: Change of the learning rate; by default up for a twentieth of the steps, then down as a cosine.
+        clip: Largest norm of a gradient; longer ones are shortened.
+        patience: End the training after so many epochs without a better validation; None: never.
+        seconds: End the training after so many seconds and keep the best net so far; None: no limit. The learning rate
+            follows the steps or the seconds, whichever are nearer to their end; a run that the seconds cut short
+            depends on the machine's speed.
+        is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
+            the clock.
+        average: Decay of the moving average of the weights, which is validated and kept; at first less,
+            (1 + steps) / (10 + steps) where that is smaller. 0 or None: the weights of the last step.
+        device: Device on which the net is trained: cpu, cuda or another device of torch.
+    """
+
+    epochs: int = 100
+    batch: int = 64
+    lr: float = 2e-3
+    weight_decay: float = 1e-2
+    schedule: Schedule = field(default_factory=lambda: OneCycle(rise=0.05, start=0.04, end=1e-2))
+    clip: float = 1.0
+    patience: int | None = None
+    seconds: float | None = None
+    is_cpu_time: bool = False
+    average: float | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        from regauge.core.devices import find_device
+
+        is_whole = self.epochs >= 1 and self.batch >= 1 and (self.patience is None or self.patience >= 1)
+        is_positive = self.lr > 0 and self.weight_decay >= 0 and self.clip > 0
+        if not is_whole or not is_positive or (self.seconds is not None and not self.seconds > 0):
+            raise ValueError(
+                f"epochs={self.epochs}, batch={self.batch}, lr={self.lr}, weight_decay={self.weight_decay}, "
+                f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} make no training; all are "
+                "positive, weight_decay may be 0, and patience and seconds None"
+            )
+        if self.average is not None and not 0 <= self.average < 1:
+            raise ValueError(
+                f"average={self.average} is no decay of a moving average; it is 0 or more, and less than 1"
+            )
+        find_device(self.device)
