@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from regauge.checkpoints import Output
+import regauge as rg
 from regauge.checkpoints.alignments import alignment_label
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -18,11 +18,11 @@ def output_of(
     *,
     has_element: bool = False,
     page: Callable[[Path], str] | None = None,
-) -> Output:
+) -> rg.Output:
     """The output that the options of a command ask for, with an element next to it or not."""
     written = options.written
     element = alignment_label(options.output) if has_element else None
-    return Output(
+    return rg.Output(
         options.output,
         options.overwrite,
         getattr(options, "resume", False),
@@ -35,7 +35,7 @@ def output_of(
 
 def open_checkpoints(
     paths: Sequence[Path],
-    out: Output,
+    out: rg.Output,
     *,
     number: int = 0,
     beside: Callable[[Path], Path] | None = None,

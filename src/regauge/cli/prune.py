@@ -16,7 +16,7 @@ from regauge.cli.prune_options import Prune
 from regauge.cli.pruned_configs import CONFIG, PrunedConfigs
 from regauge.cli.tasks import dtype_of, example_task, load_batches, task_of
 from regauge.cli.tracing import Traced
-from regauge.pruning import CRITERIA, WITHOUT_DATA, prune_path
+from regauge.pruning import CRITERIA, prune_path
 from regauge.report.prune_page import prune_page
 
 
@@ -66,8 +66,7 @@ def run(options: Prune) -> None:
     facts = json.loads(prune_path(options.output).read_text(encoding="utf-8"))
     tell(result.certificate, certificate=facts["certificate"])
     _tell(facts)
-    notes = [WITHOUT_DATA] if not facts["losses"] and facts["share"] else []
-    tell_notes([*result.notes, *notes, *result.describe_fixed()])
+    tell_notes([*result.notes, *result.describe_fixed()])
     tell_written(options.output, prune_path(options.output), prune_path(options.output).with_suffix(".html"))
 
 

@@ -4,10 +4,8 @@ from .certificate import Certificate as Certificate
 from .certificate import certify as certify
 from .gauge_network import gauge as gauge
 from .gauge_report import gauge_path as gauge_path
-from .hadamard import flat_rotation as flat_rotation
 from .mappings import ScalePair as ScalePair
 from .mappings import read_mappings as read_mappings
-from .mappings import read_table as read_table
 from .mappings import save_mappings as save_mappings
 from .mappings import scale_pairs as scale_pairs
 from .method import GaugeMethod as GaugeMethod
@@ -26,7 +24,5 @@ from .result import GaugeResult as GaugeResult
 from .result import Trials as Trials
 from .result import describe_fixed as describe_fixed
 from .rounding import RoundToNearest as RoundToNearest
-from .rounding import mean_error as mean_error
 from .rounding import round_network as round_network
 from .rounding import rounded_activations as rounded_activations
-from .rounding import rounding_errors as rounding_errors

@@ -92,8 +92,9 @@ def prune(
     References:
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.
     """
-    notes = (WITHOUT_DATA,) if criterion is None and task is None and _is_any(share) else ()
-    criterion = (Magnitude() if task is None else OutputError()) if criterion is None else criterion
+    has_data = task is not None and task.has_targets
+    criterion = (OutputError() if has_data else Magnitude()) if criterion is None else criterion
+    notes = (WITHOUT_DATA,) if isinstance(criterion, Magnitude) and not has_data and _is_any(share) else ()
     job = open_call(
         "rg.prune",
         {"share": share, "criterion": repr(criterion)},
