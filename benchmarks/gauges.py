@@ -24,9 +24,9 @@ from folder_cases import DENSE, LOOPS, MIXTURES, FolderCase, first_tensor
 from models import CASES as MODELS
 
 import regauge as rg
-from regauge.cli.example_inputs import example_inputs, with_masks
 from regauge.cli.main import main as regauge
 from regauge.core.probe import perturb
+from regauge.hub.example_inputs import example_inputs, with_masks
 
 HEADER = """| family | rotated, by kind | equalized | Hadamard | learned | float32, transformers |
 | --- | --- | --- | --- | --- | --- |"""
@@ -97,7 +97,7 @@ def convolutional() -> None:
         symmetry = rg.discover(module, inputs, case.kwargs(), outputs=case.outputs)
         task = rg.Task(module, [(tuple(inputs), torch.zeros(1))], outputs=case.outputs)
         cells = []
-        for method in (rg.Equalize(), rg.Smooth(grid=2)):
+        for method in (rg.Equalize(), rg.gauging.Smooth(grid=2)):
             found = rg.gauge(params, symmetry, method=method, task=task).certificate
             assert found is not None
             cells.append(f"{found.exact:.0e}{'' if found.ok else ' WRONG'}")

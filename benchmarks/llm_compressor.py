@@ -58,8 +58,10 @@ def main() -> None:
         for label, scheme in SCHEMES.items():
             methods: dict[str, GaugeMethod | None] = {
                 "as trained": None,
-                "Smooth, as SmoothQuant": rg.Smooth(scheme, alpha=0.5, statistic="max", is_against_weights=True),
-                "Smooth, as AWQ": rg.Smooth(scheme),
+                "Smooth, as SmoothQuant": rg.gauging.Smooth(
+                    scheme, alpha=0.5, statistic="max", is_against_weights=True
+                ),
+                "Smooth, as AWQ": rg.gauging.Smooth(scheme),
             }
             networks = {name: choose(params, symmetry, method, calibration, seed) for name, method in methods.items()}
             for name in ("SmoothQuant", "AWQ"):

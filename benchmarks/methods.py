@@ -100,18 +100,23 @@ METHODS: dict[str, tuple[object, bool]] = {
     "FrankWolfe": (rg.FrankWolfe(), False),
     'Sinkhorn("l2")': (rg.Sinkhorn(loss="l2"), False),
     "ActivationMatching": (rg.ActivationMatching(), True),
-    "MixedMatching": (rg.MixedMatching(), True),
+    "MixedMatching": (rg.alignment.MixedMatching(), True),
     "StraightThrough": (rg.StraightThrough(), True),
     'Sinkhorn("midpoint")': (rg.Sinkhorn(loss="midpoint"), True),
     'Sinkhorn("random")': (rg.Sinkhorn(loss="random"), True),
-    'Sinkhorn("midpoint", init=MixedMatching())': (rg.Sinkhorn(loss="midpoint", init=rg.MixedMatching()), True),
+    'Sinkhorn("midpoint", init=MixedMatching())': (
+        rg.Sinkhorn(loss="midpoint", init=rg.alignment.MixedMatching()),
+        True,
+    ),
 }
 
 TOGETHER = {
     "WeightMatching": rg.WeightMatching(),
-    "MixedMatching": rg.MixedMatching(),
+    "MixedMatching": rg.alignment.MixedMatching(),
     'Sinkhorn("midpoint")': rg.Sinkhorn(loss="midpoint"),
-    'Sinkhorn("midpoint", init=MixedMatching(), steps=20)': rg.Sinkhorn(init=rg.MixedMatching(), steps=20, checks=1),
+    'Sinkhorn("midpoint", init=MixedMatching(), steps=20)': rg.Sinkhorn(
+        init=rg.alignment.MixedMatching(), steps=20, checks=1
+    ),
 }
 
 
@@ -259,7 +264,7 @@ def measure(case: Case, pairs: int, data: ImageData, peer: Path | None, progress
     for label, method in TOGETHER.items():
         moved, seconds, megabytes = alone(
             lambda method=method: (
-                rg.align_pairs(
+                rg.alignment.align_pairs(
                     a, b, symmetry, method=method, task=task, generator=torch.Generator().manual_seed(0)
                 ).params
             )

@@ -128,7 +128,7 @@ def ranges_of(params: Params) -> float:
 METHODS: dict[str, rg.gauging.GaugeMethod | None] = {
     "as it is": None,
     "equalized": rg.Equalize(),
-    "equalized, smoothed": rg.Chain((rg.Equalize(), rg.Smooth(TENSOR, activations=TENSOR, grid=5))),
+    "equalized, smoothed": rg.gauging.Chain((rg.Equalize(), rg.gauging.Smooth(TENSOR, activations=TENSOR, grid=5))),
 }
 
 

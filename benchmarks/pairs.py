@@ -80,9 +80,9 @@ def measure(setting: Setting, method: rg.WeightMatching) -> tuple[str, ...]:
     first = torch.randint(count, (setting.pairs,), generator=generator)
     second = (first + torch.randint(1, count, (setting.pairs,), generator=generator)) % count
     a, b = ({name: t[rows] for name, t in setting.networks.items()} for rows in (first, second))
-    rg.align_pairs(*({name: t[:8] for name, t in p.items()} for p in (a, b)), symmetry, method=method)
+    rg.alignment.align_pairs(*({name: t[:8] for name, t in p.items()} for p in (a, b)), symmetry, method=method)
     start = _clocks()
-    many = rg.align_pairs(a, b, symmetry, method=method)
+    many = rg.alignment.align_pairs(a, b, symmetry, method=method)
     batch = _clocks() - start
     singles = [tuple({name: t[k] for name, t in p.items()} for p in (a, b)) for k in range(setting.sample)]
     start = _clocks()

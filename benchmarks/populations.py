@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.storage.architecture import Architecture
+from regauge.training import Adam, LogUniform
 from regauge.training.programs import mean_loss
+from regauge.zoo import Checkpoints, Config, Examples, train
 from regauge.zoo.presets import cifar10_cnns, cnn_architecture, mlp_architecture, siren_architecture
-from regauge.zoo.training import Adam, Checkpoints, Config, Examples, LogUniform, train
 
 
 class PooledCNN(nn.Module):

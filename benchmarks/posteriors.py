@@ -71,7 +71,7 @@ def posteriors(case: Case) -> list[GaussianPosterior]:
         module = case.make()
         start = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
         chance = torch.Generator().manual_seed(seed)
-        result.append(fit(module, start, case.images, case.labels, case.config, generator=chance))
+        result.append(fit(start, module, case.images, case.labels, case.config, generator=chance))
     return result
 
 
@@ -92,7 +92,7 @@ def measure(case: Case) -> None:
     programs["Wasserstein, keep, moved and measured"] = lambda: str(align(*fitted[:2], symmetry))
     programs["KL, keep"] = lambda: str(rg.align(*fitted[:2], symmetry, method=rg.GaussianMatching(cost="kl")))
     if case.count > 2:
-        merging = rg.MergeMany(inner=rg.WeightMatching(scales="keep"))
+        merging = rg.alignment.MergeMany(inner=rg.WeightMatching(scales="keep"))
         programs[f"means of {case.count}, keep"] = lambda: str(rg.align_many(means, symmetry, method=merging))
         programs[f"Wasserstein of {case.count}, keep"] = lambda: str(align_many(fitted, symmetry))
     seconds: dict[str, list[float]] = {name: [] for name in programs}

@@ -121,7 +121,7 @@ def cut(
 
 def judge(module: nn.Module, batches: Any, test: Any) -> dict[str, float]:
     """Loss and accuracy on test data, with statistics of batch normalization from the batches."""
-    params = rg.reset_batchnorm(module.state_dict(), module, batches)
+    params = rg.connect.reset_batchnorm(module.state_dict(), module, batches)
     return rg.Task(module, test).evaluate(params)
 
 

@@ -171,10 +171,10 @@ def methods_for(weights: RoundToNearest) -> dict[str, GaugeMethod | None]:
     methods = (
         None,
         rg.Equalize(),
-        rg.Smooth(weights),
+        rg.gauging.Smooth(weights),
         rg.Hadamard(weights, is_kept_always=True),
-        rg.LearnedRotation(weights),
-        rg.LearnedRotation(weights, steps=LEARNED_STEPS, by="function"),
+        rg.gauging.LearnedRotation(weights),
+        rg.gauging.LearnedRotation(weights, steps=LEARNED_STEPS, by="function"),
     )
     return dict(zip(METHODS, methods, strict=True))
 
@@ -258,8 +258,8 @@ def image_table(seeds: int) -> None:
         calibration = rg.Task(module, [(train[0][:64], train[1][:64])])
         exact.append(task.evaluate(params)["accuracy"])
         for label, (weights, acts) in IMAGES.items():
-            smooth = rg.Smooth(weights, activations=acts)
-            chained = rg.Chain((rg.Equalize(), smooth))
+            smooth = rg.gauging.Smooth(weights, activations=acts)
+            chained = rg.gauging.Chain((rg.Equalize(), smooth))
             for name, method in {"as trained": None, "equalized": rg.Equalize(), "both": chained}.items():
                 moved = choose(params, symmetry, method, calibration, seed)
                 found = rounded_loss(moved, symmetry, weights, acts, task)["accuracy"]

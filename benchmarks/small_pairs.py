@@ -4,8 +4,8 @@ The loop is weight matching as it is published: for each layer the product of bo
 the other layers permute it, and `scipy.optimize.linear_sum_assignment`, until no layer changes. It begins at the
 identity, permutes only and checks nothing. It runs to its end, and for as many sweeps as `rg.align` needed, its first
 choice of all layers included. `rg.align` runs with the permutations alone, and with all groups as it is called by
-default; `rg.align_pairs` takes many pairs at once. Networks are random: what the weights are changes the number of
-sweeps only.
+default; `rg.alignment.align_pairs` takes many pairs at once. Networks are random: what the weights are changes the
+number of sweeps only.
 
 Times are CPU milliseconds of one thread for a pair, the smallest of several rounds in which the ways alternate, because
 these are short enough for another process to disturb.
@@ -170,7 +170,7 @@ def measure(case: Case, rounds: int) -> tuple[str, ...]:
 
     def batch(symmetry: rg.Symmetry) -> Callable[[], int]:
         def run() -> int:
-            rg.align_pairs(first, second, symmetry)
+            rg.alignment.align_pairs(first, second, symmetry)
             return BATCH
 
         return run
@@ -235,7 +235,7 @@ def measure_matchers(rounds: int) -> None:
             for _ in range(rounds):
                 for k, left in enumerate((first, networks[0])):
                     began = time.process_time()
-                    rg.align_pairs(left, second, symmetry, method=method)
+                    rg.alignment.align_pairs(left, second, symmetry, method=method)
                     best[k] = min(best[k], (time.process_time() - began) / case.pairs)
             cells = (case.name, case.pairs, name, f"{1 / best[0]:.0f}", *(f"{1e3 * one:.2f}" for one in best))
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)

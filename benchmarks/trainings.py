@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import torch
 
+from regauge.training import Adam
+from regauge.zoo import Config, load_examples, train
 from regauge.zoo.presets import fashion_mlps, mnist_inrs, mnist_mlps, mnist_tiny_mlps, small_cnns_relu, uci_mlps
-from regauge.zoo.training import Adam, Config, load_examples, train
 
 EPOCHS = 5
 

@@ -21,9 +21,7 @@ import torch
 from regauge.cli.zoo_options import ZooCompare
 from regauge.cli.zoo_populations import task_on
 from regauge.storage.store import Store, verify
-from regauge.zoo.jobs import processes, run_jobs
-from regauge.zoo.jobs.train_shards import plan
-from regauge.zoo.populations import Barriers, mean_barrier, plan_population
+from regauge.zoo import Barriers, mean_barrier, plan_population, plan_training, processes, run_jobs
 from regauge.zoo.presets import uci_mlps
 
 
@@ -57,7 +55,7 @@ def main(count: int, workers: int) -> None:
         raw, aligned = Path(folder) / "raw", Path(folder) / "aligned"
         total: list[float] = []
         with stage("prepare (data, symmetry)", total):
-            store, training = plan(replace(uci_mlps(count=count), checkpoints=None), raw)
+            store, training = plan_training(replace(uci_mlps(count=count), checkpoints=None), raw)
         with stage(f"train and store {count:,}", total):
             run_jobs(training, executor=processes(workers))
         store.refresh()

@@ -39,10 +39,9 @@ def main(options: Barrier) -> None:
 
     import regauge as rg
     from regauge.cli.output import show_progress
-    from regauge.data.images import digits, mnist
-    from regauge.nets.classification import Training, initialize, split_batches, train
-    from regauge.nets.mlp import mlp
-    from regauge.training.optimizers import AdamW
+    from regauge.data import digits, mnist
+    from regauge.nets import Training, initialize, mlp, split_batches, train
+    from regauge.training import AdamW
 
     data = mnist() if options.data == "mnist" else digits()
     pixels = data.train_images[0].numel()

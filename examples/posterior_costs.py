@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.bayes.variational.diagnostics import diagnose
-from regauge.data.images import digits
-from regauge.nets.classification import initialize, split_batches
-from regauge.nets.mlp import mlp
+from regauge.bayes import diagnose
+from regauge.data import digits
+from regauge.nets import initialize, mlp, split_batches
 
 PAIRS, SAMPLES, POINTS = 5, 32, 11
 CONFIG = rg.bayes.Variational(epochs=40, batch=100, prior_std=0.3, temperature=0.1)
@@ -42,7 +41,7 @@ def main() -> None:
     for seed in range(2 * PAIRS):
         generator = torch.Generator().manual_seed(seed)
         start = initialize(module, generator)
-        found = rg.bayes.fit(module, start, data.train_images, data.train_labels, CONFIG, generator=generator)
+        found = rg.bayes.fit(start, module, data.train_images, data.train_labels, CONFIG, generator=generator)
         posteriors.append(found)
     print("| cost | barrier | less as inferred | less Wasserstein | KL from the prior, nats per example |")
     print("| --- | ---: | ---: | ---: | ---: |")
@@ -55,7 +54,7 @@ def main() -> None:
             if method is not None:
                 element = rg.bayes.align(q_0, q_1, symmetry, method=method).element
                 q_1, noise = q_1.push(symmetry, element), q_1.push_noise(symmetry, element, noise)
-            own.append(rg.bayes.posterior_line(module, q_0, q_1, test, noise=noise, points=POINTS).barrier)
+            own.append(rg.bayes.posterior_line(q_0, q_1, module, test, noise=noise, points=POINTS).barrier)
             divergences.append(diagnose(q_1, CONFIG.prior_std, count).kl_per_example)
         barriers[label] = own
         gaps = [

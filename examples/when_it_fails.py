@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import regauge as rg
-from regauge.data.images import digits
+from regauge.data import digits
 from regauge.papers.table import Chart, Series
 from regauge.papers.tempered import TemperedJudge
 from regauge.report.figures import picture_figure

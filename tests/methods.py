@@ -100,7 +100,7 @@ EVERY: dict[str, Method] = {
     "activations": rg.ActivationMatching(),
     "activations by covariance": rg.ActivationMatching(statistic="covariance"),
     "activations by product": rg.ActivationMatching(statistic="product", scales="keep"),
-    "mixed": rg.MixedMatching(),
+    "mixed": rg.alignment.MixedMatching(),
     "frank-wolfe": rg.FrankWolfe(max_steps=5),
     "frank-wolfe from many starts": rg.FrankWolfe(max_steps=3, restarts=1, scales="keep"),
     "straight-through": rg.StraightThrough(steps=4, checks=2),
@@ -108,13 +108,15 @@ EVERY: dict[str, Method] = {
     "sinkhorn on the distance": rg.Sinkhorn(loss="l2", init=None, steps=4),
     "sinkhorn on the line": rg.Sinkhorn(loss="random", steps=4),
     "continuous descent": rg.ContinuousDescent(init=rg.WeightMatching(), steps=4, checks=2),
-    "best of two": rg.BestOf((rg.WeightMatching(), rg.FrankWolfe(max_steps=2))),
-    "merge many": rg.MergeMany(),
-    "merge many at once": rg.MergeMany(core=2),
-    "merge many from many starts": rg.MergeMany(restarts=2, max_rounds=3),
+    "best of two": rg.alignment.BestOf((rg.WeightMatching(), rg.FrankWolfe(max_steps=2))),
+    "merge many": rg.alignment.MergeMany(),
+    "merge many at once": rg.alignment.MergeMany(core=2),
+    "merge many from many starts": rg.alignment.MergeMany(restarts=2, max_rounds=3),
     "gaussians": rg.GaussianMatching(),
     "gaussians by divergence": rg.GaussianMatching(cost="symmetric kl"),
-    "three dictionaries": rg.JointMatching(("parameters", "magnitudes", "parameters"), weights=(1.0, 0.5, 0.0)),
+    "three dictionaries": rg.alignment.JointMatching(
+        ("parameters", "magnitudes", "parameters"), weights=(1.0, 0.5, 0.0)
+    ),
 }
 """Every public method with settings under which it is fast; those that are not named here with their defaults."""
 EVERY |= {
@@ -137,7 +139,7 @@ def needs_data(method: Method) -> bool:
 def reads_activations(method: Method) -> bool:
     """Whether the task must be one of a module that has the symmetry."""
     inner = [one for value in vars(method).values() for one in (value if isinstance(value, tuple) else (value,))]
-    matching = (rg.ActivationMatching, rg.MixedMatching)
+    matching = (rg.ActivationMatching, rg.alignment.MixedMatching)
     return isinstance(method, matching) or any(reads_activations(one) for one in inner if isinstance(one, Method))
 
 

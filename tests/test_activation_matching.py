@@ -83,7 +83,7 @@ def test_a_planted_element_is_found(name: str) -> None:
     task, symmetry, a = problem(name)
     planted = symmetry.random(generator(2), ("permutation", "sign", "shift"))
     b = symmetry.act(planted, a)
-    for method in (rg.ActivationMatching(), rg.MixedMatching()):
+    for method in (rg.ActivationMatching(), rg.alignment.MixedMatching()):
         result = rg.align(a, b, symmetry, method=method, task=task)
         assert result.is_converged
         for key, tensor in a.items():
@@ -210,7 +210,7 @@ def test_what_cannot_be_matched_is_explained() -> None:
     with pytest.raises(ValueError, match="ActivationMatching needs data"):
         rg.align(a, b, symmetry, method=method)
     with pytest.raises(ValueError, match="MixedMatching needs data"):
-        rg.align(a, b, symmetry, method=rg.MixedMatching())
+        rg.align(a, b, symmetry, method=rg.alignment.MixedMatching())
     with pytest.raises(ValueError, match="no batches"):
         rg.align(a, b, symmetry, method=method, task=rg.Task(task.module, []))
     with pytest.raises(ValueError, match="fails on the example inputs"):
@@ -223,8 +223,8 @@ def test_what_cannot_be_matched_is_explained() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: rg.MixedMatching(share=1.0), "share is 1.0"),
-        (lambda: rg.MixedMatching(share=0.0), "share is 0.0"),
+        (lambda: rg.alignment.MixedMatching(share=1.0), "share is 1.0"),
+        (lambda: rg.alignment.MixedMatching(share=0.0), "share is 0.0"),
         (lambda: rg.ActivationMatching(statistic="cosine"), "choose 'correlation', 'covariance' or 'product'"),  # type: ignore[arg-type]
         (lambda: rg.ActivationMatching(max_sweeps=0), "at least one sweep"),
     ],
@@ -242,18 +242,20 @@ def test_scales_are_balanced_or_kept() -> None:
     a = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     b = symmetry.act(symmetry.random(torch.Generator().manual_seed(1), parts=("permutation", "scale")), a)
     task = rg.Task(module, [(inputs, torch.zeros(64, dtype=torch.int64))])
-    for method in (rg.MixedMatching(), rg.ActivationMatching()):
+    for method in (rg.alignment.MixedMatching(), rg.ActivationMatching()):
         moved = rg.align(a, b, symmetry, method=method, task=task).params
         assert all(torch.allclose(moved[name], a[name]) for name in a)
-    kept = rg.align(a, b, symmetry, method=rg.MixedMatching(scales="keep"), task=task)
+    kept = rg.align(a, b, symmetry, method=rg.alignment.MixedMatching(scales="keep"), task=task)
     assert torch.equal(kept.params["0.bias"].sort().values, b["0.bias"].sort().values)
     with pytest.raises(ValueError, match="choose 'balance', 'recompute' or 'keep'"):
-        rg.MixedMatching(scales="match")  # type: ignore[arg-type]
+        rg.alignment.MixedMatching(scales="match")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", [rg.ActivationMatching(), rg.MixedMatching()], ids=["activations", "mixed"])
+@pytest.mark.parametrize(
+    "method", [rg.ActivationMatching(), rg.alignment.MixedMatching()], ids=["activations", "mixed"]
+)
 def test_many_pairs_share_the_traces_of_the_module(
-    method: rg.ActivationMatching | rg.MixedMatching, monkeypatch: pytest.MonkeyPatch
+    method: rg.ActivationMatching | rg.alignment.MixedMatching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).double()
@@ -274,7 +276,7 @@ def test_many_pairs_share_the_traces_of_the_module(
         return activations(*args, **kwargs)
 
     monkeypatch.setattr(costs_module, "activations", counted)
-    many = rg.align_pairs(a, b, symmetry, method=method, task=task)
+    many = rg.alignment.align_pairs(a, b, symmetry, method=method, task=task)
     assert traced == 2  # one for each shape of a batch
     for k, single in enumerate(singles):
         assert float(many.objective[k]) == single.objective

@@ -293,7 +293,7 @@ def test_other_architectures_are_refused() -> None:
 def test_populations_are_refused() -> None:
     symmetry = mlp_symmetry(2, 3, 2)
     many = {n: t.expand(4, *t.shape) for n, t in drawn(symmetry, 0).items()}
-    with pytest.raises(ValueError, match=r"these are populations; align them with `regauge.align_pairs`"):
+    with pytest.raises(ValueError, match=r"these are populations; align them with `regauge.alignment.align_pairs`"):
         rg.align(many, many, symmetry)
 
 

@@ -8,8 +8,8 @@ from coverings import covering
 from symmetries import BY_HAND, PARTS, drawn, every_element, experts, generator, mlp_symmetry, recurrent
 
 import regauge as rg
-from regauge import Element, FrankWolfe, MergeMany, Params, Symmetry, WeightMatching
-from regauge.alignment import Method
+from regauge import Element, FrankWolfe, Params, Symmetry, WeightMatching
+from regauge.alignment import MergeMany, Method
 from regauge.core.element import Value
 
 METHODS: dict[str, Method] = {

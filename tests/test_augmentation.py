@@ -58,7 +58,7 @@ def test_trainings_see_changed_images() -> None:
     assert not torch.equal(plain["0.weight"], changed["0.weight"])
     settings = Variational(epochs=2, batch=5)
     first, second = (
-        fit(module, start, images, labels, settings, generator=generator(2), augmentation=change).mean
+        fit(start, module, images, labels, settings, generator=generator(2), augmentation=change).mean
         for change in (None, Augmentation(1))
     )
     assert not torch.equal(first["0.weight"], second["0.weight"])

@@ -66,14 +66,14 @@ def setting(name: str) -> tuple[nn.Module, rg.Symmetry, Params, Params, Tensor]:
             n: t + 0.4 * torch.randn(t.shape, generator=chance, dtype=t.dtype) if t.is_floating_point() else t
             for n, t in module.state_dict().items()
         }
-        networks.append(rg.reset_batchnorm(drawn, module, [images]))
+        networks.append(rg.connect.reset_batchnorm(drawn, module, [images]))
     return module, symmetry.bind(networks[0]), *networks, images
 
 
 def both_ways(name: str, params: Params) -> tuple[Tensor, Tensor]:
     """The outputs with statistics as stored, and with statistics computed anew."""
     module, *_, images = setting(name)
-    anew = rg.reset_batchnorm(params, module, [images[:12]])
+    anew = rg.connect.reset_batchnorm(params, module, [images[:12]])
     stored, computed = (torch.func.functional_call(module, one, (images,)).detach() for one in (params, anew))
     return stored, computed
 
@@ -128,7 +128,9 @@ def test_the_law_sees_what_moves_statistics_against_activations(name: str) -> No
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("method", [rg.WeightMatching(), rg.MixedMatching(), rg.FrankWolfe(), rg.MergeMany()], ids=str)
+@pytest.mark.parametrize(
+    "method", [rg.WeightMatching(), rg.alignment.MixedMatching(), rg.FrankWolfe(), rg.alignment.MergeMany()], ids=str
+)
 def test_copies_with_moved_statistics_are_found(name: str, method: rg.alignment.Method) -> None:
     _, symmetry, a, _, _ = setting(name)
     b = symmetry.act(symmetry.random(generator(4)), a)
@@ -146,7 +148,7 @@ def test_a_network_that_was_trained_on_keeps_its_statistics(name: str, decay: fl
         n: t + 1e-3 * torch.randn(t.shape, generator=generator(5), dtype=t.dtype) if t.is_floating_point() else t
         for n, t in shorter.items()
     }
-    b = rg.reset_batchnorm(near, module, [images])
+    b = rg.connect.reset_batchnorm(near, module, [images])
     assert max(changes(name, b, rg.align(a, b, symmetry).params)) <= ERROR
 
 
@@ -154,7 +156,7 @@ def test_a_network_that_was_trained_on_keeps_its_statistics(name: str, decay: fl
 def test_there_is_one_barrier(name: str) -> None:
     """Of a line, in the matrix of a population and in a picture, with every network prepared alike."""
     module, _, a, b, images = setting(name)
-    task = replace(task_of(name), prepare=lambda params: rg.reset_batchnorm(params, module, [images[:12]]))
+    task = replace(task_of(name), prepare=lambda params: rg.connect.reset_batchnorm(params, module, [images[:12]]))
     curve = rg.line(a, b, task, points=5)
     both = {n: torch.stack([a[n], b[n]]) for n in a}
     matrix = Barriers(task, points=5)(both, both)

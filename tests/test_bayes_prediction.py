@@ -67,7 +67,7 @@ def test_everything_equals_what_is_written_out(kind: str) -> None:
     module, inputs, _ = network("tanh")
     q = KINDS[kind]("tanh", 1)
     noise = q.draw(9, generator(2))
-    found = predict(module, q, data_of("tanh"), noise=noise)
+    found = predict(q, module, data_of("tanh"), noise=noise)
     samples = q.at(noise)
     targets = torch.tensor([0, 1, 1, 0, 1, 0])
     probabilities = torch.stack(
@@ -95,7 +95,7 @@ def test_chunks_change_nothing(chunk: int) -> None:
         module, _, _ = network(name)
         q = KINDS["gaussian"](name, 1)
         noise = q.draw(9, generator(2))
-        whole, parts = (predict(module, q, data_of(name), noise=noise, chunk=c) for c in (None, chunk))
+        whole, parts = (predict(q, module, data_of(name), noise=noise, chunk=c) for c in (None, chunk))
         assert torch.allclose(whole.log_likelihoods, parts.log_likelihoods, rtol=1e-12)
         assert torch.allclose(whole.probabilities, parts.probabilities, rtol=1e-12)
 
@@ -103,8 +103,8 @@ def test_chunks_change_nothing(chunk: int) -> None:
 def test_drawing_is_giving_the_noise() -> None:
     module, _, _ = network("relu")
     q = KINDS["gaussian"]("relu", 1)
-    given = predict(module, q, data_of("relu"), noise=q.draw(5, generator(3)))
-    drawn = predict(module, q, iter(data_of("relu")), samples=5, generator=generator(3))
+    given = predict(q, module, data_of("relu"), noise=q.draw(5, generator(3)))
+    drawn = predict(q, module, iter(data_of("relu")), samples=5, generator=generator(3))
     assert torch.equal(given.log_likelihoods, drawn.log_likelihoods)
 
 
@@ -114,15 +114,15 @@ def test_no_element_changes_a_prediction(name: str, kind: str) -> None:
     module, _, symmetry = network(name)
     q = KINDS[kind](name, 1)
     noise = q.draw(6, generator(2))
-    before = predict(module, q, data_of(name), noise=noise)
+    before = predict(q, module, data_of(name), noise=noise)
     for seed in range(3):
         g = symmetry.random(generator(seed))
         moved = q.push(symmetry, g)
-        after = predict(module, moved, data_of(name), noise=q.push_noise(symmetry, g, noise))
+        after = predict(moved, module, data_of(name), noise=q.push_noise(symmetry, g, noise))
         assert torch.allclose(after.log_likelihoods, before.log_likelihoods, atol=1e-9)
         assert after.loss == pytest.approx(before.loss, abs=1e-10)
     if kind not in ("particles", "deviations alone"):  # Their noise does not move.
-        assert predict(module, moved, data_of(name), noise=noise).loss != pytest.approx(before.loss, abs=1e-6)
+        assert predict(moved, module, data_of(name), noise=noise).loss != pytest.approx(before.loss, abs=1e-6)
 
 
 def test_certain_posteriors_are_networks() -> None:
@@ -130,13 +130,13 @@ def test_certain_posteriors_are_networks() -> None:
         module, _, _ = network(name)
         mean, std = KINDS["gaussian"](name, 1)  # type: ignore[misc]
         task = Task(module, data_of(name)).evaluate(mean)
-        point = predict(module, mean, data_of(name))
+        point = predict(mean, module, data_of(name))
         assert point.error == 0.0
         assert point.corrected == point.loss == point.gibbs == pytest.approx(task["loss"], rel=1e-12)
         assert point.accuracy == pytest.approx(task["accuracy"])
         for factor in (0.0, 1e-9):
             q = GaussianPosterior(mean, {n: factor * t for n, t in std.items()})
-            found = predict(module, q, data_of(name), samples=4, generator=generator(0))
+            found = predict(q, module, data_of(name), samples=4, generator=generator(0))
             assert found.loss == pytest.approx(point.loss, abs=1e-7)
             assert found.error == pytest.approx(0, abs=1e-7)
             assert torch.allclose(found.entropy.mutual_information, torch.zeros(6).double(), atol=1e-7)
@@ -146,8 +146,8 @@ def test_an_ensemble_is_the_average_of_its_members() -> None:
     module, _, _ = network("relu")
     q = KINDS["particles"]("relu", 1)
     assert isinstance(q, ParticlePosterior)
-    members = [predict(module, {n: t[k] for n, t in q.stack.items()}, data_of("relu")) for k in range(q.count)]
-    found = predict(module, q, data_of("relu"), samples=q.count, generator=generator(0))
+    members = [predict({n: t[k] for n, t in q.stack.items()}, module, data_of("relu")) for k in range(q.count)]
+    found = predict(q, module, data_of("relu"), samples=q.count, generator=generator(0))
     assert torch.allclose(found.probabilities, torch.stack([m.probabilities for m in members]).mean(0))
     assert found.gibbs == pytest.approx(sum(m.loss for m in members) / q.count)
 
@@ -157,7 +157,7 @@ def test_linear_regression_has_its_closed_form() -> None:
     inputs, noise_std = normal(2, 20, 3), 0.7
     targets = inputs @ q.mean["weight"].T + normal(3, 20, 1)
     found = predict(
-        module, q, [(inputs, targets)], samples=20_000, generator=generator(4), likelihood=Normal(noise_std), chunk=5000
+        q, module, [(inputs, targets)], samples=20_000, generator=generator(4), likelihood=Normal(noise_std), chunk=5000
     )
     mean = inputs @ q.mean["weight"].T + q.mean["bias"]
     std = ((inputs.square() @ q.std["weight"].square().T + q.std["bias"].square()) + noise_std**2).sqrt()
@@ -252,10 +252,10 @@ def test_tokens_are_examples_and_ignored_ones_do_not_count() -> None:
     )
     inputs, targets = normal(0, 2, 5, 3), torch.tensor([[0, 1, -100, 3, 2], [3, -100, -100, 0, 1]])
     noise = q.draw(3, generator(0))
-    found = predict(module, q, [(inputs, targets)], noise=noise, outputs="logits")
+    found = predict(q, module, [(inputs, targets)], noise=noise, outputs="logits")
     assert found.log_likelihoods.shape == (3, 7)
     kept = targets >= 0
-    flat = predict(module, q, [(inputs[kept], targets[kept])], noise=noise, outputs="logits")
+    flat = predict(q, module, [(inputs[kept], targets[kept])], noise=noise, outputs="logits")
     assert torch.allclose(found.log_likelihoods, flat.log_likelihoods)
 
 
@@ -274,7 +274,7 @@ class Poisson:
 def test_a_likelihood_can_be_written() -> None:
     module, q = linear(3, std=0.0)
     inputs, targets = normal(2, 5, 3), torch.tensor([[0.0], [1.0], [2.0], [0.0], [4.0]])
-    found = predict(module, q, [(inputs, targets)], samples=2, generator=generator(0), likelihood=Poisson())
+    found = predict(q, module, [(inputs, targets)], samples=2, generator=generator(0), likelihood=Poisson())
     rate = (inputs @ q.mean["weight"].T + q.mean["bias"]).exp()
     assert torch.allclose(found.std, rate.sqrt())
     assert found.loss == pytest.approx(-float(torch.distributions.Poisson(rate).log_prob(targets).mean()))
@@ -299,10 +299,10 @@ def permuted_pair() -> tuple[nn.Module, GaussianPosterior, GaussianPosterior, Sy
 def test_a_mixture_hides_the_barrier_that_alignment_removes() -> None:
     module, q_a, q_b, symmetry, element, data = permuted_pair()
     noise = q_a.draw(64, generator(0))
-    naive = posterior_line(module, q_a, q_b, data, noise=noise, points=9)
-    mixed = posterior_line(module, q_a, q_b, data, noise=noise, points=9, path=mixture)
+    naive = posterior_line(q_a, q_b, module, data, noise=noise, points=9)
+    mixed = posterior_line(q_a, q_b, module, data, noise=noise, points=9, path=mixture)
     back = q_b.push(symmetry, element)
-    aligned = posterior_line(module, q_a, back, data, noise=noise, points=9)
+    aligned = posterior_line(q_a, back, module, data, noise=noise, points=9)
     assert naive.barrier > 0.2
     assert mixed.barrier == 0.0
     assert max(mixed.excess[1:-1]) < 0
@@ -310,7 +310,7 @@ def test_a_mixture_hides_the_barrier_that_alignment_removes() -> None:
     for end in (0, -1):
         assert mixed.table[end] == naive.table[end]
     found = mixed.table[4]
-    ends = [predict(module, q, data, noise=noise) for q in (q_a, q_b)]
+    ends = [predict(q, module, data, noise=noise) for q in (q_a, q_b)]
     both = torch.cat([end.log_likelihoods for end in ends])
     assert found["loss"] == pytest.approx(of_values(both).loss)
     assert found["gibbs"] == pytest.approx(sum(end.gibbs for end in ends) / 2)
@@ -321,10 +321,10 @@ def test_moved_noise_leaves_the_aligned_end_where_it_was() -> None:
     noise = q_b.draw(16, generator(1))
     back = q_b.push(symmetry, element)
     moved = q_b.push_noise(symmetry, element, noise)
-    before = posterior_line(module, q_a, q_b, data, noise=noise, points=3).table[-1]
-    with_moved = posterior_line(module, q_a, back, data, noise=moved, points=3).table[-1]
+    before = posterior_line(q_a, q_b, module, data, noise=noise, points=3).table[-1]
+    with_moved = posterior_line(q_a, back, module, data, noise=moved, points=3).table[-1]
     assert with_moved["loss"] == pytest.approx(before["loss"], abs=1e-12)
-    with_other = posterior_line(module, q_a, back, data, noise=noise, points=3).table[-1]
+    with_other = posterior_line(q_a, back, module, data, noise=noise, points=3).table[-1]
     assert with_other["loss"] != pytest.approx(before["loss"], abs=1e-4)
 
 
@@ -333,7 +333,7 @@ def test_common_noise_makes_the_barrier_more_precise_than_its_ends() -> None:
     module, q_a, _, _, _, data = permuted_pair()
     q_b = q_a._replace(mean={n: t + 0.3 * normal(90 + k, *t.shape) for k, (n, t) in enumerate(q_a.mean.items())})
     curves = [
-        posterior_line(module, q_a, q_b, data, samples=24, generator=generator(seed), points=3) for seed in range(60)
+        posterior_line(q_a, q_b, module, data, samples=24, generator=generator(seed), points=3) for seed in range(60)
     ]
     spread = float(torch.tensor([curve.excess[1] for curve in curves]).std())
     errors = sum(curve.excess_errors[1] for curve in curves) / len(curves)
@@ -352,10 +352,10 @@ def test_lines_connect_every_kind(kind: str) -> None:
     module, _, _ = network("relu")
     q_a, q_b = KINDS[kind]("relu", 1), KINDS[kind]("relu", 2)
     noise = q_a.draw(5, generator(0))
-    curve = posterior_line(module, q_a, q_b, data_of("relu"), noise=noise, points=3)
+    curve = posterior_line(q_a, q_b, module, data_of("relu"), noise=noise, points=3)
     assert [row["t"] for row in curve.table] == [0.0, 0.5, 1.0]
     for row, q in ((curve.table[0], q_a), (curve.table[1], geodesic(q_a, q_b).at(0.5))):
-        direct = predict(module, q, data_of("relu"), noise=noise)
+        direct = predict(q, module, data_of("relu"), noise=noise)
         assert row["loss"] == pytest.approx(direct.loss, abs=1e-10)
         assert row["error"] == pytest.approx(direct.error, abs=1e-10)
     assert {"loss", "error", "gibbs", "corrected", "accuracy", "ece"} < curve.table[0].keys()
@@ -366,7 +366,7 @@ def test_a_slice_shows_likelihood_and_prior_apart() -> None:
     module, q_a, q_b, symmetry, element, data = permuted_pair()
     back = q_b.push(symmetry, element)
     back = back._replace(mean={n: t + 0.1 * normal(70 + k, *t.shape) for k, (n, t) in enumerate(back.mean.items())})
-    found = posterior_slice(module, q_a, q_b, back, data, prior_std=1.5, resolution=5)
+    found = posterior_slice(q_a, q_b, back, module, data, prior_std=1.5, resolution=5)
     values, at_points = found.plane.values, found.plane.at_points
     assert found.examples == 60
     assert torch.allclose(values["log_posterior"], values["log_likelihood"] + values["log_prior"])
@@ -375,7 +375,7 @@ def test_a_slice_shows_likelihood_and_prior_apart() -> None:
     for k, q in enumerate((q_a, q_b, back)):
         prior = sum(float(torch.distributions.Normal(0, 1.5).log_prob(t).sum()) for t in q.mean.values())
         assert float(at_points["log_prior"][k]) == pytest.approx(prior)
-        point = predict(module, q.mean, data)
+        point = predict(q.mean, module, data)
         assert float(at_points["log_likelihood"][k]) == pytest.approx(-60 * point.loss)
     x, y = found.plane.basis
     assert sum(float((x[n] * y[n]).sum()) for n in x) == pytest.approx(0, abs=1e-9)
@@ -383,8 +383,8 @@ def test_a_slice_shows_likelihood_and_prior_apart() -> None:
     sampled: list[Params] = [
         {n: t[0] for n, t in q.at(q.draw(1, generator(k))).items()} for k, q in enumerate((q_a, q_b, back))
     ]
-    through = posterior_slice(module, *sampled, data, prior_std=1.5, resolution=3)
-    assert float(through.plane.at_points["loss"][2]) == pytest.approx(predict(module, sampled[2], data).loss)
+    through = posterior_slice(*sampled, module, data, prior_std=1.5, resolution=3)
+    assert float(through.plane.at_points["loss"][2]) == pytest.approx(predict(sampled[2], module, data).loss)
 
 
 def test_variance_collapses_between_posteriors_that_are_not_aligned() -> None:
@@ -392,15 +392,15 @@ def test_variance_collapses_between_posteriors_that_are_not_aligned() -> None:
     inputs = [data[0][0][:40], data[0][0][40:]]
     noise = q_a.draw(6, generator(0))
     path = geodesic(q_a, q_b)
-    naive = posterior_collapse(module, path.at(0.5), (q_a, q_b), inputs, noise=noise)
+    naive = posterior_collapse(path.at(0.5), (q_a, q_b), module, inputs, noise=noise)
     back = q_b.push(symmetry, element)
-    aligned = posterior_collapse(module, geodesic(q_a, back).at(0.5), (q_a, back), inputs, noise=noise)
+    aligned = posterior_collapse(geodesic(q_a, back).at(0.5), (q_a, back), module, inputs, noise=noise)
     assert [row.layer for row in naive.samples.table] == ["0", "2", "4"]
     assert naive.samples.table[1].ratio < 0.8 < 0.95 < aligned.samples.table[1].ratio < 1.05
     assert naive.averages.table[1].ratio < 0.8 < 0.9 < aligned.averages.table[1].ratio < 1.1
     for kind in (naive, aligned):
         assert all(a.variance <= s.variance for a, s in zip(kind.averages.table, kind.samples.table, strict=True))
-    at_ends = posterior_collapse(module, q_b, (q_a, q_b), inputs, noise=noise, weights=(0.0, 1.0))
+    at_ends = posterior_collapse(q_b, (q_a, q_b), module, inputs, noise=noise, weights=(0.0, 1.0))
     assert all(row.ratio == pytest.approx(1) for table in (at_ends.samples, at_ends.averages) for row in table.table)
 
 
@@ -409,7 +409,7 @@ def test_collapse_of_certain_posteriors_is_that_of_networks() -> None:
     inputs = [data[0][0][:40], data[0][0][40:]]
     ends = [q._replace(std={n: 0 * t for n, t in q.std.items()}) for q in (q_a, q_b)]
     middle = geodesic(*ends).at(0.3)
-    found = posterior_collapse(module, middle, ends, inputs, noise=ends[0].draw(3, generator(0)), weights=(0.7, 0.3))
+    found = posterior_collapse(middle, ends, module, inputs, noise=ends[0].draw(3, generator(0)), weights=(0.7, 0.3))
     expected = variance_collapse(middle.moments().mean, module, [q.mean for q in ends], inputs, weights=(0.7, 0.3))
     for table in (found.samples, found.averages):
         for row, wanted in zip(table.table, expected.table, strict=True):
@@ -428,40 +428,40 @@ def test_few_samples_say_so() -> None:
 
 
 MISUSE: dict[str, tuple[str, Callable[[nn.Module, GaussianPosterior, Batches], object]]] = {
-    "no samples": ("give the noise", lambda m, q, d: predict(m, q, d)),
+    "no samples": ("give the noise", lambda m, q, d: predict(q, m, d)),
     "twice": (
         "give the noise",
-        lambda m, q, d: predict(m, q, d, noise=q.draw(2, generator(0)), samples=2, generator=generator(0)),
+        lambda m, q, d: predict(q, m, d, noise=q.draw(2, generator(0)), samples=2, generator=generator(0)),
     ),
-    "no generator": ("torch.Generator", lambda m, q, d: predict(m, q, d, samples=2)),
+    "no generator": ("torch.Generator", lambda m, q, d: predict(q, m, d, samples=2)),
     "samples of a network": (
         "of one network",
-        lambda m, q, d: predict(m, q.mean, d, samples=2, generator=generator(0)),
+        lambda m, q, d: predict(q.mean, m, d, samples=2, generator=generator(0)),
     ),
-    "no examples": ("no examples", lambda m, q, d: predict(m, q.mean, [])),
-    "all ignored": ("no examples", lambda m, q, d: predict(m, q.mean, [(d[0][0], d[0][1] * 0 - 100)])),
-    "no chunk": ("chunk=0", lambda m, q, d: predict(m, q, d, noise=q.draw(2, generator(0)), chunk=0)),
+    "no examples": ("no examples", lambda m, q, d: predict(q.mean, m, [])),
+    "all ignored": ("no examples", lambda m, q, d: predict(q.mean, m, [(d[0][0], d[0][1] * 0 - 100)])),
+    "no chunk": ("chunk=0", lambda m, q, d: predict(q, m, d, noise=q.draw(2, generator(0)), chunk=0)),
     "not finite": (
         "NaN or Inf",
-        lambda m, q, d: predict(m, {n: t * math.nan for n, t in q.mean.items()}, d),
+        lambda m, q, d: predict({n: t * math.nan for n, t in q.mean.items()}, m, d),
     ),
-    "unknown class": ("counted from 0", lambda m, q, d: predict(m, q.mean, [(d[0][0], d[0][1] + 5)])),
-    "numbers as classes": ("integer classes", lambda m, q, d: predict(m, q.mean, [(d[0][0], d[0][1].double())])),
+    "unknown class": ("counted from 0", lambda m, q, d: predict(q.mean, m, [(d[0][0], d[0][1] + 5)])),
+    "numbers as classes": ("integer classes", lambda m, q, d: predict(q.mean, m, [(d[0][0], d[0][1].double())])),
     "shapes": (
         "must agree",
-        lambda m, q, d: predict(m, q.mean, [(d[0][0], d[0][1].double())], likelihood=Normal(1.0)),
+        lambda m, q, d: predict(q.mean, m, [(d[0][0], d[0][1].double())], likelihood=Normal(1.0)),
     ),
-    "numbers of classes": ("describes no numbers", lambda m, q, d: predict(m, q.mean, d).std),
-    "no bins": ("bins=0", lambda m, q, d: predict(m, q.mean, d).calibration(0)),
+    "numbers of classes": ("describes no numbers", lambda m, q, d: predict(q.mean, m, d).std),
+    "no bins": ("bins=0", lambda m, q, d: predict(q.mean, m, d).calibration(0)),
     "no noise": ("must be positive", lambda m, q, d: Normal(0.0)),
-    "no prior": ("must be positive", lambda m, q, d: posterior_slice(m, q, q, q, d, prior_std=0.0)),
+    "no prior": ("must be positive", lambda m, q, d: posterior_slice(q, q, q, m, d, prior_std=0.0)),
     "two points": (
         "at least one point between",
-        lambda m, q, d: posterior_line(m, q, q, d, samples=2, generator=generator(0), points=2),
+        lambda m, q, d: posterior_line(q, q, m, d, samples=2, generator=generator(0), points=2),
     ),
     "noise twice": (
         "leave one",
-        lambda m, q, d: posterior_line(m, q, q, d, noise=q.draw(2, generator(0)), samples=2),
+        lambda m, q, d: posterior_line(q, q, m, d, noise=q.draw(2, generator(0)), samples=2),
     ),
 }
 
@@ -480,7 +480,7 @@ def test_modules_keep_their_mode() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).double()
     params = {n: t.detach() for n, t in module.state_dict().items()}
     data = data_of("relu")
-    first, second = (predict(module, params, data).loss for _ in range(2))
+    first, second = (predict(params, module, data).loss for _ in range(2))
     assert first == second
     assert module.training
     assert Categorical().log_likelihood(torch.zeros(2, 4), torch.tensor([0, 3])).tolist() == [-math.log(4)] * 2

@@ -62,7 +62,7 @@ CONFIGS = {
 def test_a_conjugate_posterior_is_recovered(config: Variational) -> None:
     inputs, targets = regression()
     module, start = linear()
-    fitted = fit(module, start, inputs, targets, config, generator=generator(), likelihood=Normal(NOISE))
+    fitted = fit(start, module, inputs, targets, config, generator=generator(), likelihood=Normal(NOISE))
     mean, std = optimum(inputs, targets, torch.full((3,), PRIOR**-2, dtype=torch.float64))
     std = std * math.sqrt(config.temperature)
     deviation = float(((fitted.mean["weight"].flatten() - mean) / std).abs().max())
@@ -76,7 +76,7 @@ def test_what_is_certain_is_trained_as_a_point_without_a_prior() -> None:
     module = nn.Linear(3, 1, dtype=torch.float64)
     start = {**linear()[1], "bias": torch.zeros(1, dtype=torch.float64)}
     fitted = fit(
-        module, start, inputs, targets + 2, QUICK, generator=generator(), likelihood=Normal(NOISE), certain=["bias"]
+        start, module, inputs, targets + 2, QUICK, generator=generator(), likelihood=Normal(NOISE), certain=["bias"]
     )
     assert fitted.std.keys() == {"weight"}
     ones = torch.ones(EXAMPLES, 1, dtype=torch.float64)
@@ -92,8 +92,8 @@ def test_the_learning_rate_of_table_1_leaves_standard_deviations_at_their_start(
     many = 60_000 // EXAMPLES
     config = Variational(epochs=1, prior_std=PRIOR, optimizer=SGD(0.06, momentum=0.9), lr_std=0.06, schedule=Constant())
     fitted = fit(
-        module,
         start,
+        module,
         inputs.repeat(many, 1),
         targets.repeat(many, 1),
         config,
@@ -114,7 +114,7 @@ def test_training_depends_on_the_generator_only_and_writes_to_nothing() -> None:
     seen = Recorded()
     config = Variational(epochs=2, batch=16)
     first, again, other = (
-        fit(module, start, inputs, targets, config, generator=generator(seed), progress=seen) for seed in (0, 0, 1)
+        fit(start, module, inputs, targets, config, generator=generator(seed), progress=seen) for seed in (0, 0, 1)
     )
     assert len(seen.losses) == sum(seen.totals) == 3 * config.count_steps(50) == 24
     for name in start:
@@ -134,7 +134,7 @@ def test_a_tied_tensor_is_one_tensor() -> None:
     module[2].weight = module[0].weight
     start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     inputs, targets = torch.randn(8, 3, generator=generator()), torch.arange(8) % 3
-    fitted = fit(module, start, inputs, targets, Variational(epochs=1, batch=4), generator=generator())
+    fitted = fit(start, module, inputs, targets, Variational(epochs=1, batch=4), generator=generator())
     assert fitted.mean.keys() == fitted.std.keys() == {"0.weight", "0.bias", "2.bias"}
     sample = {name: tensor[0] for name, tensor in fitted.at(fitted.draw(1, generator())).items()}
     assert torch.func.functional_call(module, sample, (inputs,)).shape == (8, 3)
@@ -148,7 +148,7 @@ def test_diverging_training_says_so() -> None:
     with pytest.raises(
         ValueError, match=r"training diverged: in step \d+ of 1600 the loss is .*try a smaller lr than 1000.0"
     ):
-        fit(module, start, inputs, targets, config, generator=generator(), likelihood=Normal(NOISE))
+        fit(start, module, inputs, targets, config, generator=generator(), likelihood=Normal(NOISE))
     assert not module.training
 
 
@@ -158,7 +158,7 @@ def test_refusals_of_training() -> None:
 
     def run(start: Params = start, certain: tuple[str, ...] = (), inputs: Tensor = inputs) -> GaussianPosterior:
         return fit(
-            module, start, inputs, targets, QUICK, generator=generator(), likelihood=Normal(NOISE), certain=certain
+            start, module, inputs, targets, QUICK, generator=generator(), likelihood=Normal(NOISE), certain=certain
         )
 
     with pytest.raises(ValueError, match="39 inputs and 40 targets"):
@@ -171,7 +171,7 @@ def test_refusals_of_training() -> None:
         run(start={})
     mixed = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).double())
     with pytest.raises(ValueError, match="several dtypes or devices"):
-        fit(mixed, dict(mixed.state_dict()), inputs, targets, QUICK, generator=generator())
+        fit(dict(mixed.state_dict()), mixed, inputs, targets, QUICK, generator=generator())
     for wrong in ({"temperature": 0.0}, {"prior_std": -1.0}, {"lr_std": math.inf}, {"samples": 0}):
         with pytest.raises(ValueError, match="cannot train: samples must be"):
             replace(QUICK, **wrong)

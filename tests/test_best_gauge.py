@@ -68,7 +68,7 @@ def at(params: Params, task: rg.Task, dtype: torch.dtype) -> tuple[Params, rg.Ta
 def test_the_loss_after_rounding_is_never_higher(name: str, dtype: torch.dtype, scheme: RoundToNearest) -> None:
     given, symmetry, whole = prepared(name)
     params, task = at(given, whole, dtype)
-    method = rg.BestGauge(scheme, steps=6)
+    method = rg.gauging.BestGauge(scheme, steps=6)
     result = rg.gauge(params, symmetry, method=method, task=task, test=task, generator=generator(0))
     found = [task.evaluate(round_network(one, symmetry, scheme))["loss"] for one in (params, result.params)]
     trials = result.trials
@@ -90,7 +90,7 @@ def test_without_data_the_rounding_error_is_never_larger(name: str, dtype: torch
     given, symmetry, whole = prepared(name)
     params, task = at(given, whole, dtype)
     for one, by in ((None, None), (task, "weights")):
-        method = rg.BestGauge(scheme, by=by, steps=6)  # type: ignore[arg-type]
+        method = rg.gauging.BestGauge(scheme, by=by, steps=6)  # type: ignore[arg-type]
         result = rg.gauge(params, symmetry, method=method, task=one, generator=generator(0))
         for rounding in (scheme, *REPORTED):
             errors = [mean_error(network, symmetry, rounding) for network in (params, result.params)]
@@ -106,7 +106,7 @@ def test_the_default_is_the_best_and_its_numbers_stand_in_one_line() -> None:
     params, symmetry, task = prepared("MLP")
     result, same = (
         rg.gauge(params, symmetry, **options, task=task, generator=generator(0))  # type: ignore[arg-type]
-        for options in ({}, {"method": rg.BestGauge()})
+        for options in ({}, {"method": rg.gauging.BestGauge()})
     )
     assert all(torch.equal(result.params[key], same.params[key]) for key in params)
     first = str(result).splitlines()[0]
@@ -136,7 +136,7 @@ def test_what_is_worse_is_kept_only_where_it_is_asked_for(has_task: bool) -> Non
     params, symmetry, whole = prepared("MLP")
     params = rg.gauge(params, symmetry, method=rg.Equalize()).params
     task = whole if has_task else None
-    result = rg.gauge(params, symmetry, method=rg.BestGauge(methods=(Spread(),)), task=task)
+    result = rg.gauge(params, symmetry, method=rg.gauging.BestGauge(methods=(Spread(),)), task=task)
     trials = result.trials
     assert trials is not None
     if has_task:
@@ -144,7 +144,7 @@ def test_what_is_worse_is_kept_only_where_it_is_asked_for(has_task: bool) -> Non
     assert trials.kept == "as it is"
     assert all(torch.equal(result.params[key], params[key]) for key in params)
     assert "the network stays as it is" in str(result)
-    kept = rg.gauge(params, symmetry, method=rg.BestGauge(methods=(Spread(),), is_kept_always=True), task=task)
+    kept = rg.gauge(params, symmetry, method=rg.gauging.BestGauge(methods=(Spread(),), is_kept_always=True), task=task)
     assert kept.trials is not None
     assert kept.trials.kept == "spread"
     assert not torch.equal(kept.params["0.weight"], params["0.weight"])
@@ -153,7 +153,7 @@ def test_what_is_worse_is_kept_only_where_it_is_asked_for(has_task: bool) -> Non
 def test_data_that_judge_choose_nothing() -> None:
     params, symmetry, task = prepared("MLP")
     first, last = (replace(task, batches=part) for part in (task.batches[:2], task.batches[2:]))  # type: ignore[index]
-    method = rg.BestGauge(RoundToNearest(3), steps=4)
+    method = rg.gauging.BestGauge(RoundToNearest(3), steps=4)
     result, alone = (
         rg.gauge(params, symmetry, method=method, task=first, test=test, generator=generator(0))
         for test in (last, first)
@@ -175,7 +175,9 @@ def test_networks_in_half_precision_are_compared_as_they_are_written() -> None:
     given, symmetry, whole = prepared("MLP")
     params, _ = at(given, whole, torch.bfloat16)
     _, task = at(given, whole, torch.float32)
-    result = rg.gauge(params, symmetry, method=rg.BestGauge(steps=4), task=task, test=task, generator=generator(0))
+    result = rg.gauge(
+        params, symmetry, method=rg.gauging.BestGauge(steps=4), task=task, test=task, generator=generator(0)
+    )
     assert result.trials is not None
     wide = [{key: tensor.float() for key, tensor in one.items()} for one in (params, result.params)]
     found = [task.evaluate(round_network(one, symmetry, RoundToNearest(4)))["loss"] for one in wide]
@@ -194,9 +196,9 @@ def test_large_networks_are_not_learned_unless_asked(monkeypatch: pytest.MonkeyP
 def test_what_is_refused_says_why() -> None:
     params, symmetry, _ = prepared("MLP")
     with pytest.raises(ValueError, match="there is no method to choose from"):
-        rg.BestGauge(methods=())
+        rg.gauging.BestGauge(methods=())
     with pytest.raises(ValueError, match="BestGauge looks at what layers read: give a task"):
-        rg.gauge(params, symmetry, method=rg.BestGauge(by="loss"))
+        rg.gauge(params, symmetry, method=rg.gauging.BestGauge(by="loss"))
 
 
 @pytest.mark.parametrize("options", [(), ("--bits", "3", "--group", "4"), ("--method", "equalize")], ids=str)
@@ -223,7 +225,7 @@ def test_the_command_and_the_function_give_the_same(
     main([*arguments, *options, *data, "--json"])
     told = json.loads(capsys.readouterr().out)
     scheme = RoundToNearest(3, 4) if "--bits" in options else RoundToNearest()
-    method = rg.BestGauge(scheme, (rg.Equalize(),) if "equalize" in options else None, steps=10)
+    method = rg.gauging.BestGauge(scheme, (rg.Equalize(),) if "equalize" in options else None, steps=10)
     result = rg.gauge(params, symmetry, method=method, task=task if has_data else None, generator=generator(0))
     assert result.trials is not None
     assert told["trials"]["values"] == dict(result.trials.values)

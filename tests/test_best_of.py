@@ -36,7 +36,7 @@ def setting() -> tuple[rg.Params, rg.Params, rg.Symmetry, rg.Element, rg.Task]:
 def test_the_loss_decides_and_not_the_objective() -> None:
     a, b, symmetry, back, task = setting()
     wrong = symmetry.random(torch.Generator().manual_seed(2), parts=("permutation",))
-    result = rg.align(a, b, symmetry, method=rg.BestOf((Fixed(wrong, 100.0), Fixed(back, 1.0))), task=task)
+    result = rg.align(a, b, symmetry, method=rg.alignment.BestOf((Fixed(wrong, 100.0), Fixed(back, 1.0))), task=task)
     assert result.objective == pytest.approx(0.0, abs=1e-20)
     assert result.objective == -task.midpoint_loss(a, result.params)
     assert result.initial == -task.midpoint_loss(a, b) < -1e-3
@@ -47,7 +47,7 @@ def test_the_loss_decides_and_not_the_objective() -> None:
 
 def test_no_alignment_is_kept_where_every_method_is_worse() -> None:
     a, _, symmetry, back, task = setting()
-    result = rg.align(a, a, symmetry, method=rg.BestOf((Fixed(back, 100.0),)), task=task)
+    result = rg.align(a, a, symmetry, method=rg.alignment.BestOf((Fixed(back, 100.0),)), task=task)
     assert all(torch.equal(result.params[name], a[name]) for name in a)
     assert result.objective == result.initial
 
@@ -55,6 +55,6 @@ def test_no_alignment_is_kept_where_every_method_is_worse() -> None:
 def test_it_needs_methods_and_a_task() -> None:
     a, b, symmetry, _, _ = setting()
     with pytest.raises(ValueError, match="no method to choose from"):
-        rg.BestOf(())
+        rg.alignment.BestOf(())
     with pytest.raises(ValueError, match="BestOf needs data: give align a `task="):
-        rg.align(a, b, symmetry, method=rg.BestOf((rg.WeightMatching(),)))
+        rg.align(a, b, symmetry, method=rg.alignment.BestOf((rg.WeightMatching(),)))

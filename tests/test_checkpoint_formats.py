@@ -62,7 +62,7 @@ def test_a_further_format_is_read_and_written(tmp_path: Path) -> None:
     result = rg.align(first, second, SYMMETRY, out=tmp_path / "out.toy")
     expected = rg.align(network(0), network(1), SYMMETRY).params
     assert all(torch.equal(tensor, expected[name]) for name, tensor in rg.load(tmp_path / "out.toy").items())
-    stored = rg.load_alignment(tmp_path / "out.alignment.safetensors")
+    stored = rg.checkpoints.load_alignment(tmp_path / "out.alignment.safetensors")
     assert torch.equal(stored.element["h"].perm, result.element["h"].perm)
 
 

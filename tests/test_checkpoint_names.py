@@ -198,11 +198,11 @@ def test_how_a_model_of_the_hub_is_fetched(refused: Any) -> None:
 def test_files_of_another_kind_say_what_reads_them() -> None:
     save(_net(0), "a.safetensors")
     alignment = rg.align("a.safetensors", "a.safetensors", SYMMETRY, out="out.safetensors")
-    assert rg.load_alignment("out.alignment.safetensors").element is not None
+    assert rg.checkpoints.load_alignment("out.alignment.safetensors").element is not None
     assert alignment.element is not None
     for path in ("a.pt", "a.safetensors"):
         with pytest.raises(ValueError, match=r"is no alignment but the checkpoint of a network, whose path"):
-            rg.load_alignment(path)
+            rg.checkpoints.load_alignment(path)
     with pytest.raises(ValueError, match=r"is no flow but an alignment, which regauge\.load_alignment reads"):
         rg.flow.load_flow("out.alignment.safetensors")
     with pytest.raises(ValueError, match=r"it is an alignment, which regauge\.load_alignment reads"):

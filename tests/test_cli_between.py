@@ -171,7 +171,7 @@ def test_plane(folder: Path, metric: str, capsys: pytest.CaptureFixture[str]) ->
     apart = float(sum((a[k].double() - b[k].double()).square().sum() for k in a)) ** 0.5
     assert (float(three[0]["x"]), float(three[0]["y"])) == (0, 0)
     assert float(three[1]["x"]) == pytest.approx(apart)
-    plane = rg.plane(a, b, c, lambda params: {"loss": 0.0}, resolution=5)
+    plane = rg.connect.plane(a, b, c, lambda params: {"loss": 0.0}, resolution=5)
     for row in (three[2], grid[0], grid[-1]):
         params = plane.at(float(row["x"]), float(row["y"]))
         with torch.no_grad():
@@ -212,7 +212,7 @@ def test_statistics_come_from_the_data_for_them_at_the_ends_too(
         "other.csv": (others, task),
         "tested.csv": (task, others),
     }.items():
-        prepared = rg.reset_batchnorm(load("na.safetensors"), task.module, own.batches)
+        prepared = rg.connect.reset_batchnorm(load("na.safetensors"), task.module, own.batches)
         expected = judge.evaluate(prepared)["loss"]
         assert float(rows(folder / name)[0]["loss"]) == pytest.approx(expected, rel=1e-5)
     told = capsys.readouterr()
@@ -385,7 +385,7 @@ def test_the_command_and_the_function_measure_the_same_line(folder: Path, capsys
     task = rg.Task(
         runner,
         [(x, x[:, :3].argmax(1)) for x in inputs().split(40)],
-        prepare=lambda params: rg.reset_batchnorm(params, runner, statistics),
+        prepare=lambda params: rg.connect.reset_batchnorm(params, runner, statistics),
     )
     a, b = (load(folder / name) for name in files("na", "nb"))
     curve = rg.line(a, b, task, points=5)
@@ -423,7 +423,8 @@ def test_a_merge_card_measures_on_data_that_chose_nothing(
     data, others = rg.Task(runner, batches), rg.Task(runner, [(x + 1, y) for x, y in batches])
     choosing, judging = (data, others) if is_tested else data.split()
     task, test = (
-        replace(one, prepare=lambda p: rg.reset_batchnorm(p, runner, choosing.batches)) for one in (choosing, judging)
+        replace(one, prepare=lambda p: rg.connect.reset_batchnorm(p, runner, choosing.batches))
+        for one in (choosing, judging)
     )
     networks = [load(folder / name) for name in files("na", "nb")]
     symmetry = rg.discover(runner, (inputs(),))

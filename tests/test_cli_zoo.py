@@ -17,7 +17,7 @@ from regauge.storage.store import Store
 
 CONFIG = """
 from regauge.storage.architecture import Architecture
-from regauge.zoo.training import Config
+from regauge.zoo import Config
 
 def small() -> Config:
     architecture = Architecture("MLP 30-4-2", "regauge.nets.mlp:mlp", {"widths": [30, 4, 2]})
@@ -158,7 +158,7 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
 PLUGIN = """
 import torch
 from regauge.storage.architecture import Architecture
-from regauge.zoo.formats import Imported, Source
+from regauge.zoo import Imported, Source
 
 def read_mine(path, *, dataset="ones"):
     values = {"ones": 1.0, "twos": 2.0}[dataset]

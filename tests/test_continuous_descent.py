@@ -100,7 +100,7 @@ def test_a_copy_stays_found(case: tuple[rg.Symmetry, rg.Task, Params, Params]) -
     copy = symmetry.act(symmetry.random(torch.Generator().manual_seed(4)), a)
     found = rg.align(a, copy, symmetry, method=rg.ContinuousDescent(steps=8), task=task)
     assert -found.objective <= task.midpoint_loss(
-        a, rg.align(a, copy, symmetry, method=rg.MixedMatching(), task=task).params
+        a, rg.align(a, copy, symmetry, method=rg.alignment.MixedMatching(), task=task).params
     )
     assert task.midpoint_loss(a, found.params) <= task.evaluate(a)["loss"] * (1 + 1e-6)
 
@@ -154,7 +154,7 @@ def test_pairs_fall_in_one_program_as_they_do_alone(
     def align(of: slice) -> Results:
         left, right = ({name: tensor[of] for name, tensor in one.items()} for one in (first, second))
         chance = torch.Generator().manual_seed(0)
-        return rg.align_pairs(left, right, symmetry, method=method, task=task, generator=chance)
+        return rg.alignment.align_pairs(left, right, symmetry, method=method, task=task, generator=chance)
 
     together = align(slice(None))
     assert (together.objective[:2] > together.initial[:2]).all()
@@ -172,7 +172,7 @@ def test_without_continuous_freedom_the_start_is_returned() -> None:
     symmetry = rg.discover(module, (torch.randn(4, 3).double(),))
     a, b = drawn(module, 1), drawn(module, 2)
     task = taught(module, a)
-    start = rg.align(a, b, symmetry, method=rg.MixedMatching(), task=task)
+    start = rg.align(a, b, symmetry, method=rg.alignment.MixedMatching(), task=task)
     found = rg.align(a, b, symmetry, method=rg.ContinuousDescent(init=start.element), task=task)
     assert found.is_converged
     best = start.params if task.midpoint_loss(a, start.params) <= task.midpoint_loss(a, b) else b

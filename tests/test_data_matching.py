@@ -14,7 +14,7 @@ import regauge as rg
 def test_it_keeps_what_is_lower_on_kept_examples(seed: int) -> None:
     _, symmetry, a, b, task = two_students(seed)
     seen, kept = task.split(0.75)
-    methods = (rg.MixedMatching(), rg.ActivationMatching(), rg.WeightMatching())
+    methods = (rg.alignment.MixedMatching(), rg.ActivationMatching(), rg.WeightMatching())
     tried = [rg.align(a, b, symmetry, method=method, task=seen) for method in methods]
     losses = [kept.midpoint_loss(a, one.params) for one in tried]
     found = rg.align(a, b, symmetry, task=task)
@@ -31,7 +31,7 @@ def test_every_method_is_kept_somewhere() -> None:
         _, symmetry, a, b, task = two_students(seed)
         task = replace(task, batches=[(x[:4], y[:4]) for x, y in task.batches[:1]])  # type: ignore[index]
         found = rg.align(a, b, symmetry, task=task)
-        for method in (rg.MixedMatching(), rg.ActivationMatching(), rg.WeightMatching()):
+        for method in (rg.alignment.MixedMatching(), rg.ActivationMatching(), rg.WeightMatching()):
             one = rg.align(a, b, symmetry, method=method, task=task.split(0.75)[0])
             if all(torch.equal(found.params[n], one.params[n]) for n in a):
                 kept.add(type(method))
@@ -48,15 +48,15 @@ def test_a_single_example_chooses_itself() -> None:
 
 def test_the_share_is_checked() -> None:
     with pytest.raises(ValueError, match="kept is 1"):
-        rg.DataMatching(kept=1)
+        rg.alignment.DataMatching(kept=1)
 
 
 def test_a_method_that_changed_nothing_says_so() -> None:
     _, symmetry, a, _, task = two_students(0)
     found = rg.align(a, a, symmetry, method=rg.Sinkhorn(steps=2, checks=1, init=symmetry.identity()), task=task)
     assert "nothing changed: none of 1 elements that were tried is better than the start" in str(found)
-    best = rg.align(a, a, symmetry, method=rg.BestOf((rg.WeightMatching(),)), task=task)
+    best = rg.align(a, a, symmetry, method=rg.alignment.BestOf((rg.WeightMatching(),)), task=task)
     assert "better than the identity" in str(best)
     moved = symmetry.act(symmetry.random(generator(5), ("permutation",)), a)
-    gained = rg.align(a, moved, symmetry, method=rg.BestOf((rg.WeightMatching(),)), task=task)
+    gained = rg.align(a, moved, symmetry, method=rg.alignment.BestOf((rg.WeightMatching(),)), task=task)
     assert "nothing changed" not in str(gained)

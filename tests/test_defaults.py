@@ -54,7 +54,7 @@ def test_what_is_written_evaluates_as_what_was_given(
     assert {n: (t.shape, t.dtype) for n, t in written.items()} == {n: (t.shape, t.dtype) for n, t in given.items()}
     assert difference(case, written, given) < EXACT[case.dtype]
     if verb not in STORED:
-        anew = [rg.reset_batchnorm(one, case.module, list(case.task(1).batches)) for one in (written, given)]
+        anew = [rg.connect.reset_batchnorm(one, case.module, list(case.task(1).batches)) for one in (written, given)]
         assert difference(case, *anew) < EXACT[case.dtype]
 
 

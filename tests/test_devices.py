@@ -156,9 +156,11 @@ def test_networks_stay_on_their_device(there: OnDevice) -> None:
         rg.align(a, b, symmetry, method=rg.WeightMatching(restarts=2), generator=chance).params,
         *rg.align_many([a, b, moved], symmetry).params,
         *rg.align_many(
-            [symmetry.act(symmetry.random(chance), a) for _ in range(4)], symmetry, method=rg.MergeMany(core=2)
+            [symmetry.act(symmetry.random(chance), a) for _ in range(4)],
+            symmetry,
+            method=rg.alignment.MergeMany(core=2),
         ).params,
-        rg.align_pairs(many, symmetry.act(symmetry.random(chance, batch=(3,)), many), symmetry).params,
+        rg.alignment.align_pairs(many, symmetry.act(symmetry.random(chance, batch=(3,)), many), symmetry).params,
         rg.merge([a, b], symmetry).params,
         rg.merge(
             [b, moved], symmetry, base=a, rule=rg.merging.Dare(0.5, rg.merging.Ties(0.5)), generator=chance

@@ -75,7 +75,7 @@ def test_the_fingerprint_is_the_same_for_all_copies_and_another_for_other_weight
     for params in (first, other):
         params |= {name: params[names[0]] for names in found.symmetry.tied for name in names[1:]}
     moved = found.symmetry.act(found.symmetry.random(generator), first)
-    numbers, same, another = (rg.fingerprint(params, found.symmetry) for params in (first, moved, other))
+    numbers, same, another = (rg.comparison.fingerprint(params, found.symmetry) for params in (first, moved, other))
     assert (numbers - same).norm() < 1e-9
     assert (numbers - another).norm() > 1e-3
 

@@ -181,15 +181,15 @@ def test_the_command_writes_the_network_that_merge_returns(folder: Path) -> None
     ]
 
     def prepare(params: Params) -> Params:
-        return rg.reset_batchnorm(params, module, [inputs for inputs, _ in batches])
+        return rg.connect.reset_batchnorm(params, module, [inputs for inputs, _ in batches])
 
     task = rg.Task(module, batches, prepare=prepare)
     networks = [load("a.safetensors"), load("b.safetensors")]
     symmetry = rg.discover(module, (torch.ones(2, 4),))
-    found = rg.merge(networks, symmetry, method=rg.MixedMatching(), task=task, test=task)
+    found = rg.merge(networks, symmetry, method=rg.alignment.MixedMatching(), task=task, test=task)
     assert _equal(load("out.safetensors"), found.params)
     bare = rg.Task(module, batches)
-    plain = rg.merge(networks, symmetry, method=rg.MixedMatching(scales="recompute"), task=bare, test=bare)
+    plain = rg.merge(networks, symmetry, method=rg.alignment.MixedMatching(scales="recompute"), task=bare, test=bare)
     assert not torch.equal(plain.params["1.running_mean"], found.params["1.running_mean"])
     assert _equal(prepare(plain.params), found.params)
     assert found.record.merged_metrics == task.evaluate(found.params)
@@ -326,7 +326,7 @@ def test_what_could_not_be_taken_over_reaches_every_report(
         files.append(str(save(params, tmp_path / f"{letter}.safetensors")))
     (tmp_path / "symmetry.json").write_text(symmetry.bind(params).to_json())
     told = "group 'h' was only rotated"
-    for method in (rg.WeightMatching(), rg.MergeMany(), rg.FrankWolfe(), rg.Sinkhorn(loss="l2")):
+    for method in (rg.WeightMatching(), rg.alignment.MergeMany(), rg.FrankWolfe(), rg.Sinkhorn(loss="l2")):
         found = rg.align_many([load(file) for file in files], symmetry, method=method)
         assert len(found.notes) == 1
         assert told in found.report

@@ -32,7 +32,7 @@ EVERY = {
 
 
 def away(a: Params, b: Params, symmetry: rg.Symmetry) -> float:
-    return float((rg.fingerprint(a, symmetry) - rg.fingerprint(b, symmetry)).norm())
+    return float((rg.comparison.fingerprint(a, symmetry) - rg.comparison.fingerprint(b, symmetry)).norm())
 
 
 def noisy(params: Params, share: float) -> Params:
@@ -55,12 +55,12 @@ def test_a_population_is_taken_network_by_network() -> None:
     symmetry = EVERY["linear heads"]
     networks = [drawn(symmetry, seed) for seed in range(3)]
     population = {name: torch.stack([one[name] for one in networks]) for name in networks[0]}
-    found = rg.fingerprint(population, symmetry)
+    found = rg.comparison.fingerprint(population, symmetry)
     assert found.shape == (3, SIZE)
     for k in range(3):
-        assert torch.allclose(found[k], rg.fingerprint(select(population, k), symmetry), atol=1e-12)
+        assert torch.allclose(found[k], rg.comparison.fingerprint(select(population, k), symmetry), atol=1e-12)
     moved = symmetry.act(symmetry.random(generator(0), batch=(3,)), population)
-    assert torch.allclose(found, rg.fingerprint(moved, symmetry), atol=1e-12)
+    assert torch.allclose(found, rg.comparison.fingerprint(moved, symmetry), atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["permutation", "scaled", "dihedral", "linear"])
@@ -78,10 +78,12 @@ def test_copies_are_found_among_many() -> None:
     """With noise as bfloat16 has it, by the nearest of two hundred fingerprints."""
     symmetry = mlp_symmetry(6, 12, 10, 3, kind="scaled")
     networks = [drawn(symmetry, seed) for seed in range(200)]
-    known = rg.fingerprint({name: torch.stack([one[name] for one in networks]) for name in networks[0]}, symmetry)
+    known = rg.comparison.fingerprint(
+        {name: torch.stack([one[name] for one in networks]) for name in networks[0]}, symmetry
+    )
     moved = symmetry.act(symmetry.random(generator(1)), networks[77])
     rounded = {name: tensor.bfloat16() for name, tensor in moved.items()}
-    distances = torch.cdist(rg.fingerprint(rounded, symmetry)[None], known)[0]
+    distances = torch.cdist(rg.comparison.fingerprint(rounded, symmetry)[None], known)[0]
     near, second = distances.sort().values[:2].tolist()
     assert int(distances.argmin()) == 77
     assert 10 * near < second
@@ -95,11 +97,11 @@ def test_checkpoints_that_are_streamed_have_the_same_fingerprint(name: str, tmp_
     for dtype, tolerance in ((torch.float64, 1e-6), (torch.bfloat16, 1e-5)):
         own = {n: t.to(dtype) for n, t in params.items()}
         path = save(own, tmp_path / f"{dtype}.safetensors")
-        read = rg.fingerprint(path, symmetry, memory="2GB")
+        read = rg.comparison.fingerprint(path, symmetry, memory="2GB")
         assert read.shape == (SIZE,)
-        assert float((read - rg.fingerprint(own, symmetry)).norm()) < tolerance
+        assert float((read - rg.comparison.fingerprint(own, symmetry)).norm()) < tolerance
     with pytest.raises(ValueError, match=r"a fingerprint holds .* more than the 1 kB that memory allows"):
-        rg.fingerprint(path, symmetry, memory=1000)
+        rg.comparison.fingerprint(path, symmetry, memory=1000)
 
 
 @pytest.mark.usefixtures("streamed")
@@ -109,7 +111,7 @@ def test_streamed_products_need_their_full_rank(tmp_path: Path) -> None:
     params["1.weight"][:, 0] = params["1.weight"][:, 1]
     path = save(params, tmp_path / "low.safetensors")
     with pytest.raises(ValueError, match="has not its full rank, so that its fingerprint needs the network"):
-        rg.fingerprint(path, symmetry, memory="2GB")
+        rg.comparison.fingerprint(path, symmetry, memory="2GB")
 
 
 def test_copies_are_found_in_a_store(
@@ -146,6 +148,6 @@ def test_bad_networks_are_refused() -> None:
     params = drawn(symmetry, 0)
     params["0.bias"][0] = float("nan")
     with pytest.raises(ValueError, match=r"'0.bias' of the network holds 1 values that are NaN"):
-        rg.fingerprint(params, symmetry)
+        rg.comparison.fingerprint(params, symmetry)
     with pytest.raises(KeyError, match="lack"):
-        rg.fingerprint({name: params[name] for name in ("0.weight", "0.bias")}, symmetry)
+        rg.comparison.fingerprint({name: params[name] for name in ("0.weight", "0.bias")}, symmetry)

@@ -18,7 +18,7 @@ from regauge.papers.flows import barriers, cnns, folds, quality, signals, studie
 from regauge.papers.flows.networks import Networks, fewer
 from regauge.papers.table import Chart, Images, Table
 from regauge.report.figures import picture_figure
-from regauge.zoo.training import load_examples
+from regauge.zoo import load_examples
 
 
 def test_pairs_of_copies_have_no_barrier_once_they_are_aligned() -> None:

@@ -47,7 +47,7 @@ def test_folding_keeps_the_function_and_uncovers_the_rotations_of_the_stream(nam
     assert change(case, module, params, symmetry.act(rotation, result.params)) <= case.tolerance
     # Without folded gains the same rotation is no symmetry.
     assert change(case, module, params, symmetry.act(rotation, params)) > 1e-3
-    with pytest.raises(ValueError, match=r"holds for networks whose gains are one.*`regauge.fold`"):
+    with pytest.raises(ValueError, match=r"holds for networks whose gains are one.*`rg.discovery.fold`"):
         rg.align(result.params, params, symmetry)
     again = folded(case, module, result.params)
     assert not again.zeros
@@ -230,15 +230,17 @@ def test_what_cannot_be_folded_is_refused() -> None:
     module, params = network(VECTORS)
     symmetry = discovered(VECTORS, module, ("norm.weight",))
     with pytest.raises(ValueError, match=r"discovered with `ones`.*without `ones`, or leave it out"):
-        rg.fold(params, module, VECTORS.inputs, symmetry=symmetry)
+        rg.discovery.fold(params, module, VECTORS.inputs, symmetry=symmetry)
     with pytest.raises(ValueError, match=r"meta device.*give it real parameters"):
-        rg.fold(params, module.to("meta"), VECTORS.inputs)
+        rg.discovery.fold(params, module.to("meta"), VECTORS.inputs)
     with pytest.raises(ValueError, match=r"ones names \['nom.weight'\].*names of its parameters"):
         discovered(VECTORS, Normed(), ("nom.weight",))
     with pytest.raises(ValueError, match="fold the networks of a population one by one"):
-        rg.fold({name: tensor.expand(2, *tensor.shape) for name, tensor in params.items()}, Normed(), VECTORS.inputs)
+        rg.discovery.fold(
+            {name: tensor.expand(2, *tensor.shape) for name, tensor in params.items()}, Normed(), VECTORS.inputs
+        )
     with pytest.raises(ValueError, match=r"NaN or Inf.*example inputs"):
-        rg.fold(params, Normed(), (VECTORS.inputs[0] * torch.inf,))
+        rg.discovery.fold(params, Normed(), (VECTORS.inputs[0] * torch.inf,))
 
 
 def test_after_folding_nothing_continuous_is_missing() -> None:

@@ -22,9 +22,8 @@ from regauge.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
 from regauge.checkpoints.names.from_transformers import name_by  # noqa: E402
 from regauge.checkpoints.writing import save  # noqa: E402
 from regauge.cli.main import main  # noqa: E402
-from regauge.cli.models import Model, load_module, trace_model  # noqa: E402
-from regauge.cli.options import ExampleInputs  # noqa: E402
 from regauge.core.params import Params  # noqa: E402
+from regauge.hub import Model, open_model  # noqa: E402
 
 QUICK = ("vit", "mixtral", "switch", "gpt neox", "deepseek v3")
 """Tensors that are renamed, stacked and split, and experts in a loop."""
@@ -73,7 +72,7 @@ def test_aligned_folders_load_and_compute_the_same(name: str, aligned: Callable[
     """The output has the files, names, shapes and dtypes of B, a clean load report, and B's outputs to rounding."""
     folder, kind = aligned(name), getattr(transformers, CASES[name].model)
     loaded = open_clean(folder / "aligned", kind)
-    example = load_module(str(folder / "two"), values="always")
+    example = open_model(str(folder / "two"), values="always")
     expected, found = (outputs(model, example) for model in (kind.from_pretrained(folder / "two").eval(), loaded))
     assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
     source, written = Checkpoint.open(folder / "two"), Checkpoint.open(folder / "aligned")
@@ -88,7 +87,7 @@ def test_aligned_folders_load_and_compute_the_same(name: str, aligned: Callable[
 
 def symmetry_of(folder: Path) -> rg.Symmetry:
     """The symmetry by which the networks of a folder were aligned, from the cache while it is kept there."""
-    return trace_model(str(folder / "one"), ExampleInputs(), values="if small").symmetry
+    return open_model(folder / "one").symmetry
 
 
 @pytest.mark.parametrize("name", in_suite(MIXTURES))
@@ -168,7 +167,7 @@ def test_what_from_pretrained_understands_is_understood(name: str) -> None:
     main(["align", "one", "two", "-o", "aligned"])
     assert list(Checkpoint.open("aligned")) == list(Checkpoint.open("two"))
     before, after = (getattr(transformers, case.model).from_pretrained(f).eval() for f in ("two", "aligned"))
-    example = load_module("two", values="always")
+    example = open_model("two", values="always")
     expected = outputs(before, example)
     assert float((outputs(after, example) - expected).abs().max()) < 1e-5 * float(expected.abs().max())
     main(["apply", "aligned", "two", "-o", "again"])
@@ -180,7 +179,7 @@ def test_paths_of_folders_are_named_by_the_symmetry() -> None:
     """From Python, too: the symmetry speaks of stacked experts, the files hold each by itself."""
     for seed, folder in enumerate(("one", "two")):
         CASES["mixtral"].save(Path(folder), seed)
-    model = load_module("one", values="never")
+    model = open_model("one", values="never")
     symmetry = rg.discover(model.module, model.inputs, model.kwargs)
     found = rg.align("one", "two", symmetry, out="aligned")
     assert list(Checkpoint.open("aligned")) == list(Checkpoint.open("two"))
@@ -263,7 +262,7 @@ def test_extra_tensors_of_shards_and_other_dtypes(capsys: pytest.CaptureFixture[
     assert load("out").keys() == load("one").keys()
     main(["align", "two", "one", "-o", "back", "--dtype", "bfloat16"])
     assert torch.equal(load("back")["model.extra"], SHARED.to(torch.bfloat16))
-    model = load_module("one", values="never")
+    model = open_model("one", values="never")
     found = rg.align("two", "one", rg.discover(model.module, model.inputs, model.kwargs), out="python")
     assert "the model has no 'model.extra', which is taken over from two as it is" in found.notes
     assert torch.equal(load("python")["model.extra"], SHARED)

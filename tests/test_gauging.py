@@ -10,7 +10,7 @@ from transformer_cases import CASES as TRANSFORMERS
 from transformer_cases import Case, change, discovered, generator, hf_gpt2, network
 
 import regauge as rg
-from regauge.core.mixing import Kronecker
+from regauge.core.axis_products import Kronecker
 from regauge.core.params import Params
 from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify
 from regauge.gauging.hadamard import flat_factors, flat_rotation
@@ -45,14 +45,14 @@ CASES = {
 METHODS: dict[str, GaugeMethod] = {
     "equalize": rg.Equalize(),
     "every Hadamard": rg.Hadamard(is_kept_always=True),
-    "random rotation": rg.RandomRotation(is_kept_always=True),
-    "learned rotation": rg.LearnedRotation(steps=4),
-    "learned by function": rg.LearnedRotation(steps=20, lr=0.02, by="function"),
-    "AWQ": rg.Smooth(grid=4),
-    "SmoothQuant": rg.Smooth(
+    "random rotation": rg.gauging.RandomRotation(is_kept_always=True),
+    "learned rotation": rg.gauging.LearnedRotation(steps=4),
+    "learned by function": rg.gauging.LearnedRotation(steps=20, lr=0.02, by="function"),
+    "AWQ": rg.gauging.Smooth(grid=4),
+    "SmoothQuant": rg.gauging.Smooth(
         alpha=0.5, statistic="max", is_against_weights=True, activations=RoundToNearest(8), scheme=RoundToNearest(8)
     ),
-    "scales, then rotations": rg.Chain((rg.Equalize(), rg.LearnedRotation(steps=2))),
+    "scales, then rotations": rg.gauging.Chain((rg.Equalize(), rg.gauging.LearnedRotation(steps=2))),
 }
 
 
@@ -202,7 +202,7 @@ def test_channels_with_large_activations_get_larger_weights() -> None:
     loud["blocks.0.feed_forward_norm.weight"][5] *= 100
     for key in ("gate", "up"):
         loud[f"blocks.0.feed_forward.{key}.weight"][:, 5] /= 100
-    result = rg.gauge(loud, symmetry, method=rg.Smooth(), task=task)
+    result = rg.gauge(loud, symmetry, method=rg.gauging.Smooth(), task=task)
     assert result.objective > result.initial + 1
     scale = result.params["blocks.0.feed_forward_norm.weight"] / loud["blocks.0.feed_forward_norm.weight"]
     assert scale.argmin() == 5
@@ -213,9 +213,9 @@ def test_channels_with_large_activations_get_larger_weights() -> None:
     assert matrix is not None
     assert not torch.allclose(matrix.diagonal(dim1=-2, dim2=-1), torch.ones(()).double())
     with pytest.raises(ValueError, match="Smooth looks at what layers read: give a task"):
-        rg.gauge(params, symmetry, method=rg.Smooth())
+        rg.gauge(params, symmetry, method=rg.gauging.Smooth())
     with pytest.raises(ValueError, match="alpha is 2, but it is an exponent from 0 to 1"):
-        rg.Smooth(alpha=2)
+        rg.gauging.Smooth(alpha=2)
 
 
 def test_a_tied_embedding_keeps_its_gain_and_the_report_says_so() -> None:
@@ -276,12 +276,12 @@ def test_a_wrong_move_is_not_certified() -> None:
 def test_what_is_refused_says_why() -> None:
     _, params, symmetry = mlp(0)
     with pytest.raises(ValueError, match="RandomRotation draws rotations: give a generator"):
-        rg.gauge(params, symmetry, method=rg.RandomRotation())
+        rg.gauge(params, symmetry, method=rg.gauging.RandomRotation())
     with pytest.raises(ValueError, match="has a leading model axis"):
         rg.gauge({key: torch.stack([tensor, tensor]) for key, tensor in params.items()}, symmetry)
     with pytest.raises(ValueError, match="holds 1 values that are NaN or Inf"):
         rg.gauge({**params, "0.bias": params["0.bias"] * torch.tensor([torch.nan, *[1] * 6])}, symmetry)
-    for make in (lambda: RoundToNearest(1), lambda: RoundToNearest(4, 0), lambda: rg.Chain(())):
+    for make in (lambda: RoundToNearest(1), lambda: RoundToNearest(4, 0), lambda: rg.gauging.Chain(())):
         with pytest.raises(ValueError, match=r"bits is 1|group is 0|a chain without methods"):
             make()
 
@@ -333,7 +333,7 @@ def test_what_is_learned_by_function_serves_batches_that_were_not_seen() -> None
     images = torch.randn(28, 8, *CASES["ViT"].inputs[0].shape[1:], generator=generator(3))
     batches, scheme = [(one, torch.zeros(8)) for one in images], RoundToNearest(4)
     task, unseen = rg.Task(module, batches[:24]), batches[24:]
-    method = rg.LearnedRotation(scheme, steps=45, lr=0.03, by="function")
+    method = rg.gauging.LearnedRotation(scheme, steps=45, lr=0.03, by="function")
     result = rg.gauge(params, symmetry, method=method, task=task, generator=generator(0))
     assert result.unit == "nats"
     assert result.objective > 0.7 * result.initial
@@ -425,7 +425,7 @@ def test_steps_of_weights_that_outputs_depend_on_get_small(monkeypatch: pytest.M
     _, module, params, symmetry, _ = prepared("ViT")
     images = torch.randn(12, 8, *CASES["ViT"].inputs[0].shape[1:], generator=generator(3))
     task = rg.Task(module, [(one, torch.zeros(8)) for one in images])
-    method = rg.LearnedRotation(RoundToNearest(4), steps=30, lr=0.03, by="function")
+    method = rg.gauging.LearnedRotation(RoundToNearest(4), steps=30, lr=0.03, by="function")
     result = rg.gauge(params, symmetry, method=method, task=task, generator=generator(0))
     assert result.objective > 0.6 * result.initial
 
@@ -452,14 +452,14 @@ def test_scales_of_a_network_without_rotations_are_learned_by_function() -> None
     batches = [(torch.randn(16, 5, generator=generator(k)).double(), torch.zeros(16, 3).double()) for k in range(4)]
     task = rg.Task(module, batches, criterion=nn.functional.mse_loss)
     with pytest.raises(ValueError, match="LearnedRotation looks at what layers read: give a task"):
-        rg.gauge(params, symmetry, method=rg.LearnedRotation(by="function"))
-    method = rg.LearnedRotation(steps=40, lr=0.05, by="function")
+        rg.gauge(params, symmetry, method=rg.gauging.LearnedRotation(by="function"))
+    method = rg.gauging.LearnedRotation(steps=40, lr=0.05, by="function")
     result, again = (rg.gauge(params, symmetry, method=method, task=task) for _ in range(2))
     assert all(torch.equal(result.params[key], again.params[key]) for key in params)
     assert result.unit == "relative squared error"
     assert result.objective > 0.5 * result.initial
     assert result.certificate is not None
     assert result.certificate.exact <= 1e-9
-    assert "there is nothing to move" in rg.gauge(params, symmetry, method=rg.LearnedRotation()).notes
+    assert "there is nothing to move" in rg.gauge(params, symmetry, method=rg.gauging.LearnedRotation()).notes
     with pytest.raises(ValueError, match="the task has no batches"):
-        rg.gauge(params, symmetry, method=rg.LearnedRotation(by="function"), task=rg.Task(module, []))
+        rg.gauge(params, symmetry, method=rg.gauging.LearnedRotation(by="function"), task=rg.Task(module, []))

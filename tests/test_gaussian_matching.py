@@ -14,14 +14,12 @@ from regauge import (
     FrankWolfe,
     GaussianMatching,
     Group,
-    JointMatching,
-    MergeMany,
     Params,
     Placement,
     Symmetry,
     WeightMatching,
 )
-from regauge.alignment import Method, Problem, Results
+from regauge.alignment import JointMatching, MergeMany, Method, Problem, Results
 from regauge.alignment.methods.gaussian_matching import GaussianCost
 
 Pair = tuple[Params, Params]

@@ -87,13 +87,13 @@ NETWORKS: list[tuple[str, Callable[[Any], Any]]] = [
     ("merge", lambda p: rg.merge([p, b], SYMMETRY)),
     ("base", lambda p: rg.merge([a, b], SYMMETRY, base=p, rule=rg.merging.TaskArithmetic())),
     ("line", lambda p: rg.line(p, b, TASK, points=3)),
-    ("plane", lambda p: rg.plane(a, network(2).state_dict(), p, TASK, resolution=2)),
+    ("plane", lambda p: rg.connect.plane(a, network(2).state_dict(), p, TASK, resolution=2)),
     ("repair", lambda p: rg.repair(p, A, [a, b], TASK.batches)),
     ("endpoints", lambda p: rg.repair(a, A, [a, p], TASK.batches)),
-    ("reset", lambda p: rg.reset_batchnorm(p, A, TASK.batches)),
+    ("reset", lambda p: rg.connect.reset_batchnorm(p, A, TASK.batches)),
     ("canonicalize", lambda p: rg.canonicalize(p, SYMMETRY)),
     ("act", lambda p: SYMMETRY.act(SYMMETRY.identity(), p)),
-    ("fold", lambda p: rg.fold(p, A, X)),
+    ("fold", lambda p: rg.discovery.fold(p, A, X)),
 ]
 EVERY_FUNCTION = pytest.mark.parametrize("run", [run for _, run in NETWORKS], ids=[name for name, _ in NETWORKS])
 
@@ -175,7 +175,7 @@ def test_batches_mean_the_same_with_and_without_targets() -> None:
     first, *others = (rg.repair(middle, A, [a, b], batches).params for batches in forms)
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
     normalized = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    first, *others = (rg.reset_batchnorm(normalized.state_dict(), normalized, batches) for batches in forms)
+    first, *others = (rg.connect.reset_batchnorm(normalized.state_dict(), normalized, batches) for batches in forms)
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
     with pytest.raises(TypeError, match="a batch is a tuple of 3"):
         rg.repair(middle, A, [a, b], [(X, X, X)])
@@ -185,7 +185,7 @@ def test_what_is_shown_on_a_line_is_short() -> None:
     aligned, merged = rg.align(a, b, SYMMETRY, task=TASK), rg.merge([a, b], SYMMETRY)
     shown = [
         *(SYMMETRY, SYMMETRY.groups[0], SYMMETRY.identity(), TASK, aligned, merged, rg.align_many([a, b], SYMMETRY)),
-        *(rg.line(a, b, TASK), rg.plane(a, b, {k: t + 1 for k, t in a.items()}, TASK, resolution=2)),
+        *(rg.line(a, b, TASK), rg.connect.plane(a, b, {k: t + 1 for k, t in a.items()}, TASK, resolution=2)),
         *(rg.repair(a, A, [a, b], [X]), rg.alignment.correspond(a, b, SYMMETRY, SYMMETRY)),
     ]
     assert {type(one).__name__: len(repr(one)) for one in shown if len(repr(one)) > 400} == {}
@@ -215,11 +215,11 @@ def test_the_order_of_a_group_is_a_vector_and_a_matrix() -> None:
 
 def test_alignments_are_saved_and_loaded(tmp_path: Any) -> None:
     aligned = rg.align(a, b, SYMMETRY)
-    loaded = rg.load_alignment(rg.save_alignment(aligned, tmp_path / "b.alignment.safetensors"))
+    loaded = rg.checkpoints.load_alignment(rg.checkpoints.save_alignment(aligned, tmp_path / "b.alignment.safetensors"))
     moved = loaded.symmetry.act(loaded.element, b)
     assert all(torch.equal(moved[name], aligned.params[name]) for name in b)
     with pytest.raises(FileExistsError):
-        rg.save_alignment(aligned, tmp_path / "b.alignment.safetensors")
+        rg.checkpoints.save_alignment(aligned, tmp_path / "b.alignment.safetensors")
 
 
 WRITE_SYMMETRY = r"write symmetry = regauge.discover\(module, example_inputs\)"
@@ -247,7 +247,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a seed, verify": (lambda: SYMMETRY.verify(A, (X,), generator=anything and 0), rf"is an int, .*{WRITE_GENERATOR}"),
     "a module for parameters": (lambda: TASK.evaluate(anything and A), r"write module.state_dict\(\)"),
     "parameters for the module": (
-        lambda: anything.repair(A, a, [a, b], [X]),
+        lambda: anything.repair(a, a, [a, b], [X]),
         "the model is an OrderedDict, but a torch",
     ),
     "a task of parameters": (lambda: rg.Task(anything and a, [(X, Y)]), "the model is an OrderedDict, but a torch"),
@@ -263,6 +263,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 def test_typical_mistakes_are_answered_by_what_to_write(run: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(TypeError, match=sentence):
         run()
+
+
+def test_a_module_before_the_networks_is_told_its_place() -> None:
+    """Earlier versions had it first in `bayes`."""
+    with pytest.raises(TypeError, match=r"networks come before it: write predict\(posterior, module, batches\)"):
+        anything.bayes.predict(A, a, [X])
 
 
 @pytest.mark.parametrize(

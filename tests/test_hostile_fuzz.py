@@ -17,10 +17,9 @@ from regauge.checkpoints.formats.location import MANIFEST
 from regauge.checkpoints.outputs.ledger import require_own
 from regauge.checkpoints.outputs.provenance import read_provenance, summarize
 from regauge.checkpoints.writing import save
-from regauge.cli.models import load_model
-from regauge.cli.options import ExampleInputs, UsageError
 from regauge.core.symmetry import Symmetry
-from regauge.merging.recipe_reading import read_recipe
+from regauge.hub import open_model
+from regauge.merging.recipes.read_recipe import read_recipe
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 
@@ -175,10 +174,8 @@ def test_a_file_with_other_bytes_is_read_or_refused(name: str, examples: int, tm
 
 def _config(folder: Path, document: Any) -> Any:
     (folder / "model" / "config.json").write_text(json.dumps(document))
-    try:
-        return load_model(str(folder / "model"), ExampleInputs(), values="never")
-    except UsageError as error:
-        raise ValueError(str(error)) from error
+    model = open_model(folder / "model", values="never")
+    return model.module, model.inputs, model.kwargs
 
 
 def _config_document(folder: Path) -> Any:

@@ -13,7 +13,8 @@ from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
 from regauge.discovery import discover
-from regauge.inr.fields.named_signals import (
+from regauge.inr.fields.signal_samples import Queries
+from regauge.inr.named_signals import (
     ImageSignal,
     ShapeSignal,
     is_signal,
@@ -21,7 +22,6 @@ from regauge.inr.fields.named_signals import (
     read_signal,
     signal_samples,
 )
-from regauge.inr.fields.signal_samples import Queries
 from regauge.inr.representation import Inr, load_inr, save_inr
 from regauge.storage.store import Store
 

@@ -16,7 +16,7 @@ from regauge.inr.orbits import Orbit, lines, orbit, recovery, write_orbit
 from regauge.inr.representation import Inr
 from regauge.nets.siren import Siren
 from regauge.papers.ways import permutations_only, without_shifts
-from regauge.zoo import Architecture, Store
+from regauge.storage import Architecture, Store
 
 PARTS = [("permutation",), ("sign",), ("permutation", "sign"), None]
 SMALLER: dict[str, Callable[[rg.Symmetry], rg.Symmetry]] = {

@@ -62,7 +62,7 @@ def test_planted_signs_are_recovered(heads: int, noise: float, pairs: int) -> No
     chance = generator(7)
     b = {name: t + noise * torch.randn(t.shape, generator=chance, dtype=t.dtype) for name, t in a.items()}
     moved = symmetry.act(symmetry.random(chance, ("sign",), (pairs,)), b)
-    found = rg.align_pairs(a, moved, symmetry)
+    found = rg.alignment.align_pairs(a, moved, symmetry)
     assert all(torch.equal(found.params[name], b[name]) for name in ("weight", "bias", "gain"))
 
 

@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoints",),
     ("storage",),
     ("discovery",),
+    ("hub",),
     ("training",),
     ("alignment",),
     ("canonical",),

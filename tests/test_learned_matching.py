@@ -81,7 +81,7 @@ def test_moved_copies_of_every_architecture_are_found(name: str, sweeps: int) ->
     symmetry, networks = cases.symmetry(name), select(cases.population(name), slice(0, 2))
     method = untrained(symmetry, networks, sweeps=sweeps)
     moved = symmetry.act(symmetry.random(generator(1), batch=(2,)), networks)
-    found = rg.align_pairs(networks, moved, symmetry, method=method)
+    found = rg.alignment.align_pairs(networks, moved, symmetry, method=method)
     assert are_close(found.params, {one: networks[one] for one in symmetry.sites}, 1e-5)
 
 
@@ -90,12 +90,12 @@ def test_pairs_are_matched_as_each_alone_and_equivariantly(name: str) -> None:
     symmetry = BY_HAND[name]
     a, b = population(symmetry, 3), population(symmetry, 3, 10)
     method = untrained(symmetry.bind(a), a)
-    found = rg.align_pairs(a, b, symmetry, method=method)
+    found = rg.alignment.align_pairs(a, b, symmetry, method=method)
     assert bool((found.objective >= found.initial).all())
     for k in range(3):
         alone = rg.align(select(a, k), select(b, k), symmetry, method=method)
         assert are_close(alone.params, select(found.params, k), 1e-6)
-    one = rg.align_pairs(select(a, 0), b, symmetry, method=method)
+    one = rg.alignment.align_pairs(select(a, 0), b, symmetry, method=method)
     many = rg.align_many([select(a, 0), select(b, 0), select(b, 1)], symmetry, method=method)
     assert are_close(many.params[2], select(one.params, 1), 1e-6)
 
@@ -236,7 +236,7 @@ def test_a_matcher_is_saved_loaded_and_a_start_for_other_methods(tmp_path: Path)
     for method in (
         rg.Sinkhorn(init=found, steps=4),
         rg.WeightMatching(init=aligned.element),
-        rg.BestOf((found, rg.WeightMatching())),
+        rg.alignment.BestOf((found, rg.WeightMatching())),
     ):
         after = rg.align(a, b, symmetry, method=method, task=task)
         assert task.midpoint_loss(a, after.params) < task.midpoint_loss(a, b)
@@ -252,7 +252,7 @@ def test_a_matcher_is_saved_loaded_and_a_start_for_other_methods(tmp_path: Path)
 
 def test_networks_of_other_widths_are_matched() -> None:
     _, symmetry, networks, task = students(24)
-    found = rg.align_pairs(select(networks, 0), networks, symmetry, method=trained())
+    found = rg.alignment.align_pairs(select(networks, 0), networks, symmetry, method=trained())
     pairs = [(select(networks, 0), select(networks, k)) for k in range(1, 6)]
     before = [task.midpoint_loss(*pair) for pair in pairs]
     after = [task.midpoint_loss(pair[0], select(found.params, k)) for k, pair in enumerate(pairs, start=1)]
@@ -334,7 +334,7 @@ def test_what_cannot_be_matched_is_told() -> None:
     with pytest.raises(ValueError, match="numbers of units"):
         rg.align(select(pair, 0), select(pair, 1), other, method=trained())
     constant = {name: torch.ones_like(tensor) for name, tensor in networks.items()}
-    found = rg.align_pairs(constant, networks, symmetry, method=trained())
+    found = rg.alignment.align_pairs(constant, networks, symmetry, method=trained())
     assert bool((found.objective >= found.initial).all())
     assert all(bool(tensor.isfinite().all()) for tensor in found.params.values())
     assert task is not None

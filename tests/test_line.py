@@ -136,7 +136,7 @@ def test_statistics_are_averages_over_the_batches() -> None:
     torch.manual_seed(0)
     module = Normalized()
     before = {n: t.clone() for n, t in module.state_dict().items()}
-    reset = rg.reset_batchnorm(before, module, batches(4))
+    reset = rg.connect.reset_batchnorm(before, module, batches(4))
     outputs = [module.conv(x) for x in batches(4)]
     mean = torch.stack([y.mean((0, 2, 3)) for y in outputs]).mean(0)
     variance = torch.stack([y.var((0, 2, 3)) for y in outputs]).mean(0)
@@ -155,8 +155,8 @@ def test_statistics_do_not_depend_on_the_old_ones_nor_on_the_mode() -> None:
     module = Normalized()
     state = dict(module.state_dict())
     stale = {n: t + 7 if "running" in n else t for n, t in state.items()}
-    first = rg.reset_batchnorm(state, module.train(), batches(2))
-    second = rg.reset_batchnorm(stale, module.eval(), batches(2))
+    first = rg.connect.reset_batchnorm(state, module.train(), batches(2))
+    second = rg.connect.reset_batchnorm(stale, module.eval(), batches(2))
     assert all(torch.equal(first[n], second[n]) for n in state)
     assert not module.norm.training
 
@@ -164,19 +164,19 @@ def test_statistics_do_not_depend_on_the_old_ones_nor_on_the_mode() -> None:
 def test_models_without_batch_normalization_pass_through() -> None:
     module = nn.Linear(2, 2)
     state = dict(module.state_dict())
-    assert rg.reset_batchnorm(state, module, []) == state
+    assert rg.connect.reset_batchnorm(state, module, []) == state
 
 
 def test_a_used_iterator_is_refused() -> None:
     with pytest.raises(ValueError, match="which can be read only once"):
-        rg.reset_batchnorm(Normalized().state_dict(), Normalized(), iter([]))
+        rg.connect.reset_batchnorm(Normalized().state_dict(), Normalized(), iter([]))
 
 
 def test_recomputed_statistics_lower_the_barrier_of_a_normalized_network() -> None:
     """The midpoint of unrelated filters has a smaller variance than averaged statistics say."""
     torch.manual_seed(0)
     a, b = Normalized(), Normalized()
-    a_state, b_state = (rg.reset_batchnorm(m.state_dict(), m, batches(4)) for m in (a, b))
+    a_state, b_state = (rg.connect.reset_batchnorm(m.state_dict(), m, batches(4)) for m in (a, b))
     x = torch.cat(batches(4))
 
     def spread(p: Params) -> dict[str, float]:
@@ -186,5 +186,5 @@ def test_recomputed_statistics_lower_the_barrier_of_a_normalized_network() -> No
         return {"loss": float((y.var(0) - 1).abs().mean())}
 
     plain = rg.line(a_state, b_state, spread, points=5)
-    reset = rg.line(a_state, b_state, spread, points=5, prepare=lambda p: rg.reset_batchnorm(p, a, batches(4)))
+    reset = rg.line(a_state, b_state, spread, points=5, prepare=lambda p: rg.connect.reset_batchnorm(p, a, batches(4)))
     assert reset.barrier < 0.2 * plain.barrier

@@ -17,9 +17,9 @@ import weightspace_cases
 from torch.func import functional_call, vmap
 
 import regauge as rg
+from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.outputs import output_tensors
 from regauge.core.params import Params
-from regauge.core.random_moves import RandomMoves
 from regauge.storage.architecture import Architecture
 from regauge.storage.loader import SHARING, Batch, Loader
 from regauge.storage.statistics import Statistics

@@ -185,7 +185,7 @@ def test_a_batch_of_pairs_is_its_pairs_one_by_one(label: str, name: str) -> None
     many = [[drawn_like(module, seed + k) for k in range(3)] for seed in (0, 10)]
     a, b = ({key: torch.stack([one[key] for one in networks]) for key in networks[0]} for networks in many)
     task = teacher_task(module, many[0][0], inputs)
-    result = rg.align_pairs(a, b, symmetry, method=method, task=task)
+    result = rg.alignment.align_pairs(a, b, symmetry, method=method, task=task)
     for k, (x, y) in enumerate(zip(*many, strict=True)):
         one = rg.align(x, y, symmetry, method=method, task=task)
         assert float(result.objective[k]) == pytest.approx(one.objective, rel=1e-6, abs=1e-9)
@@ -264,7 +264,7 @@ def test_results_without_a_climb_invent_nothing() -> None:
     assert (result.history, result.starts, result.is_converged) == ((), (), None)
     assert str(result) == "objective 0 -> 1"
     batch = {key: torch.stack([a[key], b[key]]) for key in a}
-    pairs = rg.align_pairs(a, batch, symmetry, method=Predicted())
+    pairs = rg.alignment.align_pairs(a, batch, symmetry, method=Predicted())
     assert pairs.history.shape == pairs.starts.shape == (0, 2)
     assert str(pairs) == "2 pairs: mean objective 0 -> 1"
     many = rg.align_many([a, b, a], symmetry, method=Predicted())

@@ -48,7 +48,7 @@ class OneByOne(Method):
 def test_methods_for_single_pairs_are_looped_over(name: str) -> None:
     symmetry = BY_HAND[name]
     a, b = population(symmetry, 3), population(symmetry, 3, seed=50)
-    result = rg.align_pairs(a, b, symmetry, method=OneByOne())
+    result = rg.alignment.align_pairs(a, b, symmetry, method=OneByOne())
     assert result.element.batch == (3,)
     for k in range(3):
         one = rg.align(single(a, k), single(b, k), symmetry)
@@ -72,7 +72,7 @@ def test_a_batch_reaches_what_single_pairs_reach(name: str, start: Literal["bary
     a, b = population(symmetry, count), population(symmetry, count, seed=100)
     kept = {key: (a[key].clone(), b[key].clone()) for key in b}
     method = WeightMatching(start=start)
-    result = rg.align_pairs(a, b, symmetry, method=method)
+    result = rg.alignment.align_pairs(a, b, symmetry, method=method)
     assert all(torch.equal(x, a[key]) and torch.equal(y, b[key]) for key, (x, y) in kept.items())
     moved = symmetry.act(result.element, b)
     assert all(torch.equal(moved[key], result.params[key]) for key in b)
@@ -90,7 +90,7 @@ def test_a_batch_reaches_what_single_pairs_reach(name: str, start: Literal["bary
 def test_the_objective_is_what_it_says(name: str) -> None:
     symmetry = BY_HAND[name]
     a, b = population(symmetry, 4), population(symmetry, 4, seed=100)
-    result = rg.align_pairs(a, b, symmetry)
+    result = rg.alignment.align_pairs(a, b, symmetry)
     for k in range(4):
         reached = closeness(symmetry, single(a, k), single(result.params, k), single(b, k))
         assert float(result.objective[k]) == pytest.approx(reached, rel=1e-9)
@@ -100,14 +100,14 @@ def test_the_objective_is_what_it_says(name: str) -> None:
 def test_many_networks_meet_one_reference(name: str) -> None:
     symmetry = BY_HAND[name]
     a, b = drawn(symmetry, 3), population(symmetry, 5, seed=100)
-    together = rg.align_pairs(a, b, symmetry)
+    together = rg.alignment.align_pairs(a, b, symmetry)
     copies = {n: t.expand(5, *t.shape) for n, t in a.items()}
     assert are_copies(copies)
-    repeated = rg.align_pairs(copies, b, symmetry)
+    repeated = rg.alignment.align_pairs(copies, b, symmetry)
     assert all(torch.equal(together.params[n], repeated.params[n]) for n in b)
     written = {n: t.clone() for n, t in copies.items()}  # each is balanced by itself
     assert not are_copies(written)
-    apart = rg.align_pairs(written, b, symmetry)
+    apart = rg.alignment.align_pairs(written, b, symmetry)
     assert together.objective.tolist() == pytest.approx(apart.objective.tolist(), rel=1e-9)
     for n in b:
         torch.testing.assert_close(together.params[n], apart.params[n], rtol=1e-9, atol=1e-9)
@@ -118,9 +118,9 @@ def test_portions_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     symmetry = BY_HAND[name]
     a, b = population(symmetry, 7), population(symmetry, 7, seed=100)
     method = WeightMatching(restarts=1)
-    whole = rg.align_pairs(a, b, symmetry, method=method, generator=generator(0))
+    whole = rg.alignment.align_pairs(a, b, symmetry, method=method, generator=generator(0))
     monkeypatch.setattr(climbs, "PORTION_PAIRS", 3)
-    parts = rg.align_pairs(a, b, symmetry, method=method, generator=generator(0))
+    parts = rg.alignment.align_pairs(a, b, symmetry, method=method, generator=generator(0))
     assert whole.history.shape == parts.history.shape
     assert torch.allclose(whole.history, parts.history, rtol=1e-12)
     assert all(torch.allclose(whole.params[n], parts.params[n], atol=1e-9) for n in b)
@@ -134,7 +134,7 @@ def test_portions_side_by_side_are_those_one_after_the_other(monkeypatch: pytest
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            found.append(rg.align_pairs(a, b, symmetry))
+            found.append(rg.alignment.align_pairs(a, b, symmetry))
             assert torch.get_num_threads() == number
     finally:
         torch.set_num_threads(threads)
@@ -177,7 +177,7 @@ def test_buffers_move_and_do_not_count() -> None:
         "mean": 1000 * torch.arange(18.0).reshape(3, 6),
         "steps": a["steps"] + 7,
     }
-    result = rg.align_pairs(a, b, symmetry)
+    result = rg.alignment.align_pairs(a, b, symmetry)
     assert torch.equal(result.params["w"], a["w"])
     assert torch.equal(result.params["mean"], b["mean"].gather(1, planted.argsort(1)))
     assert torch.equal(result.params["steps"], b["steps"])
@@ -187,15 +187,15 @@ def test_buffers_move_and_do_not_count() -> None:
 def test_half_precision_is_matched_in_single_and_kept(dtype: torch.dtype) -> None:
     symmetry = mlp_symmetry(20, 60, 5)
     a = {n: t.to(dtype) for n, t in population(symmetry, 3).items()}
-    result = rg.align_pairs(a, symmetry.act(symmetry.random(generator(1), batch=(3,)), a), symmetry)
+    result = rg.alignment.align_pairs(a, symmetry.act(symmetry.random(generator(1), batch=(3,)), a), symmetry)
     assert all(t.dtype == dtype and torch.equal(t, a[n]) for n, t in result.params.items())
 
 
 def test_single_precision_loses_nothing_that_counts() -> None:
     symmetry = mlp_symmetry(20, 64, 64, 5)
     a, b = population(symmetry, 6), population(symmetry, 6, seed=100)
-    exact = rg.align_pairs(a, b, symmetry)
-    single_precision = rg.align_pairs(*({n: t.float() for n, t in p.items()} for p in (a, b)), symmetry)
+    exact = rg.alignment.align_pairs(a, b, symmetry)
+    single_precision = rg.alignment.align_pairs(*({n: t.float() for n, t in p.items()} for p in (a, b)), symmetry)
     assert bool((single_precision.history.diff(dim=0) >= 0).all())
     assert torch.allclose(single_precision.objective, exact.objective, rtol=1e-5)
 
@@ -203,7 +203,7 @@ def test_single_precision_loses_nothing_that_counts() -> None:
 def test_nothing_to_choose() -> None:
     symmetry = Symmetry((), {})
     b = {"w": torch.arange(6.0).reshape(3, 2)}
-    result = rg.align_pairs({"w": torch.ones(3, 2)}, b, symmetry)
+    result = rg.alignment.align_pairs({"w": torch.ones(3, 2)}, b, symmetry)
     assert torch.equal(result.params["w"], b["w"])
     assert result.objective.tolist() == [0, 0, 0]
 
@@ -212,7 +212,7 @@ def test_pairs_whose_climb_ends_below_the_identity_fall_back_to_it() -> None:
     symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="orthogonal")
     a, noise = population(symmetry, 3, seed=22), population(symmetry, 3, seed=23)
     close = {n: t + 0.1 * noise[n] for n, t in a.items()}
-    result = rg.align_pairs(a, close, symmetry)
+    result = rg.alignment.align_pairs(a, close, symmetry)
     assert bool((result.objective >= result.initial).all())
     singles = [rg.align(single(a, k), single(close, k), symmetry) for k in range(3)]
     assert [len(one.starts) for one in singles] == [1, 2, 1]
@@ -247,8 +247,8 @@ def test_restarts_as_a_batch_are_climbs_one_by_one(name: str) -> None:
 def test_restarts_of_pairs_are_at_least_as_good_as_none() -> None:
     symmetry = recurrent(10)
     a, b = population(symmetry, 6), population(symmetry, 6, seed=100)
-    once = rg.align_pairs(a, b, symmetry)
-    many = rg.align_pairs(a, b, symmetry, method=WeightMatching(restarts=6), generator=generator(0))
+    once = rg.alignment.align_pairs(a, b, symmetry)
+    many = rg.alignment.align_pairs(a, b, symmetry, method=WeightMatching(restarts=6), generator=generator(0))
     assert bool((many.objective >= once.objective).all())
     assert bool((many.objective > once.objective).any())
 
@@ -274,8 +274,8 @@ def test_pairs_start_from_one_element_or_from_one_each() -> None:
     symmetry = BY_HAND["signed"]
     a, b = population(symmetry, 3), population(symmetry, 3, seed=100)
     each = symmetry.random(generator(0), batch=(3,))
-    result = rg.align_pairs(a, b, symmetry, method=WeightMatching(init=each))
-    shared = rg.align_pairs(a, b, symmetry, method=WeightMatching(init=each.item(1)))
+    result = rg.alignment.align_pairs(a, b, symmetry, method=WeightMatching(init=each))
+    shared = rg.alignment.align_pairs(a, b, symmetry, method=WeightMatching(init=each.item(1)))
     for k in range(3):
         for found, init in ((result, each.item(k)), (shared, each.item(1))):
             one = rg.align(single(a, k), single(b, k), symmetry, method=WeightMatching(init=init))
@@ -292,7 +292,7 @@ def test_elements_that_do_not_fit_are_refused() -> None:
         ValueError,
         match=r"init is a batch of elements of shape \(2,\);.* for 3 pairs, or one for each",
     ):
-        rg.align_pairs(many, many, symmetry, method=WeightMatching(init=symmetry.identity((2,))))
+        rg.alignment.align_pairs(many, many, symmetry, method=WeightMatching(init=symmetry.identity((2,))))
     with pytest.raises(ValueError, match=r"init does not fit group 'h1' of 3 units"):
         rg.align(a, a, symmetry, method=WeightMatching(init=mlp_symmetry(2, 4, 2).identity()))
     with pytest.raises(ValueError, match=r"init has no value for group 'h1'; it belongs to another symmetry"):
@@ -338,8 +338,8 @@ def test_with_a_task_the_loss_halfway_chooses_between_climbs() -> None:
     assert task.midpoint_loss(a, judged.params) < task.midpoint_loss(a, plain.params)
     assert judged.objective < plain.objective
     pairs = [stacked([p, p]) for p in (a, b)]
-    both = rg.align_pairs(*pairs, symmetry, method=method, task=task, generator=generator(1))
-    best = rg.align_pairs(*pairs, symmetry, method=method, generator=generator(1))
+    both = rg.alignment.align_pairs(*pairs, symmetry, method=method, task=task, generator=generator(1))
+    best = rg.alignment.align_pairs(*pairs, symmetry, method=method, generator=generator(1))
     for k in range(2):
         assert task.midpoint_loss(a, single(both.params, k)) <= task.midpoint_loss(a, single(best.params, k))
     assert bool((both.objective >= both.initial).all())
@@ -355,7 +355,7 @@ def test_the_network_that_is_not_finite_is_named(bad: float, which: str) -> None
     a, b = population(symmetry, 4), population(symmetry, 4, seed=10)
     (a if which == "first" else b)["0.bias"][2, 1] = bad
     with pytest.raises(ValueError, match=rf"'0.bias' of network 2 of the {which} population holds 1 values"):
-        rg.align_pairs(a, b, symmetry)
+        rg.alignment.align_pairs(a, b, symmetry)
 
 
 def test_a_reference_that_is_not_finite_is_named() -> None:
@@ -363,48 +363,50 @@ def test_a_reference_that_is_not_finite_is_named() -> None:
     a = drawn(symmetry, 0)
     a["1.weight"][0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"'1.weight' of the first network holds 1 values"):
-        rg.align_pairs(a, population(symmetry, 2), symmetry)
+        rg.alignment.align_pairs(a, population(symmetry, 2), symmetry)
 
 
 def test_large_half_precision_populations_are_finite_although_their_sum_is_not() -> None:
     symmetry = mlp_symmetry(2, 3, 2)
     a = {n: torch.full_like(t, 60000, dtype=torch.float16) for n, t in population(symmetry, 2).items()}
-    assert bool((rg.align_pairs(a, a, symmetry).objective > 0).all())
+    assert bool((rg.alignment.align_pairs(a, a, symmetry).objective > 0).all())
 
 
 def test_populations_that_do_not_fit_are_refused() -> None:
     symmetry = mlp_symmetry(2, 3, 2)
     one, many = drawn(symmetry, 0), population(symmetry, 4)
     with pytest.raises(ValueError, match="without one leading model axis; stack the networks along a new first axis"):
-        rg.align_pairs(one, one, symmetry)
+        rg.alignment.align_pairs(one, one, symmetry)
     with pytest.raises(ValueError, match="there are 3 first networks and 4 second ones"):
-        rg.align_pairs(population(symmetry, 3), many, symmetry)
+        rg.alignment.align_pairs(population(symmetry, 3), many, symmetry)
     with pytest.raises(ValueError, match=r"only the first has \['1.bias'\]"):
-        rg.align_pairs({**one, "1.bias": torch.zeros(2)}, {n: t for n, t in many.items() if n != "1.bias"}, symmetry)
+        rg.alignment.align_pairs(
+            {**one, "1.bias": torch.zeros(2)}, {n: t for n, t in many.items() if n != "1.bias"}, symmetry
+        )
     with pytest.raises(ValueError, match=r"'0.bias' has shape \(5,\) in the first network and \(3,\)"):
-        rg.align_pairs({**one, "0.bias": torch.zeros(5)}, many, symmetry)
+        rg.alignment.align_pairs({**one, "0.bias": torch.zeros(5)}, many, symmetry)
     with pytest.raises(ValueError, match=r"'count' has 2 networks along its leading model axis and '0.weight' has 4"):
-        rg.align_pairs({**many, "count": torch.zeros(2)}, {**many, "count": torch.zeros(2)}, symmetry)
+        rg.alignment.align_pairs({**many, "count": torch.zeros(2)}, {**many, "count": torch.zeros(2)}, symmetry)
     with pytest.raises(KeyError, match="the parameters lack"):
-        rg.align_pairs(many, {n: t for n, t in many.items() if n != "0.weight"}, symmetry)
+        rg.alignment.align_pairs(many, {n: t for n, t in many.items() if n != "0.weight"}, symmetry)
     none = {n: t[:0] for n, t in many.items()}
     with pytest.raises(ValueError, match="there must be at least one"):
-        rg.align_pairs(none, none, symmetry)
+        rg.alignment.align_pairs(none, none, symmetry)
 
 
 def test_the_report_counts_what_did_not_converge() -> None:
     symmetry = mlp_symmetry(4, 20, 20, 20, 3)
     a, b = population(symmetry, 3), population(symmetry, 3, seed=9)
-    short = rg.align_pairs(a, b, symmetry, method=WeightMatching(max_sweeps=1))
+    short = rg.alignment.align_pairs(a, b, symmetry, method=WeightMatching(max_sweeps=1))
     moving = 3 - int(short.is_converged.sum())
     assert f"{moving} were still moving when they stopped: more sweeps" in short.report
-    assert "a local optimum of the method's own objective" in str(rg.align_pairs(a, b, symmetry))
+    assert "a local optimum of the method's own objective" in str(rg.alignment.align_pairs(a, b, symmetry))
 
 
 def test_chance_needs_a_generator() -> None:
     symmetry = mlp_symmetry(2, 3, 2)
     a = population(symmetry, 2)
     with pytest.raises(ValueError, match=r"restarts=2 begin at random elements; give align a torch.Generator"):
-        rg.align_pairs(a, a, symmetry, method=WeightMatching(restarts=2))
-    with_chance = rg.align_pairs(a, a, symmetry, method=WeightMatching(restarts=2), generator=generator(0))
+        rg.alignment.align_pairs(a, a, symmetry, method=WeightMatching(restarts=2))
+    with_chance = rg.alignment.align_pairs(a, a, symmetry, method=WeightMatching(restarts=2), generator=generator(0))
     assert bool((with_chance.objective >= with_chance.initial).all())

@@ -228,10 +228,10 @@ def test_tied_weights_stay_tied_and_statistics_are_recomputed() -> None:
     torch.manual_seed(0)
     module, other = Tied(), Tied()
     x = torch.randn(20, 3)
-    a, b = (rg.reset_batchnorm(m.state_dict(), m, [x]) for m in (module, other))
+    a, b = (rg.connect.reset_batchnorm(m.state_dict(), m, [x]) for m in (module, other))
 
     def prepare(p: rg.Params) -> rg.Params:
-        return rg.reset_batchnorm(p, module, [x])
+        return rg.connect.reset_batchnorm(p, module, [x])
 
     task = rg.Task(module, [(x, x.argmax(1))], prepare=prepare)
     start = rg.connect.PolygonalChain.between(a, b)

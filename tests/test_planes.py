@@ -24,7 +24,7 @@ BUFFERS = [name for name, _ in MODULE.named_buffers()]
 
 def state(seed: int) -> rg.Params:
     module = network(seed)
-    reset = rg.reset_batchnorm(module.state_dict(), module, [INPUTS * (seed + 1)])
+    reset = rg.connect.reset_batchnorm(module.state_dict(), module, [INPUTS * (seed + 1)])
     return {name: t.detach().clone() for name, t in reset.items()}
 
 
@@ -38,7 +38,7 @@ def flat(params: rg.Params) -> Tensor:
 
 @pytest.fixture(scope="module")
 def found() -> rg.connect.Plane:
-    return rg.plane(*THREE, TASK, resolution=6, margin=0.25)
+    return rg.connect.plane(*THREE, TASK, resolution=6, margin=0.25)
 
 
 def test_distances_in_the_plane_are_distances_of_the_parameters(found: rg.connect.Plane) -> None:
@@ -69,7 +69,7 @@ def test_values_are_those_of_the_task(found: rg.connect.Plane) -> None:
 
 
 def test_many_at_a_time_is_as_one_by_one(found: rg.connect.Plane) -> None:
-    single = rg.plane(*THREE, TASK.evaluate, resolution=6, margin=0.25, buffers=BUFFERS)
+    single = rg.connect.plane(*THREE, TASK.evaluate, resolution=6, margin=0.25, buffers=BUFFERS)
     assert torch.equal(single.points, found.points)
     assert all(torch.allclose(single.values[m], found.values[m]) for m in ("loss", "accuracy"))
 
@@ -89,10 +89,10 @@ def test_a_prepared_task_prepares_every_network() -> None:
 
     def prepare(p: rg.Params) -> rg.Params:
         seen.append(float(p["0.bias"].sum()))
-        return rg.reset_batchnorm(p, MODULE, [INPUTS])
+        return rg.connect.reset_batchnorm(p, MODULE, [INPUTS])
 
     task = Task(MODULE, TASK.batches, prepare=prepare)
-    reset = rg.plane(*THREE, task, resolution=3, margin=0.0)
+    reset = rg.connect.plane(*THREE, task, resolution=3, margin=0.0)
     assert len(seen) == reset.values["loss"].numel() + 3
     assert reset.at_points["loss"].tolist() == [TASK.evaluate(prepare(p))["loss"] for p in THREE]
     there = prepare(reset.at(float(reset.xs[1]), float(reset.ys[1])))
@@ -121,13 +121,13 @@ def test_planes_that_do_not_exist_are_refused() -> None:
     middle = {n: (a[n] + b[n]) / 2 if a[n].is_floating_point() else a[n] for n in a}
     for three in ((a, b, middle), (a, b, a), (a, a, b), (a, b, b)):
         with pytest.raises(ValueError, match="the three networks lie on one line"):
-            rg.plane(*three, TASK)
+            rg.connect.plane(*three, TASK)
     with pytest.raises(ValueError, match="the two networks have different parameters"):
-        rg.plane(a, b, {"w": torch.ones(1)}, TASK)
+        rg.connect.plane(a, b, {"w": torch.ones(1)}, TASK)
     with pytest.raises(ValueError, match="of the third network holds 4 values that are NaN"):
-        rg.plane(a, b, {**b, "3.bias": torch.full((4,), torch.nan)}, TASK)
+        rg.connect.plane(a, b, {**b, "3.bias": torch.full((4,), torch.nan)}, TASK)
     with pytest.raises(ValueError, match="resolution=1"):
-        rg.plane(*THREE, TASK, resolution=1)
+        rg.connect.plane(*THREE, TASK, resolution=1)
 
 
 def test_a_population_is_judged_as_its_members() -> None:

@@ -13,9 +13,9 @@ import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.outputs.provenance import hash_file, read_provenance
 from regauge.cli.main import main
+from regauge.hub.layer_stack import LayerStack
 from regauge.merging.assembly import Assembly
-from regauge.merging.recipe_parts import Layers
-from regauge.merging.recipe_reading import read_recipe
+from regauge.merging.recipes.read_recipe import read_recipe
 
 transformers = pytest.importorskip("transformers")
 
@@ -521,9 +521,9 @@ def test_stacks_are_cut_by_their_names(name: str, capsys: pytest.CaptureFixture[
     result, report = type(model).from_pretrained("out", output_loading_info=True)
     assert not any(report.values()), report
     one, two = model.state_dict(), type(model).from_pretrained("b").state_dict()
-    found, layers = result.state_dict(), Layers.of(one, "a", stack)
-    assert Layers.of(found, "out", stack).count == first + 1
-    assert Layers.of(found, "out", other) == Layers.of(one, "a", other)
+    found, layers = result.state_dict(), LayerStack.of(one, "a", stack)
+    assert LayerStack.of(found, "out", stack).count == first + 1
+    assert LayerStack.of(found, "out", other) == LayerStack.of(one, "a", other)
     for key, tensor in found.items():
         place = layers.split(key)
         if place is not None:

@@ -241,7 +241,7 @@ def test_models_of_all_sorts_are_repaired(name: str) -> None:
 
     a, b = noisy(), noisy()
     if name == "densenet":
-        a, b = (rg.reset_batchnorm(p, module, [batch]) for p in (a, b))
+        a, b = (rg.connect.reset_batchnorm(p, module, [batch]) for p in (a, b))
     middle = rg.connect.Straight().at(a, b, 0.5)
     repaired = rg.repair(middle, module, (a, b), [batch]).params
     after = rg.connect.variance_collapse(repaired, module, (a, b), [batch]).table
@@ -271,7 +271,7 @@ def test_mixed_models_get_both() -> None:
     torch.manual_seed(0)
     batches = data((1, 6, 6), (64,))
     modules = [Mixed().double() for _ in range(2)]
-    a, b = (rg.reset_batchnorm(m.state_dict(), m, batches) for m in modules)
+    a, b = (rg.connect.reset_batchnorm(m.state_dict(), m, batches) for m in modules)
     middle = rg.connect.Straight().at(a, b, 0.5)
     result = rg.repair(middle, modules[0], (a, b), batches)
     repaired = result.params
@@ -279,7 +279,7 @@ def test_mixed_models_get_both() -> None:
     for name in ("conv.weight", "more.weight", "norm.weight", "head.weight"):
         assert torch.equal(repaired[name], middle[name])
     assert not torch.equal(repaired["hidden.weight"], middle["hidden.weight"])
-    again = rg.reset_batchnorm(repaired, modules[0], batches)
+    again = rg.connect.reset_batchnorm(repaired, modules[0], batches)
     assert all(torch.allclose(again[n], repaired[n]) for n in again)
     table = {row.layer: row.ratio for row in rg.connect.variance_collapse(repaired, modules[0], (a, b), batches).table}
     assert table["hidden"] == pytest.approx(1.0)

@@ -225,7 +225,7 @@ def test_many_pairs_are_the_single_ones() -> None:
     starts = symmetry.random(generator(5), PARTS, batch=(3,))
     for loss in ("l2", "midpoint"):
         method = Sinkhorn(loss=loss, init=starts, **SHORT)  # type: ignore[arg-type]
-        together = rg.align_pairs(a, many, symmetry, method=method, task=task)
+        together = rg.alignment.align_pairs(a, many, symmetry, method=method, task=task)
         for k, other in enumerate(others):
             alone = Sinkhorn(loss=loss, init=starts.item(k), **SHORT)  # type: ignore[arg-type]
             single = rg.align(a, other, symmetry, method=alone, task=task)
@@ -238,10 +238,10 @@ def test_pairs_that_take_turns_are_those_of_one_program(monkeypatch: pytest.Monk
     symmetry = BY_HAND["signed experts"]
     a = {n: torch.stack([t, 2 * t, -t]) for n, t in drawn(symmetry, 0).items()}
     b = {n: torch.stack([t, t.flip(0), t + 1]) for n, t in drawn(symmetry, 1).items()}
-    whole = rg.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
+    whole = rg.alignment.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
     size = sum(t[0].numel() for t in b.values())
     monkeypatch.setattr(importlib.import_module("regauge.alignment.methods.sinkhorn"), "PROGRAM", 2 * size)
-    parts = rg.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
+    parts = rg.alignment.align_pairs(a, b, symmetry, method=Sinkhorn(loss="l2", **SHORT))
     assert torch.allclose(whole.objective, parts.objective)
     assert torch.allclose(whole.history, parts.history)
     assert all(torch.allclose(whole.params[n], parts.params[n]) for n in b)
@@ -272,7 +272,7 @@ def test_many_pairs_with_buffers() -> None:
     inputs = normal(20, 3, seed=0, dtype=torch.float32)
     targets = torch.func.functional_call(module, a, (inputs,)).detach()
     task = rg.Task(module, [(inputs, targets)], nn.functional.mse_loss)
-    result = rg.align_pairs(a, b, symmetry, method=Sinkhorn(steps=4), task=task)
+    result = rg.alignment.align_pairs(a, b, symmetry, method=Sinkhorn(steps=4), task=task)
     assert float(result.objective.abs().max()) < 1e-6
     assert torch.allclose(result.params["1.running_var"], a["1.running_var"].expand(2, 6), rtol=1e-3)
 

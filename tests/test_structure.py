@@ -26,8 +26,8 @@ from regauge.checkpoints.writing import save
 from regauge.core.classes import within_classes
 from regauge.core.exchangeable import classes_of
 from regauge.core.groups import Group, Placement
+from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.probe import perturb
-from regauge.core.random_moves import RandomMoves
 from regauge.core.structure import carry
 from regauge.merging.table import RULES
 
@@ -157,7 +157,7 @@ def test_many_networks_and_pairs_keep_it(name: str) -> None:
         assert keeps(symmetry, params, networks[0])
         assert is_same_function(name, params, given)
     stacks = [{key: torch.stack([one[key] for one in some]) for key in some[0]} for some in (networks, networks[::-1])]
-    moved = rg.align_pairs(*stacks, symmetry).params
+    moved = rg.alignment.align_pairs(*stacks, symmetry).params
     assert all(keeps(symmetry, {key: t[k] for key, t in moved.items()}, networks[0]) for k in range(3))
 
 
@@ -247,7 +247,7 @@ def test_structure_in_another_order_is_carried_over(name: str) -> None:
         assert all(keeps(symmetry, params, a) for params in many.params)
         assert torch.allclose(symmetry.act(many.elements[1], b)[next(iter(a))], many.params[1][next(iter(a))])
         stack = {key: torch.stack([b[key], network(name, 1)[key]]) for key in b}
-        pairs = rg.align_pairs(a, stack, symmetry)
+        pairs = rg.alignment.align_pairs(a, stack, symmetry)
         assert all(keeps(symmetry, {key: t[k] for key, t in pairs.params.items()}, a) for k in range(2))
         moved = symmetry.act(pairs.element, stack)
         assert all(torch.allclose(moved[key], pairs.params[key], rtol=1e-12, atol=1e-12) for key in moved)
@@ -271,7 +271,9 @@ def test_a_matching_of_units_in_pairs_is_carried_over() -> None:
 REFUSING = {
     "align": lambda a, b, symmetry: rg.align(a, b, symmetry),
     "align many": lambda a, b, symmetry: rg.align_many([a, b], symmetry),
-    "align pairs": lambda a, b, symmetry: rg.align_pairs(a, {n: t.unsqueeze(0) for n, t in b.items()}, symmetry),
+    "align pairs": lambda a, b, symmetry: rg.alignment.align_pairs(
+        a, {n: t.unsqueeze(0) for n, t in b.items()}, symmetry
+    ),
     "merge": lambda a, b, symmetry: rg.merge([a, b], symmetry),
     "compare": lambda a, b, symmetry: rg.compare(a, b, symmetry, generator=generator(0)),
 }
@@ -517,7 +519,12 @@ def test_streamed_alignment_keeps_it(name: str, tmp_path: Path) -> None:
 def test_gauges_that_are_learned_or_smoothed_keep_it(name: str) -> None:
     _, _, symmetry = case(name)
     a, judge = network(name, 0), task(name)
-    for method in (rg.Smooth(), rg.LearnedRotation(steps=2), rg.RandomRotation(), rg.BestGauge(is_kept_always=True)):
+    for method in (
+        rg.gauging.Smooth(),
+        rg.gauging.LearnedRotation(steps=2),
+        rg.gauging.RandomRotation(),
+        rg.gauging.BestGauge(is_kept_always=True),
+    ):
         gauged = rg.gauge(a, symmetry, method=method, task=judge, generator=generator(0)).params
         assert keeps(symmetry, gauged, a)
         assert is_same_function(name, gauged, a)
@@ -534,7 +541,7 @@ def test_a_line_keeps_it_and_asks_for_it(name: str) -> None:
     with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
         rg.line(a, other, judge)
     with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
-        rg.plane(a, b, other, judge, resolution=3)
+        rg.connect.plane(a, b, other, judge, resolution=3)
 
 
 def test_networks_of_other_widths_are_refused_by_its_name() -> None:

@@ -15,9 +15,9 @@ import torch
 import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.state_dicts import memory_of
-from regauge.cli import tracing
 from regauge.cli.main import main
-from regauge.cli.tracing import Traced
+from regauge.hub import symmetry_cache as tracing
+from regauge.hub.symmetry_cache import Traced
 from regauge.storage import cache
 
 transformers = pytest.importorskip("transformers")
@@ -74,7 +74,7 @@ def test_a_hit_writes_what_a_miss_writes(align: Callable[..., Any], monkeypatch:
     kept = entry.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(rg.discovery, "discover", None)
-        patch.setattr("regauge.cli.models.load_model", None)
+        patch.setattr("regauge.hub.model.build_model", None)
         assert align() == (True, first)
     assert align("--retrace") == (False, first)
     assert _entries() == [entry]
@@ -229,8 +229,8 @@ def test_the_names_of_files_are_known_with_the_symmetry(
     for _ in range(2):
         main(["align", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(out), "--overwrite"])
         written.append({path.name: path.read_bytes() for path in out.iterdir()})
-        monkeypatch.setattr("regauge.cli.models.load_module", None)
-        monkeypatch.setattr("regauge.cli.models.name_for", None)
+        monkeypatch.setattr("regauge.hub.model.build_model", None)
+        monkeypatch.setattr("regauge.hub.networks.name_for", None)
     assert KNOWN in capsys.readouterr().out
     assert written[0] == written[1]
     assert any("experts" in name for name in Checkpoint.open(out))

@@ -72,7 +72,7 @@ def trained(optimizer: Optimizer, path: Path | None, progress: Recorded) -> Para
 def fitted(optimizer: Optimizer, path: Path | None, progress: Recorded) -> Params:
     settings = Variational(epochs=EPOCHS, batch=IMAGES // EPOCH, optimizer=optimizer, lr_std=0.03, samples=2)
     seen = {"generator": seeded(3), "augmentation": Augmentation(1), "state": path, "progress": progress}
-    found = fit(network(), initialize(network(), seeded(2)), *examples(), settings, certain={"1.bias"}, **seen)
+    found = fit(initialize(network(), seeded(2)), network(), *examples(), settings, certain={"1.bias"}, **seen)
     return {**found.mean, **{f"std/{name}": tensor for name, tensor in found.std.items()}}
 
 

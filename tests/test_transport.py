@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regauge.alignment.widths.transport import _linear_program, _split_units, entropy, in_order, transport
+from regauge.alignment.transport_plans import _linear_program, _split_units, entropy, in_order, transport
 
 
 def drawn(n: int, m: int, seed: int) -> Tensor:

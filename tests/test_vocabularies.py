@@ -9,8 +9,8 @@ import torch
 
 import regauge as rg
 from regauge.checkpoints.checkpoint import load
-from regauge.checkpoints.vocabularies import Difference
 from regauge.cli.main import main
+from regauge.hub.tokenizers import Difference
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

@@ -121,7 +121,9 @@ def test_gains_near_zero_do_not_enlarge_noise(seed: int) -> None:
     assert left_of(symmetry, a, result.params) < 0.1 * left_of(symmetry, a, keep.params)
 
 
-@pytest.mark.parametrize("method", [rg.WeightMatching(), rg.MixedMatching(), rg.FrankWolfe(), rg.MergeMany()])
+@pytest.mark.parametrize(
+    "method", [rg.WeightMatching(), rg.alignment.MixedMatching(), rg.FrankWolfe(), rg.alignment.MergeMany()]
+)
 def test_scales_that_move_statistics_stay_where_these_are_computed_anew(method: rg.alignment.Method) -> None:
     """By a task that prepares averages, or as the setting says: filters are then reordered and flipped only."""
     torch.manual_seed(0)
@@ -135,7 +137,7 @@ def test_scales_that_move_statistics_stay_where_these_are_computed_anew(method: 
     )
     b = symmetry.act(symmetry.random(generator(1)), a)
     task = rg.Task(module, [(images, torch.zeros(20, dtype=torch.int64))])
-    again = rg.Task(task.module, task.batches, prepare=lambda p: rg.reset_batchnorm(p, module, [images]))
+    again = rg.Task(task.module, task.batches, prepare=lambda p: rg.connect.reset_batchnorm(p, module, [images]))
 
     def norms(params: Params) -> Tensor:
         return torch.linalg.vector_norm(params["0.weight"].flatten(1), dim=1).sort().values
@@ -259,7 +261,7 @@ def test_matrices_of_any_rank_are_found(widths: tuple[int, int, int], dead: str)
 
 
 @pytest.mark.parametrize("widths", [(3, 12, 12), (12, 12, 3), (6, 9, 9), (8, 3, 8)])
-@pytest.mark.parametrize("method", [rg.WeightMatching(), rg.MergeMany(), rg.FrankWolfe()], ids=repr)
+@pytest.mark.parametrize("method", [rg.WeightMatching(), rg.alignment.MergeMany(), rg.FrankWolfe()], ids=repr)
 def test_matrices_of_any_rank_do_not_enlarge_noise(widths: tuple[int, int, int], method: rg.alignment.Method) -> None:
     """A nearly singular product says little about small directions, which are fitted to the first network."""
     symmetry, a = linear_mlp(*widths)
@@ -348,7 +350,7 @@ def test_networks_that_are_compared_keep_the_same_matrices() -> None:
     first, second = balance_alike([{n: torch.stack([t, t]) for n, t in a.items()}, both], symmetry)
     assert first.rigid["h"].tolist() == second.rigid["h"].tolist() == [True, False]
     assert torch.equal(first.element["h"].matrix[0], torch.eye(4, dtype=torch.float64))  # type: ignore[index]
-    pairs = rg.align_pairs({n: torch.stack([t, t]) for n, t in a.items()}, both, symmetry)
+    pairs = rg.alignment.align_pairs({n: torch.stack([t, t]) for n, t in a.items()}, both, symmetry)
     assert "group 'h' was only rotated in 1 of 2 pairs" in pairs.report
     assert "group 'h' was only rotated" in rg.align(a, near, symmetry).report
     assert "rotated" not in rg.align(a, a, symmetry).report

@@ -21,18 +21,11 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.zoo.formats import (
-    EXPORTERS,
-    Source,
-    import_zoo,
-    read_deep_align,
-    read_dwsnets,
-    read_folder,
-    read_hdf5,
-    read_ray_tune,
-    read_small_cnn_zoo,
-)
+from regauge.zoo import EXPORTERS, Source, import_zoo
 from regauge.zoo.formats import source as source_module
+from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
+from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
+from regauge.zoo.formats.ray_tune import read_ray_tune
 
 GENERATOR = torch.Generator().manual_seed(0)
 

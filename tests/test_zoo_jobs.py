@@ -17,9 +17,9 @@ from threading import Event
 import pytest
 from progress import Recorded
 
-from regauge.zoo.jobs import JobsError, Share, dask, processes, run_jobs, share_of
+from regauge.training.threads import one_thread
+from regauge.zoo import JobsError, Share, dask, processes, run_jobs, share_of
 from regauge.zoo.jobs.driver import perform
-from regauge.zoo.jobs.executors import one_thread
 
 
 @dataclass(frozen=True)

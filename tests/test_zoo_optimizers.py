@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regauge.training import SGD, Adam, AdamW, Constant, Cosine, LogUniform, OneCycle, StepDecay
 from regauge.training import optimizers as module_of_optimizers
 from regauge.training.optimizers import Optimizer, stack_optimizer
 from regauge.training.schedules import Rate, Schedule
 from regauge.training.settings import Choice, Uniform, bounds, derive_seed, draw
-from regauge.zoo.training import SGD, Adam, AdamW, Constant, Cosine, LogUniform, OneCycle, StepDecay
 
 NETWORKS, STEPS = 5, 7
 SHAPES = ((3, 4), (3,), (), (2, 3, 2))

@@ -20,9 +20,7 @@ from regauge.discovery import discover
 from regauge.nets.mlp import mlp
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.zoo.jobs import run_jobs
-from regauge.zoo.jobs.compare_blocks import plan_comparison
-from regauge.zoo.populations import (
+from regauge.zoo import (
     Barriers,
     OrbitDistances,
     clusters,
@@ -31,9 +29,11 @@ from regauge.zoo.populations import (
     medoid,
     plan_population,
     reference,
+    run_jobs,
     sample,
     universe,
 )
+from regauge.zoo.jobs.compare_blocks import plan_comparison
 
 ACTIVATIONS = {"scaled": torch.relu, "signed": torch.tanh, "permutation": torch.sigmoid, "dihedral": torch.sin}
 

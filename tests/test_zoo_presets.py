@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from regauge.data.images import ImageData
-from regauge.zoo import presets
-from regauge.zoo.training import Examples, train
+from regauge.zoo import Examples, presets, train
 from regauge.zoo.training.examples import image_signals
 
 SIZES = {

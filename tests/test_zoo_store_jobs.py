@@ -20,22 +20,32 @@ from regauge.core.params import Params
 from regauge.core.products import use_library
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.zoo.jobs import Share, run_jobs
+from regauge.zoo import (
+    Checkpoints,
+    Config,
+    Discard,
+    Share,
+    plan_population,
+    plan_training,
+    reference,
+    run_jobs,
+    sample,
+    train,
+)
 from regauge.zoo.jobs.compare_blocks import plan_comparison
-from regauge.zoo.jobs.train_shards import Stage, plan
-from regauge.zoo.populations import plan_population, reference, sample
-from regauge.zoo.training import Block, Checkpoints, Config, Discard, train
+from regauge.zoo.jobs.train_shards import Stage
+from regauge.zoo.training.stack_state import Block
 
 UCI = Architecture("MLP 30-16-16-2", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]})
 CONFIG = Config(UCI, "breast-cancer", 20, steps=6, group=4, checkpoints=Checkpoints(every=3, warmup=3))
 
 
 def test_a_population_in_shards_is_the_population(tmp_path: Path) -> None:
-    store, jobs = plan(CONFIG, tmp_path / "zoo", size=7)
+    store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=7)
     assert jobs.size == 7
     assert run_jobs(jobs, share=Share(1, 2)) == 1
     assert run_jobs(jobs) == 2
-    store, jobs = plan(CONFIG, tmp_path / "zoo", size=7)
+    store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=7)
     assert run_jobs(jobs) == 0
     assert len(store) == 40
     assert sorted(zip(store.rows["id"], store.rows["step"], strict=True)) == [(k, s) for k in range(20) for s in (3, 6)]
@@ -51,7 +61,9 @@ def test_a_population_in_shards_is_the_population(tmp_path: Path) -> None:
 
 
 def test_what_was_discarded_is_in_the_store_and_not_final(tmp_path: Path) -> None:
-    store, jobs = plan(replace(CONFIG, checkpoints=None, discards=(Discard(3, worst=0.25),)), tmp_path / "zoo", size=8)
+    store, jobs = plan_training(
+        replace(CONFIG, checkpoints=None, discards=(Discard(3, worst=0.25),)), tmp_path / "zoo", size=8
+    )
     run_jobs(jobs)
     assert sorted(store.rows["id"]) == list(range(20))
     discarded = store.rows.where(is_discarded=True)
@@ -83,7 +95,7 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def trained_alone(folder: Path) -> Store:
     """The same population in one piece."""
-    store, jobs = plan(CONFIG, folder, size=20)
+    store, jobs = plan_training(CONFIG, folder, size=20)
     run_jobs(jobs)
     store.refresh()
     return store
@@ -104,7 +116,7 @@ def test_a_kill_loses_the_stack_in_training_alone(
     last: int, small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of the stack after three, and after the last one, before the shard is written."""
-    store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
+    store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=20)
 
     def killed(self: Stage, ids: list[int], blocks: Iterator[Block], *, is_last: bool) -> None:
         if len(small_stacks) > last:
@@ -138,7 +150,7 @@ def test_a_kill_loses_the_stack_in_training_alone(
 def test_long_trajectories_are_written_in_pieces(
     small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
+    store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=20)
     monkeypatch.setattr("regauge.zoo.jobs.train_shards.PIECE_BYTES", 4 * UCI.size * 10)
     assert run_jobs(jobs) == 1
     store.refresh()
@@ -156,7 +168,7 @@ def test_the_same_job_at_two_workers(
     moment: int, small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One does all of it while the other one is before, in or behind the middle: nothing is lost or there twice."""
-    store, jobs = plan(CONFIG, tmp_path / "zoo", size=20)
+    store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=20)
     keep, calls = Stage.keep, []
 
     def overtaken(self: Stage, ids: list[int], blocks: Iterator[Block], *, is_last: bool) -> None:
@@ -181,14 +193,14 @@ def test_shards_are_some_minutes_of_work(tmp_path: Path, monkeypatch: pytest.Mon
     work = 6 * 32 * 3 * (30 * 16 + 16 * 16 + 16 * 2)
     for networks in (100, 18, 7, 3, 1, 0.1):
         monkeypatch.setattr("regauge.zoo.jobs.train_shards.SHARD_WORK", networks * work * 1.01)
-        _, jobs = plan(replace(CONFIG, batch=32), tmp_path / f"{networks}")
+        _, jobs = plan_training(replace(CONFIG, batch=32), tmp_path / f"{networks}")
         sizes.append(jobs.size)
         # A store keeps its size, whatever a later version thinks.
         monkeypatch.setattr("regauge.zoo.jobs.train_shards.SHARD_WORK", 1e13)
-        assert plan(replace(CONFIG, batch=32), tmp_path / f"{networks}")[1].size == jobs.size
+        assert plan_training(replace(CONFIG, batch=32), tmp_path / f"{networks}")[1].size == jobs.size
     assert sizes == [20, 16, 4, 2, 1, 1]
     whole = replace(CONFIG, discards=(Discard(step=3, worst=0.5),))
-    assert plan(whole, tmp_path / "whole", size=7)[1].size == 8
+    assert plan_training(whole, tmp_path / "whole", size=7)[1].size == 8
 
 
 def test_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,41 +214,41 @@ def test_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "def wrong():\n    return 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    store, jobs = plan(replace(CONFIG, data="my_own_data:blobs", count=3), tmp_path / "zoo", device="cpu:0")
+    store, jobs = plan_training(replace(CONFIG, data="my_own_data:blobs", count=3), tmp_path / "zoo", device="cpu:0")
     assert run_jobs(jobs) == 1
     store.refresh()
     assert len(store) == 6
     assert store.about["training"]["data"] == "my_own_data:blobs"
     for name, message in (("my_own_data:wrong", "returned a int"), ("my_own_data:other", "has no 'other'")):
         with pytest.raises(ValueError, match=message):
-            plan(replace(CONFIG, data=name), tmp_path / "other")
+            plan_training(replace(CONFIG, data=name), tmp_path / "other")
 
 
 def test_another_population_does_not_go_into_the_same_store(tmp_path: Path) -> None:
-    plan(CONFIG, tmp_path / "zoo")
+    plan_training(CONFIG, tmp_path / "zoo")
     for other in (replace(CONFIG, seed=1), replace(CONFIG, seed=2, count=21), replace(CONFIG, steps=7)):
         with pytest.raises(FileExistsError, match="other networks or settings"):
-            plan(other, tmp_path / "zoo")
+            plan_training(other, tmp_path / "zoo")
     with pytest.raises(ValueError, match="at least 1"):
-        plan(CONFIG, tmp_path / "other", size=0)
+        plan_training(CONFIG, tmp_path / "other", size=0)
 
 
 def test_examples_are_read_where_networks_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> Any:
         raise ValueError(f"no examples of {name!r} here")
 
-    _, jobs = plan(CONFIG, tmp_path / "zoo", size=10)
+    _, jobs = plan_training(CONFIG, tmp_path / "zoo", size=10)
     jobs(0)
     with monkeypatch.context() as patch:
         patch.setattr("regauge.zoo.jobs.train_shards.load_examples", refuse)
         with pytest.raises(ValueError, match="no examples of 'breast-cancer' here"):
-            plan(CONFIG, tmp_path / "zoo")
+            plan_training(CONFIG, tmp_path / "zoo")
         with pytest.raises(ValueError, match="no examples"):
-            plan(CONFIG, tmp_path / "new")
+            plan_training(CONFIG, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     jobs(1)
     monkeypatch.setattr("regauge.zoo.jobs.train_shards.load_examples", refuse)
-    store, jobs = plan(CONFIG, tmp_path / "zoo")
+    store, jobs = plan_training(CONFIG, tmp_path / "zoo")
     assert run_jobs(jobs) == 0
     assert len(store) == 40
 
@@ -244,12 +256,12 @@ def test_examples_are_read_where_networks_are_missing(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_a_population_is_extended(before: int, tmp_path: Path) -> None:
     """From a store that is complete or not, to what a population of that size is."""
-    _, jobs = plan(CONFIG, tmp_path / "zoo", size=7)
+    _, jobs = plan_training(CONFIG, tmp_path / "zoo", size=7)
     for key in jobs.keys[:before]:
         jobs(key)
     bytes_before = {path: path.read_bytes() for path in (tmp_path / "zoo" / "shards").iterdir()}
-    plan(replace(CONFIG, count=22), tmp_path / "zoo")
-    store, more = plan(replace(CONFIG, count=30), tmp_path / "zoo")
+    plan_training(replace(CONFIG, count=22), tmp_path / "zoo")
+    store, more = plan_training(replace(CONFIG, count=30), tmp_path / "zoo")
     assert [more.ids(key) for key in more.keys] == [
         *(range(0, 7), range(7, 14), range(14, 20)),
         *(range(20, 22), range(22, 29), range(29, 30)),
@@ -262,22 +274,22 @@ def test_a_population_is_extended(before: int, tmp_path: Path) -> None:
     whole = [block for block in train(replace(CONFIG, count=30)) if block.rows[0]["step"] == 6]
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, torch.cat([b.params[name] for b in whole]), rtol=1e-4, atol=1e-6)
-    again, jobs = plan(replace(CONFIG, count=30), tmp_path / "zoo")
+    again, jobs = plan_training(replace(CONFIG, count=30), tmp_path / "zoo")
     assert run_jobs(jobs) == 0
     assert again.about["training"]["count"] == 30
     with pytest.raises(FileExistsError, match="for 30 networks of this population already, and 20 are wanted"):
-        plan(CONFIG, tmp_path / "zoo")
+        plan_training(CONFIG, tmp_path / "zoo")
 
 
 def test_networks_that_depend_on_their_number_are_not_extended(tmp_path: Path) -> None:
     config = replace(CONFIG, discards=(Discard(3, worst=0.5),), count=18)
-    plan(config, tmp_path / "zoo", size=8)
+    plan_training(config, tmp_path / "zoo", size=8)
     before = (tmp_path / "zoo" / "store.json").read_bytes()
     with pytest.raises(ValueError, match="no whole group of 4, of which the worst are given up"):
-        plan(replace(config, count=30), tmp_path / "zoo")
+        plan_training(replace(config, count=30), tmp_path / "zoo")
     assert (tmp_path / "zoo" / "store.json").read_bytes() == before
-    plan(replace(config, count=20), tmp_path / "whole", size=8)
-    _, jobs = plan(replace(config, count=30), tmp_path / "whole")
+    plan_training(replace(config, count=20), tmp_path / "whole", size=8)
+    _, jobs = plan_training(replace(config, count=30), tmp_path / "whole")
     assert [jobs.ids(key).start for key in jobs.keys] == [0, 8, 16, 20, 28]
 
 
@@ -382,10 +394,10 @@ def test_a_store_records_the_library_of_matrix_products(tmp_path: Path, monkeypa
     """A resumed run uses the recorded library, whatever its processor's default is, or says that another one is set."""
     monkeypatch.setattr(products, "has_onednn", lambda: True)
     with use_library("blas"):
-        _, jobs = plan(CONFIG, tmp_path / "zoo", size=10)
+        _, jobs = plan_training(CONFIG, tmp_path / "zoo", size=10)
     assert jobs.products == "blas"
     monkeypatch.setattr("regauge.zoo.jobs.driver.default_library", lambda: "onednn")
-    store, jobs = plan(CONFIG, tmp_path / "zoo", size=10)
+    store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=10)
     assert store.about["products"] == jobs.products == "blas"
     used: list[str] = []
 
@@ -397,8 +409,8 @@ def test_a_store_records_the_library_of_matrix_products(tmp_path: Path, monkeypa
     assert run_jobs(jobs) == 2
     assert used == ["blas", "blas"]
     with use_library("onednn"), pytest.raises(FileExistsError, match="products"):
-        plan(CONFIG, tmp_path / "zoo", size=10)
-    _, elsewhere = plan(CONFIG, tmp_path / "other", size=10)
+        plan_training(CONFIG, tmp_path / "zoo", size=10)
+    _, elsewhere = plan_training(CONFIG, tmp_path / "other", size=10)
     assert elsewhere.products == "onednn"
     monkeypatch.setattr(products, "has_onednn", lambda: False)
     with pytest.raises(ValueError, match="'onednn', but this torch was built without it"):

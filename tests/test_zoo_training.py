@@ -19,33 +19,14 @@ from torch.nn import functional
 from regauge.core.params import Params
 from regauge.data.images import digits
 from regauge.storage.architecture import Architecture
-from regauge.training import stacks
+from regauge.training import SGD, Adam, AdamW, Choice, Cosine, Initialization, LogUniform, OneCycle, Uniform, stacks
+from regauge.training.programs import Backend
+from regauge.zoo import Checkpoints, ClassHalves, Config, Discard, Examples, Fraction, load_examples, train
 from regauge.zoo.jobs.train_shards import settings_of
-from regauge.zoo.training import (
-    SGD,
-    Adam,
-    AdamW,
-    Backend,
-    Block,
-    Checkpoints,
-    Choice,
-    ClassHalves,
-    Config,
-    Cosine,
-    Discard,
-    Examples,
-    Fraction,
-    Initialization,
-    LogUniform,
-    OneCycle,
-    Uniform,
-    load_examples,
-    train,
-    trainer,
-)
+from regauge.zoo.training import trainer
 from regauge.zoo.training.config import Subset
 from regauge.zoo.training.examples import require_trainable
-from regauge.zoo.training.stack_state import Feed
+from regauge.zoo.training.stack_state import Block, Feed
 from regauge.zoo.training.trainer import cut
 
 

@@ -85,7 +85,7 @@ def network(case: Case, seed: int = 0) -> tuple[nn.Module, Params]:
 
 
 def folded(case: Case, module: nn.Module, params: Params) -> rg.discovery.Folded:
-    return rg.fold(params, module, case.inputs, dict(case.kwargs), outputs=case.outputs)
+    return rg.discovery.fold(params, module, case.inputs, dict(case.kwargs), outputs=case.outputs)
 
 
 def discovered(case: Case, module: nn.Module, ones: tuple[str, ...]) -> rg.Symmetry:

@@ -86,7 +86,7 @@ def trained(name: str, seed: int) -> Params:
         optimizer.step()
     dtype = next(MODULES[name]().parameters()).dtype
     state = {n: t.detach().to(dtype if t.is_floating_point() else t.dtype) for n, t in module.state_dict().items()}
-    return rg.reset_batchnorm(state, module.to(dtype), [x.to(dtype) for x, _ in data])
+    return rg.connect.reset_batchnorm(state, module.to(dtype), [x.to(dtype) for x, _ in data])
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Case:
         """The task that recomputes statistics of batch normalization, where there are any, from data that choose."""
         if not any(name.endswith("running_mean") for name in self.module.state_dict()):
             return judging
-        prepare = partial(rg.reset_batchnorm, module=self.module, batches=list(choosing.batches))
+        prepare = partial(rg.connect.reset_batchnorm, module=self.module, batches=list(choosing.batches))
         return replace(judging, prepare=prepare)
 
     def run(self, *words: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def line(case: Case) -> tuple[Numbers, Numbers]:
 def plane(case: Case) -> tuple[Numbers, Numbers]:
     files = [f"{letter}.safetensors" for letter in "abc"]
     said = case.run("plane", *files, "--resolution", "3", "-o", "plane.svg", *case.judged())["table"][:3]
-    found = rg.plane(*map(case.params, "abc"), case.tasks()[1], resolution=3)
+    found = rg.connect.plane(*map(case.params, "abc"), case.tasks()[1], resolution=3)
     return (
         {"points": [[row["x"], row["y"]] for row in said], "losses": [row["loss"] for row in said]},
         {"points": found.points.tolist(), "losses": found.at_points["loss"].tolist()},

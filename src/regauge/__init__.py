@@ -2,6 +2,18 @@
 
 from regauge.names import VERSION, attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    __file__,
+    moved=dict.fromkeys(("BestOf", "DataMatching", "JointMatching", "MergeMany", "MixedMatching"), "regauge.alignment")
+    | dict.fromkeys(("BestGauge", "Chain", "LearnedRotation", "RandomRotation", "Smooth"), "regauge.gauging")
+    | dict.fromkeys(("plane", "reset_batchnorm"), "regauge.connect")
+    | dict.fromkeys(("load_alignment", "save_alignment"), "regauge.checkpoints")
+    | {
+        "align_pairs": "regauge.alignment",
+        "fingerprint": "regauge.comparison",
+        "fold": "regauge.discovery",
+    },
+)
 
 __version__ = VERSION

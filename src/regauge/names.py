@@ -21,7 +21,7 @@ def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
 
 
 def attach(
-    package: str, file: str, moved: Mapping[str, str] | None = None
+    package: str, file: str | None, moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Make `__getattr__`, `__dir__` and `__all__` for a package from its stub.
 
@@ -30,11 +30,11 @@ def attach(
 
     Args:
         package: The `__name__` of the package.
-        file: Its `__file__`; the stub is the `.pyi` file next to it.
+        file: Its `__file__`; the stub is the `.pyi` file next to it. None for a package without public names.
         moved: Names of earlier versions, which still work and are not listed, and where they are now:
             `package` or `package:name`.
     """
-    load, listed, public = lazy_loader.attach_stub(package, file)
+    load, listed, public = lazy_loader.attach(package) if file is None else lazy_loader.attach_stub(package, file)
 
     def find(name: str) -> Any:
         if name in public:

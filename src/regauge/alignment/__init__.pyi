@@ -2,6 +2,8 @@ from .align_networks import align as align
 from .align_networks import align_many as align_many
 from .align_networks import align_pairs as align_pairs
 from .apply_alignment import apply as apply
+from .correspondence import Correspondence as Correspondence
+from .correspondence import correspond as correspond
 from .method import ManyMethod as ManyMethod
 from .method import Method as Method
 from .methods.activation_matching import ActivationMatching as ActivationMatching
@@ -22,5 +24,3 @@ from .result import ManyResult as ManyResult
 from .result import Result as Result
 from .result import Results as Results
 from .table import METHODS as METHODS
-from .widths.correspondence import Correspondence as Correspondence
-from .widths.correspondence import correspond as correspond

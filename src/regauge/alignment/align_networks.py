@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Never, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 Joined = TypeVar("Joined", bound=Dictionaries)
-POPULATIONS = "these are populations; align them with `regauge.align_pairs`, all pairs at once"
+POPULATIONS = "these are populations; align them with `regauge.alignment.align_pairs`, all pairs at once"
 SINGLE = "give a list of single networks, not populations"
 
 
@@ -207,7 +207,7 @@ def align_many(
 def align_many(
     params: Sequence[Mapping[str, Tensor]] | Sequence[Dictionaries],
     symmetry: Symmetry,
-    *rest: Never,
+    *,
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
@@ -229,7 +229,6 @@ def align_many(
         params: The networks, one at least; unchanged themselves. Buffers move with them. Tuples of
             dictionaries for methods that move several together (`GaussianMatching`, `JointMatching`).
         symmetry: The symmetry of all networks.
-        rest: Nothing: the networks are one list.
         method: `DataMatching()` unless given where there is a task, else `MergeMany()`. A method for pairs aligns every
             network to the first.
         task: Model, data and loss, for methods that use them.
@@ -246,7 +245,7 @@ def align_many(
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.
     """
-    params = as_networks(params, rest)
+    params = as_networks(params)
     if not params:
         raise ValueError("there is no network to align; give at least one")
     if method is None:

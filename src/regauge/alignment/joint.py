@@ -95,7 +95,7 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
             return (as_params(network, what),)
         raise TypeError(
             f"{name} aligns single dictionaries of parameters, not a {given}; for means and standard deviations use "
-            "`regauge.GaussianMatching()`, for other tuples of dictionaries `regauge.JointMatching(roles)`"
+            "`regauge.GaussianMatching()`, for other tuples of dictionaries `regauge.alignment.JointMatching(roles)`"
         )
     if isinstance(network, tuple) and len(network) == len(roles):
         return tuple(as_params(one, f"entry {k} of {what}") for k, one in enumerate(network))

@@ -2,6 +2,4 @@
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, __file__, moved=dict.fromkeys(("load_alignment", "save_alignment"), "regauge")
-)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

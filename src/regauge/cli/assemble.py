@@ -24,22 +24,21 @@ from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.outputs.staging import Staging
 from regauge.checkpoints.writing import SUFFIX, Shard, save_text
 from regauge.cli.checkpoint_jobs import output_of
-from regauge.cli.configs import CONFIG, Configuration
 from regauge.cli.models import read_networks
 from regauge.cli.options import Merge, UsageError
 from regauge.cli.output import tell, warn
 from regauge.cli.streaming import configure, method_of, show_plan, show_work, tell_merged
-from regauge.cli.vocabulary import bring_together, choose_template, template_files, unite
 from regauge.core.element import Element
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
+from regauge.hub.configuration import CONFIG, Configuration
+from regauge.hub.tokens import TokenPlan, Vocabulary
+from regauge.hub.vocabulary import bring_together, choose_template, template_files, unite
 from regauge.merging.assembly import Assembly, Part
 from regauge.merging.merge_record import MergeRecord, card_path
 from regauge.merging.need import Need
-from regauge.merging.recipe import Vocabulary
 from regauge.merging.rule import draw_seed
 from regauge.merging.streamed import report_of
-from regauge.merging.tokens import TokenPlan
 
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
 """From the networks, the names of the model in their order, those of running statistics and tied ones to the parts."""

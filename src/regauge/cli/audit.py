@@ -1,18 +1,14 @@
 """`regauge audit`: a table of scale pairs tried on a model, row by row; and such a table made from its symmetry."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 import regauge as rg
 from regauge.cli.gauge_options import Audit, Gauge
-from regauge.cli.models import Model, find_traced, load_model, name_model, read_networks
-from regauge.cli.options import UsageError
+from regauge.cli.models import read_networks, require_model
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
-from regauge.cli.tracing import Traced
-from regauge.cli.transformers_models import Values
 from regauge.gauging import Finding, ScalePair, audit, read_mappings, save_mappings
 
 
@@ -20,9 +16,10 @@ def run(options: Audit) -> None:
     """Print what each pair of the table does to the outputs, and what the broken ones leave out."""
     table = read_mappings(options.mappings)
     checkpoint = rg.Checkpoint.open(options.checkpoint)
-    name, model, symmetry, kwargs = _trace(options, checkpoint, values="always")
-    traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
-    found = read_networks(replace(options, model=name), [checkpoint], traced=traced)
+    model = require_model(options.model, checkpoint, options.inputs, values="always")
+    with show_status("tracing the model"):
+        kwargs = model.trace().kwargs
+    found = read_networks(options, [checkpoint], model=model)
     with show_status("scaling every pair, and running the model"):
         findings = audit(
             table,
@@ -40,23 +37,13 @@ def run(options: Audit) -> None:
 def write_mappings(options: Gauge) -> None:
     """Write the scale pairs that hold for a model as a table of another tool."""
     assert options.mappings is not None
-    _, _, symmetry, _ = _trace(options, rg.Checkpoint.open(options.checkpoint), values="if small")
+    model = require_model(options.model, rg.Checkpoint.open(options.checkpoint), options.inputs)
+    with show_status("tracing the model"):
+        symmetry = model.symmetry
     rows, others = save_mappings(symmetry, options.output, options.mappings, overwrite=options.overwrite)
     tell(f"{len(rows)} scale pairs hold for this model", pairs=rows)
     tell_notes([f"not written: {name}: {reason}" for name, reason in others])
     tell_written(options.output)
-
-
-def _trace(
-    options: Audit | Gauge, checkpoint: rg.Checkpoint, *, values: Values
-) -> tuple[str, Model, rg.Symmetry, Mapping[str, Any] | None]:
-    """The name of the model of a checkpoint, the model, its symmetry, and the keyword inputs of its trace."""
-    name = name_model(options.model, checkpoint)
-    if name is None:
-        raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
-    model = load_model(name, options.inputs, values=values)
-    with show_status("tracing the model"):
-        return name, model, *find_traced(model, options.inputs)
 
 
 def _tell(findings: list[Finding], table: list[ScalePair]) -> None:

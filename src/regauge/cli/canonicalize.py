@@ -9,8 +9,8 @@ from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
-from regauge.cli.vocabulary import bring_together
 from regauge.core.counted import count
+from regauge.hub import bring_together
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {
     "order": lambda group: group.is_permuted,

@@ -15,6 +15,20 @@ NOTHING = (None, "", (), False, MISSING)
 """Defaults that say nothing: what happens without the option is in its description, or it is required."""
 INSTEAD = ("--steps", "--epochs", "--seconds")
 """Options that say how long something is trained, of which commands have some."""
+ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
+"""An argument in a message of the library."""
+NAMES = {"out": "output"}
+"""Options that are called otherwise than arguments."""
+
+
+def as_options(text: str) -> str:
+    """Write the arguments in a message of the library as options: `` `dtype=float16` `` becomes `--dtype float16`."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = NAMES.get(match[1], match[1]).replace("_", "-"), match[2]
+        return f"--{name}" if value in ("", "True", "...") else f"--{name} {value}"
+
+    return ARGUMENT.sub(option, text)
 
 
 def require_command(words: list[str], commands: Any) -> None:

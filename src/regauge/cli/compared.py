@@ -14,13 +14,12 @@ from regauge.checkpoints.job import open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident
 from regauge.checkpoints.names.from_transformers import name_by
 from regauge.cli.compare_options import Compare
-from regauge.cli.models import Networks, read_networks
+from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.tasks import matching_tasks
-from regauge.cli.transformers_models import Values
-from regauge.cli.vocabulary import bring_together, model_with
 from regauge.comparison.common import find_common
 from regauge.core.progress import Progress, no_progress
+from regauge.hub import Networks, Values, bring_together, model_with
 
 
 @dataclass(frozen=True)

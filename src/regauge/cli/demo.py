@@ -29,7 +29,7 @@ from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
 from regauge.training.optimizers import AdamW
-from regauge.zoo.jobs.executors import one_thread
+from regauge.training.threads import one_thread
 
 NETWORKS = 3
 POINTS = 17

@@ -3,10 +3,9 @@
 import json
 
 from regauge.checkpoints.writing import require_writable, save_text
-from regauge.cli.models import trace_model
 from regauge.cli.options import Discover
-from regauge.cli.output import tell, tell_written
-from regauge.cli.transformers_models import Values
+from regauge.cli.output import show_status, tell, tell_notes, tell_written
+from regauge.hub import Values, open_model
 
 
 def run(options: Discover) -> None:
@@ -14,7 +13,10 @@ def run(options: Discover) -> None:
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".json",))
     values: Values = "never" if options.meta else "if small"
-    found = trace_model(options.model, options.inputs, values=values, verify=not options.skip_verification)
+    model = open_model(options.model, **vars(options.inputs), values=values, verify=not options.skip_verification)
+    with show_status("building and tracing the model, and verifying what is found"):
+        found = model.traced
+    tell_notes(found.notes)
     symmetry = found.symmetry
     order, dimension = symmetry.log10_order, symmetry.dimension
     tell(symmetry, symmetry=json.loads(symmetry.to_json()), log10_order=order, dimension=dimension)

@@ -2,7 +2,7 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,18 +11,26 @@ import regauge as rg
 from regauge.cli.audit import write_mappings
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
 from regauge.cli.gauge_options import Gauge
-from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
+from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.streaming import show_work
-from regauge.cli.tasks import convert, dtype_of, example_task, load_batches, task_of
-from regauge.cli.tracing import Traced
-from regauge.cli.transformers_models import Values
-from regauge.cli.untied import untied
-from regauge.cli.vocabulary import bring_together
 from regauge.core.params import work_dtype
 from regauge.core.task import arguments
 from regauge.gauging import GaugeResult, RoundToNearest, describe_fixed, gauge_path, named_method
+from regauge.hub import (
+    Networks,
+    Values,
+    bring_together,
+    convert,
+    dtype_of,
+    example_task,
+    make_task,
+    name_model,
+    open_batches,
+    open_model,
+    untie,
+)
 from regauge.report.gauge_page import gauge_page
 
 ROTATING = ("best", "hadamard", "random")
@@ -42,9 +50,14 @@ def run(options: Gauge) -> None:
         job.require_memory(", or say --method hadamard without --data")
     job = job.of(*bring_together(job.checkpoints).networks)
     with ExitStack() as stack:
-        name = name_model(options.model, job.source) if options.symmetry is None else options.model
+        name = options.model
+        if name is None and options.symmetry is None:
+            name = name_model(job.source)
         if options.untie:
-            name, job = stack.enter_context(untied(name, job))
+            if out.path.suffix:
+                raise UsageError("--untie changes config.json, so that the output must be a folder")
+            name, source = stack.enter_context(untie(name, job.source))
+            job = job.of(source)
         found, task, test = _read(options, name, job.source, fits=job.fits)
         with show_work(work, is_streamed=found.checkpoints[0].is_lazy) as progress:
             result = rg.gauge(
@@ -85,39 +98,29 @@ def _read(
     if name is None:
         if options.data is not None:
             raise UsageError("--data needs the model that runs on them: name it with --model")
-        return read_networks(replace(options, model=name), [checkpoint], is_streamed=not fits), None, None
+        return read_networks(options, [checkpoint], is_streamed=not fits), None, None
     is_run = options.data is not None or options.method == "learned"
     values: Values = "never" if not fits else "always" if is_run else "if small"
-    model = load_model(name, options.inputs, values=values)
-    if options.data is not None:
-        args, named = arguments(convert(load_batches(options.data, options.batch)[0][0], torch.float32))
-        model = replace(model, inputs=args, kwargs=named, further=())
-    traced, kwargs = None, dict(model.kwargs or {})
-    if options.symmetry is None:
-        with show_status("tracing the model"):
-            symmetry, found_kwargs = find_traced(model, options.inputs)
-        traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
-        kwargs = dict(found_kwargs or {})
+    model = open_model(name, **vars(options.inputs), values=values)
+    with show_status("building and tracing the model"):
+        if options.data is not None:
+            model = model.on(*arguments(convert(open_batches(options.data, options.batch)[0][0], torch.float32)))
+        kwargs = dict((model.trace().kwargs if options.symmetry is None else model.kwargs) or {})
     is_held = fits and (not model.is_meta or options.method not in ROTATING)
-    found = read_networks(replace(options, model=name), [checkpoint], is_streamed=not is_held, traced=traced)
-    return (found, *_tasks(options, model, found, kwargs, is_held=is_held))
-
-
-def _tasks(
-    options: Gauge, model: Model, found: Networks, kwargs: dict[str, Any], *, is_held: bool
-) -> tuple[rg.Task | None, rg.Task | None]:
-    """The model on the data that choose, or else on example inputs, and on those that judge."""
+    found = read_networks(options, [checkpoint], is_streamed=not is_held, model=model)
     if model.is_meta and is_held:
-        return None, None
+        return found, None, None
     if options.data is None:
-        return example_task(model, kwargs, options.inputs.outputs), None
+        return found, example_task(model, kwargs, options.inputs.outputs), None
     dtype = work_dtype(dtype_of(found.checkpoints[0].params))
     module, outputs = model.module.to(dtype), options.inputs.outputs
     task, test = (
-        None if text is None else task_of(module, load_batches(text, options.batch), options.loss, dtype, outputs)
+        None
+        if text is None
+        else make_task(module, open_batches(text, options.batch), loss=options.loss, dtype=dtype, outputs=outputs)
         for text in (options.data, options.test)
     )
-    return task, test
+    return found, task, test
 
 
 def _tell(options: Gauge, result: GaugeResult, notes: tuple[str, ...]) -> None:

@@ -16,9 +16,9 @@ from regauge.cli.output import show_progress, show_status, tell
 from regauge.core.params import Params
 from regauge.data.shapes import shared_start
 from regauge.discovery import discover
-from regauge.inr.fields.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.fields.signal_samples import Queries, entropy_floor
 from regauge.inr.fitting import Fit, fit, mean_loss
+from regauge.inr.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.orbits import orbit, write_orbit
 from regauge.inr.rendering.field_values import render_image
 from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS, Mesh, extract_mesh, save_mesh, save_points

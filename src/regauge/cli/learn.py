@@ -13,10 +13,10 @@ from regauge.cli.learn_matching import matching
 from regauge.cli.learn_networks import read_networks, require_named
 from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnPredictor
 from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of
-from regauge.cli.models import load_module
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, warn, write_rows
 from regauge.cli.training_output import tell_training, training_output
+from regauge.hub import open_model
 from regauge.names import VERSION
 from regauge.report.predictor_page import predictor_page
 from regauge.weightspace.files import needs_modules
@@ -82,7 +82,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
     module = None
     if options.predictor.is_file() and needs_modules(options.predictor):
         if options.model is not None:
-            module = load_module(options.model).module
+            module = open_model(options.model).module
         elif named.store is not None:
             module = named.store.architecture.module()
         else:

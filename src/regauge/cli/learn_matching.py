@@ -9,12 +9,12 @@ from regauge import weightspace as ws
 from regauge.cli.config_options import settings_of
 from regauge.cli.learn_options import LearnMatching
 from regauge.cli.learn_settings import networks_of, run_of
-from regauge.cli.models import load_module
 from regauge.cli.options import Matching, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
-from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.training_output import tell_training, training_output
+from regauge.connect import prepare_statistics
 from regauge.core.task import Task
+from regauge.hub import make_task, open_batches, open_model
 from regauge.storage.collection import Collection
 from regauge.storage.store import Store
 from regauge.weightspace.files import needs_modules
@@ -51,10 +51,12 @@ def tasks_of(options: LearnMatching, collection: Collection, *, needs_data: bool
         if needs_data:
             raise UsageError("--probes begin as inputs of the data: give --data")
         return []
-    batches = load_batches(options.data, options.examples)
+    batches = open_batches(options.data, options.examples)
     stores = [collection.members[collection.first(layout)] for layout in range(max(collection.layouts) + 1)]
     modules = [store.architecture.module() for store in stores if isinstance(store, Store)]
-    return [with_reset(task_of(module, batches, options.loss, torch.float32)) for module in modules]
+    return [
+        prepare_statistics(make_task(module, batches, loss=options.loss, dtype=torch.float32)) for module in modules
+    ]
 
 
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
@@ -71,5 +73,5 @@ def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
     if path.exists() and needs_modules(path):
         if options.model is None:
             raise UsageError(f"{str(path)!r} runs the networks on probes; name their architecture: --model")
-        module = load_module(options.model).module
+        module = open_model(options.model).module
     return learn.load_matching(path, module=module)

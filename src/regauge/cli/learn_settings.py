@@ -18,10 +18,10 @@ from regauge.cli.learn_networks import tell_chosen
 from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress
-from regauge.cli.tasks import load_batches
 from regauge.cli.training_output import TrainingOutput
 from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
+from regauge.hub import open_batches
 from regauge.learn.changes import Change
 from regauge.storage.collection import Collection, Kept
 from regauge.storage.store import Store
@@ -114,7 +114,7 @@ def inputs_of(text: str) -> Tensor | Any:
     """The inputs on which networks are run."""
     kind, _, size = text.partition(":")
     if kind not in ("grid", "points"):
-        return load_batches(text, EXAMPLES)[0][0]
+        return open_batches(text, EXAMPLES)[0][0]
     sizes = sizes_of(size)
     if not sizes or not all(sizes) or (kind == "points" and len(sizes) != 2):
         wanted = "the number of pixels along each axis: grid:28x28"

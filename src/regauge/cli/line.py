@@ -9,10 +9,11 @@ import torch
 import regauge as rg
 from regauge.cli.options import Line, UsageError
 from regauge.cli.output import LOSSES, name_files, require_pictures, show_progress, tell, tell_table, write_picture
-from regauge.cli.tasks import Judged, dtype_of, read, task_on, with_reset
+from regauge.cli.tasks import Judged, read, task_on
 from regauge.connect import Path
 from regauge.core.params import Params
 from regauge.core.progress import Advance, Progress
+from regauge.hub import dtype_of
 from regauge.training import Adam
 
 TRAINED: dict[str, type[rg.connect.Bezier] | type[rg.connect.PolygonalChain]] = {
@@ -31,7 +32,7 @@ def run(options: Line) -> None:
         raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
     if options.held.keep and options.path != "geodesic":
         raise UsageError("--keep is for the geodesic path, for which the model is traced")
-    judged = read(options, (options.a, options.b))
+    judged = read(options, (options.a, options.b), options.held)
     with show_progress(is_transient=True) as progress:
         path, (a, b) = _make_path(options, judged, progress)
         # A function does not know what is structure, so that buffers that were moved may differ.
@@ -54,7 +55,7 @@ def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path,
     if options.path == "straight":
         return rg.connect.Straight(), judged.networks
     if options.path == "geodesic":
-        symmetry = judged.symmetry(options.held)
+        symmetry = judged.symmetry
         manifold = rg.canonical.canonical_manifold(symmetry)
         tell(
             f"both networks were brought to scales of one, which changes no function; on the way there are:\n{manifold}"
@@ -84,7 +85,7 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
     path = rg.connect.train_path(
         a,
         b,
-        replace(task, prepare=with_reset(few).prepare),
+        replace(task, prepare=rg.connect.prepare_statistics(few).prepare),
         TRAINED[options.path].between(a, b, bends=options.bends),
         generator=torch.Generator().manual_seed(options.seed),
         steps=options.steps,

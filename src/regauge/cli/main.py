@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias
 import tyro
 
 from regauge.checkpoints.plain_files import require_plain
-from regauge.cli.commands import hide_empty_defaults, require_command
+from regauge.cli.commands import as_options, hide_empty_defaults, require_command
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
 from regauge.cli.flow_options import Flow
@@ -124,12 +124,12 @@ class _Sentences(logging.Handler):
     """Prints what the library says while it works, such as which files it replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(escape_lines(record.getMessage()), file=sys.stderr)
+        print(escape_lines(as_options(record.getMessage())), file=sys.stderr)
 
 
 def _tell() -> None:
     """Print what storage and experiments say, once however many commands this process runs."""
-    for name in ("regauge.checkpoints", "regauge.papers"):
+    for name in ("regauge.checkpoints", "regauge.hub", "regauge.merging", "regauge.papers"):
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
             logger.addHandler(_Sentences(logging.INFO))
@@ -161,4 +161,4 @@ def sentence(error: BaseException) -> str:
         text = f"{' -> '.join(names)} cannot be used: {error.strerror[:1].lower()}{error.strerror[1:]}"
     elif isinstance(error, OSError) and error.strerror:
         text = f"the standard output, or a file, cannot be used: {error.strerror[:1].lower()}{error.strerror[1:]}"
-    return " ".join(text.split()) or type(error).__name__
+    return as_options(" ".join(text.split())) or type(error).__name__

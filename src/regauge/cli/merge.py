@@ -16,11 +16,11 @@ from regauge.cli.provenance import provenance_of
 from regauge.cli.recipe import run_recipe
 from regauge.cli.streaming import configure, method_of, read_job, show_memory, show_plan, show_work, tell_merged
 from regauge.cli.tasks import matching_tasks
-from regauge.cli.vocabulary import read_choice
+from regauge.hub.tokens import Vocabulary
+from regauge.hub.vocabulary import read_choice
 from regauge.merging.assembly import Part
 from regauge.merging.merge_record import card_path
-from regauge.merging.recipe import Vocabulary
-from regauge.merging.recipe_parts import plan_rule
+from regauge.merging.recipes.plan_parts import plan_rule
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, read_number, read_numbers
 from regauge.merging.streamed import merge_job, plan_blend
@@ -138,5 +138,5 @@ def _method(options: Merge, *, is_streamed: bool) -> Method:
     if options.method != "auto" or options.data is not None:
         return chosen
     if options.base is None and not is_streamed:
-        return configure(rg.MergeMany(), options)
+        return configure(rg.alignment.MergeMany(), options)
     return configure(rg.WeightMatching(), options)

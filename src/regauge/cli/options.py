@@ -97,8 +97,8 @@ Loss = Literal["cross-entropy", "mse"]
 Json = Annotated[bool, arg(help="Print the report as one JSON object, unrounded; docs/interoperation.md describes it.")]
 
 
-class UsageError(Exception):
-    """A sentence about what the user typed and cannot be used; `main` prints it and exits."""
+class UsageError(ValueError):
+    """Options that do not go together, in a sentence that names them; the library names arguments instead."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regauge.checkpoints.writing import require_writable, save_text, whole_file
+from regauge.cli.commands import as_options
 from regauge.cli.options import PICTURES
 from regauge.core.escaping import escape, escape_json, escape_lines
 from regauge.core.progress import Advance, Progress
@@ -90,7 +91,7 @@ def tell_written(*paths: Path) -> None:
 def tell_notes(notes: Sequence[str]) -> None:
     """Tell sentences that a report lists as notes."""
     for note in notes:
-        tell(note)
+        tell(as_options(note))
 
 
 def tell_table(

@@ -63,7 +63,9 @@ def _evaluate(options: Plane, judged: Judged, progress: Progress) -> rg.connect.
     buffers = [name for name, _ in judged.model.module.named_buffers()]
     resolution, margin = options.resolution, options.margin
     a, b, c = judged.networks
-    evaluate = partial(rg.plane, a, b, c, resolution=resolution, margin=margin, buffers=buffers, progress=progress)
+    evaluate = partial(
+        rg.connect.plane, a, b, c, resolution=resolution, margin=margin, buffers=buffers, progress=progress
+    )
     try:
         return evaluate(judged.task)
     except RuntimeError as error:

@@ -9,14 +9,13 @@ import torch
 
 import regauge as rg
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
-from regauge.cli.models import Model, Networks, find_traced, load_model, name_model, read_networks
+from regauge.cli.models import find_model, read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.prune_options import Prune
-from regauge.cli.pruned_configs import CONFIG, PrunedConfigs
-from regauge.cli.tasks import dtype_of, example_task, load_batches, task_of
-from regauge.cli.tracing import Traced
+from regauge.hub import Model, Networks, dtype_of, example_task, open_task
 from regauge.pruning import CRITERIA, prune_path
+from regauge.pruning.pruned_configuration import CONFIG, PrunedConfigs
 from regauge.report.prune_page import prune_page
 
 
@@ -35,18 +34,18 @@ def run(options: Prune) -> None:
     out = output_of(options, page=prune_page)
     job = open_checkpoints([options.checkpoint], out, beside=prune_path, memory=options.memory, work="pruning")
     job.require_memory()
-    name = name_model(options.model, job.source)
-    if name is None:
+    model = find_model(options.model, job.source, options.inputs, values="always")
+    if model is None:
         raise UsageError("pruning runs the model: name it with --model")
-    model, found, task, test = _read(options, name, job.source)
+    found, task, test = _read(options, model, job.source)
     unknown = [one for one in options.groups if one not in {group.name for group in found.symmetry.groups}]
     if unknown:
-        raise UsageError(f"there is no group {unknown[0]!r}; `regauge discover {name}` lists them")
+        raise UsageError(f"there is no group {unknown[0]!r}; `regauge discover {model.name}` lists them")
     configs = None
-    if (Path(name) / CONFIG).is_file():
+    if (Path(model.name) / CONFIG).is_file():
         if out.is_file:
             raise UsageError(f"the smaller model needs another {CONFIG}, so that the output must be a folder")
-        configs = PrunedConfigs(model.module, Path(name), found.symmetry)
+        configs = PrunedConfigs(model.module, Path(model.name), found.symmetry)
     with show_status(f"finding the numbers of {CONFIG}"):
         sets = [] if configs is None else configs.sets()
     with show_status("pruning"):
@@ -70,26 +69,18 @@ def run(options: Prune) -> None:
     tell_written(options.output, prune_path(options.output), prune_path(options.output).with_suffix(".html"))
 
 
-def _read(
-    options: Prune, name: str, checkpoint: rg.Checkpoint
-) -> tuple[Model, Networks, rg.Task | None, rg.Task | None]:
-    """The model with values, the checkpoint under its names with their symmetry, and tasks that choose and judge."""
-    model = load_model(name, options.inputs, values="always")
+def _read(options: Prune, model: Model, checkpoint: rg.Checkpoint) -> tuple[Networks, rg.Task, rg.Task | None]:
+    """The checkpoint under the names of its model with their symmetry, and tasks that choose and judge."""
     with show_status("tracing the model"):
-        symmetry, kwargs = find_traced(model, options.inputs)
-    traced = Traced(symmetry, model.module.state_dict(), model.is_meta, module=model.module)
-    found = read_networks(options, [checkpoint], traced=traced)
+        kwargs = model.trace().kwargs
+    found = read_networks(options, [checkpoint], model=model)
     dtype = dtype_of(found.checkpoints[0].params)
-    module, outputs = model.module.to(dtype), options.inputs.outputs
+    model.module.to(dtype)
     if options.data is None:
-        return model, found, example_task(model, dict(kwargs or {}), outputs), None
-    task, test = (
-        None
-        if text is None
-        else replace(task_of(module, load_batches(text, options.batch), options.loss, dtype, outputs), name=text)
-        for text in (options.data, options.test)
-    )
-    return model, found, task, test
+        return found, example_task(model, kwargs or {}, options.inputs.outputs), None
+    ways: Any = {"loss": options.loss, "batch": options.batch, "outputs": options.inputs.outputs, "dtype": dtype}
+    test = None if options.test is None else open_task(model, options.test, **ways)
+    return found, open_task(model, options.data, **ways), test
 
 
 def _tell(facts: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from regauge.cli.options import Matching, Merge, UsageError
 from regauge.cli.output import warn
 from regauge.cli.provenance import provenance_of
 from regauge.merging.assembly import Part
-from regauge.merging.recipe import Recipe
-from regauge.merging.recipe_parts import choose_dtype, plan_parts
-from regauge.merging.recipe_reading import read_recipe
+from regauge.merging.recipes.plan_parts import choose_dtype, plan_parts
+from regauge.merging.recipes.read_recipe import read_recipe
+from regauge.merging.recipes.recipe import Recipe
 
 KEPT = "recipe.yml"
 """The recipe in an output folder."""

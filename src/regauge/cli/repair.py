@@ -23,11 +23,11 @@ def run(options: Repair) -> None:
     if options.held != Held() and not options.align:
         raise UsageError("--keep and --move are for --align, for which the model is traced")
     shares = shares_of(options.weights or None, len(options.endpoints)) if options.endpoints else ()
-    judged = read(options, job.checkpoints)
+    judged = read(options, job.checkpoints, options.held)
     merged, endpoints = judged.networks[0], judged.networks[1:]
     if options.align:
         with show_status("aligning the endpoints"):
-            symmetry, method = judged.symmetry(options.held), rg.WeightMatching(scales="recompute")
+            symmetry, method = judged.symmetry, rg.WeightMatching(scales="recompute")
             endpoints = tuple(rg.align(merged, end, symmetry, method=method).params for end in endpoints)
     module, inputs = judged.model.module, [inputs for inputs, _ in judged.choosing.batches]
     task = None if options.always else judged.choosing

@@ -25,7 +25,7 @@ from regauge.papers.table import Table
 from regauge.report.figures import picture_figure
 from regauge.report.line_figures import methods_figure
 from regauge.report.shape_figures import strips_figure
-from regauge.zoo.jobs.executors import one_thread
+from regauge.training.threads import one_thread
 
 
 def run(options: Reproduce) -> None:

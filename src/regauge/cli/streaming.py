@@ -13,15 +13,14 @@ from regauge.checkpoints.alignments import alignment_label, alignment_path
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
 from regauge.cli.checkpoint_jobs import output_of
-from regauge.cli.models import Networks, read_networks
+from regauge.cli.models import read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
 from regauge.cli.provenance import provenance_of
-from regauge.cli.transformers_models import Values
-from regauge.cli.vocabulary import bring_together, model_with
 from regauge.core.progress import Progress, no_progress
+from regauge.hub import Networks, Values, bring_together, model_with
+from regauge.hub.tokens import TokenPlan
 from regauge.merging.merge_record import MergeRecord, card_path
-from regauge.merging.tokens import TokenPlan
 
 
 def read_job(

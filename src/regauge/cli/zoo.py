@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from regauge import zoo
 from regauge.cli import zoo_populations
-from regauge.cli.models import call_factory, describe_inputs
-from regauge.cli.options import ExampleInputs, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, warn
 from regauge.cli.zoo_options import (
     Zoo,
@@ -25,14 +25,13 @@ from regauge.cli.zoo_options import (
 )
 from regauge.cli.zoo_populations import conditions_of, count_runs, executor_of, words
 from regauge.core.devices import find_device
+from regauge.hub import call_factory, describe_inputs
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store, verify
-from regauge.zoo import formats
-from regauge.zoo.jobs import JobsError, share_of
+from regauge.zoo import Config, JobsError, load_examples, plan_training, share_of
 from regauge.zoo.jobs.driver import missing_jobs
-from regauge.zoo.jobs.train_shards import plan, train_shards
+from regauge.zoo.jobs.train_shards import train_shards
 from regauge.zoo.presets import PRESETS
-from regauge.zoo.training import Config, load_examples
 
 
 def run(options: Zoo) -> None:
@@ -62,7 +61,9 @@ def train(options: ZooTrain) -> None:
     executor, share = executor_of(options.on), share_of()
     with show_status("preparing"):
         find_device(options.device, is_here=not options.on.startswith("tcp://"))
-        store, jobs = plan(config, options.output, size=options.shard, storage=options.storage, device=options.device)
+        store, jobs = plan_training(
+            config, options.output, size=options.shard, storage=options.storage, device=options.device
+        )
     if missing_jobs(jobs):
         each = config.count_checkpoints(load_examples(config.data))
         size = each * config.count * store.architecture.size * (2 if options.storage else 4) / 2**20
@@ -106,7 +107,7 @@ def import_(options: ZooImport) -> None:
     known = Store.find(options.output)
     before = 0 if known is None else len(known)
     with show_progress() as progress:
-        store = formats.import_zoo(source, options.output, storage=options.storage, progress=progress)
+        store = zoo.import_zoo(source, options.output, storage=options.storage, progress=progress)
     strange = len(store.rows.where(is_finite=False))
     marked = f"; {strange} with NaN or Inf are marked" if strange else ""
     tell(f"written: {options.output}: {words(store)}{marked}; {len(store) - before} were imported now")
@@ -123,7 +124,7 @@ def export(options: ZooExport) -> None:
     if not len(chosen):
         raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
     with show_progress() as progress:
-        formats.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
+        zoo.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
     tell(f"written: {options.output}: {len(chosen)} networks")
 
 
@@ -161,15 +162,14 @@ def config_of(options: ZooTrain) -> Config:
     )
 
 
-def source_of(options: ZooImport) -> formats.Source:
+def source_of(options: ZooImport) -> zoo.Source:
     """The source to import, from an importer that takes the options that were given."""
-    read = formats.importer(options.format)
-    shapes = ExampleInputs(input_shape=options.input_shape)
+    read = zoo.importer(options.format)
     given = {
         "template": options.template,
         "beside": options.beside or None,
         "architecture": architecture_of(options),
-        "inputs": describe_inputs(shapes, "cpu") if options.input_shape else None,
+        "inputs": describe_inputs(options.input_shape, ()) if options.input_shape else None,
         "activation": options.activation,
         "dataset": options.dataset,
     }

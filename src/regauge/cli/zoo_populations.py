@@ -21,26 +21,30 @@ from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.outputs.ledger import PARTS, claim, remove_own, require_own
 from regauge.cli.options import UsageError
 from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
-from regauge.cli.tasks import load_batches, task_of, with_reset
 from regauge.cli.zoo_options import Sampled, ZooAlign, ZooCompare, ZooMap, ZooNearest
+from regauge.connect import prepare_statistics
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
+from regauge.hub import Loss, make_task, open_batches
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
-from regauge.zoo.jobs import dask, processes, run_jobs, share_of
-from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
-from regauge.zoo.jobs.executors import MakeExecutor
-from regauge.zoo.populations import (
+from regauge.zoo import (
     Barriers,
     Fingerprints,
     OrbitDistances,
     clusters,
+    dask,
     flat_map,
     mean_barrier,
     plan_population,
+    processes,
+    run_jobs,
     sample,
+    share_of,
     universe,
 )
+from regauge.zoo.jobs.compare_blocks import Compare, plan_comparison
+from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.training.examples import SETS, load_examples
 
 Indices = NDArray[np.int64]
@@ -235,10 +239,10 @@ def together(params: Params, symmetry: rg.Symmetry, options: ZooCompare, matrix_
     distances = matrix_of("distances of orbits", params, OrbitDistances(symmetry, seed=options.seed))
     center = select(params, int(distances.sum(1).argmin()))
     method = rg.WeightMatching(scales="recompute")  # With data, statistics are computed anew between networks.
-    return rg.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
+    return rg.alignment.align_pairs(center, params, symmetry, method=method).params, "aligned to the medoid"
 
 
-def task_on(architecture: Architecture, data: str, loss: str, batch: int) -> rg.Task:
+def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg.Task:
     """The task of networks on a set's examples that were kept, or on what the user gave for DATA."""
     dtype = next((spec.dtype for spec in architecture.layout if spec.dtype.is_floating_point), torch.float32)
     batches: list[Batch]
@@ -249,8 +253,8 @@ def task_on(architecture: Architecture, data: str, loss: str, batch: int) -> rg.
         kept = (examples.validation_inputs, examples.validation_targets)
         batches = list(zip(*(torch.split(tensor, batch) for tensor in kept), strict=True))
     else:
-        batches = load_batches(data, batch)
-    return with_reset(task_of(architecture.module(), batches, loss, dtype))
+        batches = open_batches(data, batch)
+    return prepare_statistics(make_task(architecture.module(), batches, loss=loss, dtype=dtype))
 
 
 def target_of(text: str) -> int | Literal["medoid", "universe"]:

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from regauge.comparison.shares import TensorShare
+from regauge.comparison.shares import TensorShare, mean_share
 from regauge.comparison.verdicts import Verdict, beyond_chance
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
@@ -117,14 +117,6 @@ class Comparison:
             {"layer": layer, "before": _weighted(own, is_after=False), "after": _weighted(own, is_after=True)}
             for layer, own in result.items()
         ]
-
-
-def mean_share(shares: tuple[TensorShare, ...], *, is_after: bool = True) -> float | None:
-    """The mean over matrices, each counted once; over vectors if there is no matrix, None if there are none either."""
-    known = [share for share in shares if share.after is not None and share.before is not None]
-    counted = [share for share in known if len(share.shape) > 1] or known
-    values = [share.after if is_after else share.before for share in counted]
-    return sum(value for value in values if value is not None) / len(values) if values else None
 
 
 def _weighted(shares: list[TensorShare], *, is_after: bool) -> float:

@@ -1,18 +1,17 @@
 """Shares of each tensor of one network that another one explains, as stored and after alignment."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from regauge.alignment.streamed.source import move_tensor
+from regauge.comparison.pair import Pair
 from regauge.core.element import Element
 from regauge.core.families import average, dot
 from regauge.core.symmetry import Symmetry
 
-Read = Callable[[str], Iterator[tuple[Tensor, Tensor]]]
-"""The pieces of a tensor of both networks, by its name."""
 CONSTANT = 1e-10
 """Below this share of its squares nothing in a tensor tells units apart."""
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -50,27 +49,31 @@ class TensorShare:
         return self.name.rpartition(".")[0] or self.name
 
 
-def measure_shares(
-    read: Read, symmetry: Symmetry, element: Element, shapes: Mapping[str, Sequence[int]]
-) -> list[TensorShare]:
+def measure_shares(pair: Pair, element: Element) -> list[TensorShare]:
     """Compare tensors of two networks as they are, and the second network's moved by an element.
 
     What every element keeps, such as the mean over units, says nothing about units, and networks for one purpose share
     it: gains around one, the frequency of a symbol. So correlations are between what is left without it.
 
     Args:
-        read: Gives the pieces of a tensor of both networks.
-        symmetry: With every size known.
-        element: The element that moves the second network.
-        shapes: The tensors.
+        pair: Both networks.
+        element: Moves the second network.
     """
     result = []
-    for name, shape in shapes.items():
+    for name, shape in pair.shapes.items():
         total = _Sums()
-        for x, y in read(name):
-            total.add(symmetry, name, x, y, move_tensor(symmetry, element, name, y))
+        for x, y in pair.pieces(name):
+            total.add(pair.symmetry, name, x, y, move_tensor(pair.symmetry, element, name, y))
         result.append(total.share_of(name, shape))
     return result
+
+
+def mean_share(shares: Sequence[TensorShare], *, is_after: bool = True) -> float | None:
+    """The mean over matrices, each counted once; over vectors if there is no matrix, None if there are none either."""
+    known = [share for share in shares if share.after is not None and share.before is not None]
+    counted = [share for share in known if len(share.shape) > 1] or known
+    values = [share.after if is_after else share.before for share in counted]
+    return sum(value for value in values if value is not None) / len(values) if values else None
 
 
 class _Sums:

@@ -1,18 +1,44 @@
 """Strangers, the control for alignment: a network's own tensors, each moved by a random element of its own."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from regauge.alignment import align
+from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.streamed.source import move_tensor
 from regauge.comparison.common import restrict
+from regauge.comparison.pair import Pair
+from regauge.comparison.shares import mean_share, measure_shares
+from regauge.comparison.verdicts import by_chance
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
+
+STRANGERS = 4
+"""Strangers that say what alignment explains by chance, of small networks; for large ones, where chance matters less,
+one is enough."""
+SMALL = 1 << 14
+"""Most values of a small network."""
+
+
+def estimate_chance(
+    b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
+) -> float | None:
+    """Estimate what alignment alone explains of the first network's matrices, by strangers made of the second one."""
+    values = sum(tensor.numel() for tensor in b.values())
+    seeds = range(STRANGERS if values <= SMALL else 1)
+    return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
+
+
+def explain(pair: Pair) -> float | None:
+    """The mean share of the first network's matrices that the second one explains after alignment."""
+    found = align(pair.first, pair.second, pair.symmetry, method=WeightMatching())
+    return mean_share(measure_shares(pair, found.element))
 
 
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:

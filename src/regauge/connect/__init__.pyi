@@ -15,6 +15,8 @@ from .plane import Plane as Plane
 from .plane import plane as plane
 from .repair import LayerVariance as LayerVariance
 from .repair import VarianceCollapse as VarianceCollapse
+from .repair import has_statistics as has_statistics
+from .repair import prepare_statistics as prepare_statistics
 from .repair import repair as repair
 from .repair import reset_batchnorm as reset_batchnorm
 from .repair import variance_collapse as variance_collapse

@@ -6,6 +6,7 @@ Where batch normalization follows the layers, new running statistics do.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +399,23 @@ def _layers(module: nn.Module) -> dict[str, _BatchNorm]:
         for name, layer in module.named_modules()
         if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.running_mean is not None
     }
+
+
+@check_arguments
+def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task:
+    """Make a task recompute the statistics of batch normalization of every network that it prepares.
+
+    Args:
+        task: Where its model has no such statistics, it is returned as it is.
+        batches: What the statistics come from; the batches of the task unless given.
+    """
+    if not has_statistics(task.module):
+        return task
+    chosen = list(task.batches if batches is None else batches)
+    return replace(task, prepare=partial(reset_batchnorm, module=task.module, batches=chosen))
+
+
+@check_arguments
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a module has running statistics of batch normalization."""
+    return any(name.endswith("running_mean") for name in module.state_dict())

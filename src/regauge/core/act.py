@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 
+from regauge.core.axis_products import multiply_copies
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
-from regauge.core.mixing import multiply_copies
 from regauge.core.params import Params
 from regauge.core.rounding import require_held
 

@@ -23,15 +23,17 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse typical mistakes in the arguments of a public function in one sentence each, before it is called.
 
     The arguments that `CHECKS` names are checked for their class, one by one where the function takes a sequence of
-    them as well, and those that `NEEDED` names for being given.
+    them as well, and those that `NEEDED` names for being given. Networks come first: several of them as one list, and
+    a module behind them.
 
     Raises:
-        TypeError: An argument is missing, or is an object of another class.
+        TypeError: An argument is missing, is an object of another class, or stands at the place of another one.
     """
     signature = inspect.signature(function)
     parameters = signature.parameters
     checked = {name: check for name, check in CHECKS.items() if name in parameters}
     several = {name for name in checked if _takes_several(parameters[name].annotation)}
+    positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     needed = {
         name: way
         for name, way in NEEDED.items()
@@ -40,6 +42,18 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > len(positional) > 1 and _takes_several(parameters[positional[0]].annotation):
+            raise TypeError(
+                f"{len(args)} positional arguments were given, but all networks are one of them: write them as a list, "
+                "[params_a, params_b], and then the symmetry"
+            )
+        if args and isinstance(args[0], nn.Module) and "module" in positional[1:]:
+            behind = args[positional.index("module") :][:1]
+            if not any(isinstance(one, nn.Module) for one in behind):
+                raise TypeError(
+                    f"the module stands first, but networks come before it: write "
+                    f"{function.__name__}({', '.join(positional)})"
+                )
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:
@@ -47,7 +61,7 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
         missing = next((name for name in needed if name not in given), None)
         if missing is not None:
             raise TypeError(f"{function.__name__}() is missing {missing!r}; write {needed[missing]}")
-        for name, check in checked.items() if "rest" not in given else ():  # `as_networks` explains the rest
+        for name, check in checked.items():
             if name in given and not (given[name] is None and parameters[name].default is None):
                 is_several = name in several and isinstance(given[name], list | tuple)
                 for one in given[name] if is_several else (given[name],):

@@ -29,21 +29,12 @@ def require_tensors(network: object, what: str = "the network") -> None:
         raise TypeError(f"{name!r} of {what} is {describe(value)}, but {DICTIONARY}{way}")
 
 
-def as_networks(networks: object, rest: tuple[object, ...] = ()) -> list[Any]:
-    """Several networks that a caller gave: not one, no module, and not one argument each.
-
-    Args:
-        networks: The argument that should be a list of networks.
-        rest: Positional arguments after the symmetry, where there should be none.
+def as_networks(networks: object) -> list[Any]:
+    """The networks that a caller gave as one argument.
 
     Raises:
-        TypeError: It is no list.
+        TypeError: They are no list.
     """
-    if rest:
-        raise TypeError(
-            f"{2 + len(rest)} positional arguments were given, but all networks are one of them: write them as a list, "
-            "[params_a, params_b], and then the symmetry"
-        )
     if isinstance(networks, Mapping | str) or not isinstance(networks, Sequence):
         raise TypeError(f"the networks are {describe(networks)}; give a list of them: [params_a, params_b]")
     return list(networks)

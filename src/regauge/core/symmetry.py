@@ -52,7 +52,7 @@ class Symmetry:
         structure: Buffers that no training changes (masks, permutations, tables), and parameters that were named so.
             Groups at most exchange units whose entries there are equal, and say so by `Group.classes`.
         tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
-        ones: Gains that must be exactly one for the symmetry to hold (`regauge.fold` makes them so): what they
+        ones: Gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` makes them so): what they
             would forbid acts, and nothing acts on them.
         readers: Axes (parameter, axis) on which groups act and along which layers sum over units: what goes in there is
             multiplied by the parameter. Empty where it is not known.
@@ -344,7 +344,7 @@ class Symmetry:
         if wrong:
             raise ValueError(
                 f"this symmetry holds for networks whose gains are one, but {wrong[0]!r} is not ({len(wrong)} gains in "
-                "all); fold the gains into the layers behind them with `regauge.fold`, or discover the symmetry "
+                "all); fold the gains into the layers behind them with `rg.discovery.fold`, or discover the symmetry "
                 "without `ones`"
             )
 

@@ -66,7 +66,7 @@ def discover(
         example_kwargs: Keyword inputs.
         outputs: The outputs that must stay: a field name or several, or a function of the output. By default all
             tensors in it; objects such as key-value caches do not count.
-        ones: Gains that are exactly one, and stay so (`regauge.fold` makes them so). They are no obstacle then: a
+        ones: Gains that are exactly one, and stay so (`rg.discovery.fold` makes them so). They are no obstacle then: a
             residual stream that is read through RMSNorm can be rotated, one that is read through LayerNorm by all
             rotations that keep the vector of ones. The symmetry holds for networks with these gains only.
         keep: Further tensors that are structure, by names or patterns such as "*.position": frozen parameters that are

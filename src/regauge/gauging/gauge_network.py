@@ -61,7 +61,7 @@ def gauge(
     | `Chain` | several methods, one after the other | what these need |
 
     Where gains of norms stand in the way of rotations and there is a task, they are brought to one first by the scales
-    of the symmetry; with a symmetry that was discovered behind `regauge.fold` that is done already.
+    of the symmetry; with a symmetry that was discovered behind `regauge.discovery.fold` that is done already.
 
     A checkpoint that needs more than `memory`, or whose model has no values, is moved tensor by tensor: rotations alone
     are drawn then, and the model is not run.

@@ -2,7 +2,6 @@ from .embedding import EmbeddingTraining as EmbeddingTraining
 from .embedding import train_embedding as train_embedding
 from .fields.fields import CloudField as CloudField
 from .fields.fields import MeshField as MeshField
-from .fields.named_signals import read_signal as read_signal
 from .fields.signal_samples import DistanceLabels as DistanceLabels
 from .fields.signal_samples import Queries as Queries
 from .fields.signal_samples import Samples as Samples
@@ -16,6 +15,7 @@ from .fitting import fit_images as fit_images
 from .fitting import fit_many as fit_many
 from .fitting import image_inr as image_inr
 from .fitting import mean_loss as mean_loss
+from .named_signals import read_signal as read_signal
 from .orbits import Orbit as Orbit
 from .orbits import orbit as orbit
 from .orbits import recovery as recovery

@@ -21,8 +21,8 @@ from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
 from regauge.training import Adam, DescentConfig, Minimum, Optimizer, minimize
 from regauge.training.chains.steps import ACTIVATIONS
-from regauge.zoo.jobs.executors import one_thread
-from regauge.zoo.training import Config, Examples, train
+from regauge.training.threads import one_thread
+from regauge.zoo import Config, Examples, train
 
 BLOCK = 1 << 19
 """Values of one layer in a block: 2 MB."""

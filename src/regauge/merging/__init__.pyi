@@ -6,6 +6,7 @@ from .means import WeightedSum as WeightedSum
 from .merge_networks import merge as merge
 from .merge_record import MergeRecord as MergeRecord
 from .merge_record import MergeResult as MergeResult
+from .merge_widths import merge_widths as merge_widths
 from .nearswap import NearSwap as NearSwap
 from .ram import Ram as Ram
 from .rule import Rule as Rule
@@ -21,4 +22,3 @@ from .vectors import ElectedMean as ElectedMean
 from .vectors import ModelStock as ModelStock
 from .vectors import TaskArithmetic as TaskArithmetic
 from .vectors import Ties as Ties
-from .widths import merge_widths as merge_widths

@@ -15,9 +15,9 @@ from regauge.core.movable import VALUES, require_shared
 from regauge.core.rounding import require_held, round_to
 from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry
+from regauge.hub.tokens import TokenPlan, as_tokenized
 from regauge.merging.rule import Rule, Target, combine_from
 from regauge.merging.table import RULES
-from regauge.merging.tokens import TokenPlan, as_tokenized
 
 Place = tuple[int, str]
 """The number of a network, and the name of a tensor there."""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Never
 
 import torch
 
@@ -36,7 +35,7 @@ from regauge.merging.table import RULES
 def merge(
     params: Sequence[Network],
     symmetry: Symmetry,
-    *rest: Never,
+    *,
     method: Method | None = None,
     weights: Sequence[Number] | None = None,
     rule: Rule | None = None,
@@ -66,7 +65,6 @@ def merge(
         params: The networks, of one architecture: parameters by name, or paths of checkpoints. Two at least, but one is
             enough for rules that make sense of one task vector.
         symmetry: The symmetry of that architecture.
-        rest: Nothing: the networks are one list.
         method: The method of alignment, as in `align_many`: `DataMatching()` unless given where there is a task, else
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs
             aligns every network to the first or to the base.
@@ -98,7 +96,7 @@ def merge(
     """
     rule = Average() if rule is None else rule
     require_instance(rule, Rule, "rule", {name: f"rule=regauge.merging.{row.name}()" for name, row in RULES.items()})
-    params = [_given(network, label(k)) for k, network in enumerate(as_networks(params, rest))]
+    params = [_given(network, label(k)) for k, network in enumerate(as_networks(params))]
     base = None if base is None else _given(base, "the base")
     require_networks(rule, len(params), has_base=base is not None)
     has_base, start = base is not None, int(base is not None)

@@ -1,17 +1,16 @@
 """Numbers of a rule that may differ from tensor to tensor: by depth, and by what the tensor is called."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, Union
+
+from regauge.hub.layer_stack import LAYER
 
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""
 Numbers: TypeAlias = Number | tuple[Number, ...]
 """One number or setting for all networks, or one for each."""
-
-LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True, repr=False)

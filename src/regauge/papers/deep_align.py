@@ -175,7 +175,7 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
     def sinkhorn(init: Method | None) -> rg.Sinkhorn:
         return rg.Sinkhorn(loss="random", init=init, steps=iterations, lr=SINKHORN_LR)
 
-    mixed = rg.MixedMatching()
+    mixed = rg.alignment.MixedMatching()
     refined = rg.Sinkhorn(loss="midpoint", init=mixed, steps=min(iterations, rg.Sinkhorn.steps))
     return (
         way("Naive", None),

@@ -31,8 +31,8 @@ METHODS: dict[str, Method | None] = {
     "mean as trained": None,
     "weight matching to the first": rg.WeightMatching(),
     "activation matching to the first": rg.ActivationMatching(),
-    "mixed matching to the first": rg.MixedMatching(),
-    "universe, each to the mean of the others": rg.MergeMany(),
+    "mixed matching to the first": rg.alignment.MixedMatching(),
+    "universe, each to the mean of the others": rg.alignment.MergeMany(),
     "universe, Frank-Wolfe": rg.FrankWolfe(),
 }
 

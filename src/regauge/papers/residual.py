@@ -129,7 +129,7 @@ def _residual_mlps(
 
 
 def _ways(*, steps: int) -> tuple[ClassifierWay, ...]:
-    mixed = rg.MixedMatching()
+    mixed = rg.alignment.MixedMatching()
     refined = rg.Sinkhorn(init=mixed, steps=steps)
     return (
         ClassifierWay("Naive"),

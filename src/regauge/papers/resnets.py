@@ -26,7 +26,7 @@ QUANTITIES = (BARRIER, AREA, Quantity("accuracy halfway", of=halfway("accuracy")
 METHODS = {
     "as trained": None,
     "weight matching": rg.WeightMatching(scales="recompute"),
-    "mixed matching": rg.MixedMatching(scales="recompute"),
+    "mixed matching": rg.alignment.MixedMatching(scales="recompute"),
 }
 LONG = Training(
     epochs=24,

@@ -63,7 +63,7 @@ PARTS: Mapping[Restrict, str] = {
 METHODS: Mapping[str, Method] = {
     "weight matching": rg.WeightMatching(),
     "activation matching": rg.ActivationMatching(),
-    "mixed matching": rg.MixedMatching(),
+    "mixed matching": rg.alignment.MixedMatching(),
 }
 WAYS = (
     Way("as fitted"),

@@ -159,12 +159,12 @@ def _ways(steps: int) -> tuple[TransformerWay, ...]:
         TransformerWay("as trained"),
         TransformerWay(TEMPERED, is_tempered=True),
         TransformerWay("permutations, weight matching", rg.WeightMatching(), permutations_only),
-        TransformerWay(ordered, rg.MixedMatching(), permutations_only),
+        TransformerWay(ordered, rg.alignment.MixedMatching(), permutations_only),
         TransformerWay("permutations, then straight-through", straight, permutations_only, after=ordered),
-        TransformerWay("all discrete kinds, mixed matching", rg.MixedMatching(), without_matrices),
+        TransformerWay("all discrete kinds, mixed matching", rg.alignment.MixedMatching(), without_matrices),
         TransformerWay("rotations, weight matching", rg.WeightMatching(), is_folded=True),
         TransformerWay("rotations, activation matching", rg.ActivationMatching(), is_folded=True),
-        TransformerWay(rotated, rg.MixedMatching(), is_folded=True),
+        TransformerWay(rotated, rg.alignment.MixedMatching(), is_folded=True),
         TransformerWay("then continuous descent", descent, after=rotated, is_folded=True),
         TransformerWay("the same, repaired", after="then continuous descent", is_folded=True, is_repaired=True),
         TransformerWay("mixed matching, then straight-through", straight, after=rotated, is_folded=True),
@@ -275,7 +275,9 @@ class TransformerPair:
     @functools.cached_property
     def _folded(self) -> tuple[rg.discovery.Folded, rg.discovery.Folded]:
         module, few = self._config.population.make(), self._data.few
-        a, b = (rg.fold(to_device(params, CPU), module, few, symmetry=self._plain) for params in self._networks)
+        a, b = (
+            rg.discovery.fold(to_device(params, CPU), module, few, symmetry=self._plain) for params in self._networks
+        )
         return a, b
 
     @functools.cached_property

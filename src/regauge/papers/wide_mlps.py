@@ -37,7 +37,7 @@ WAYS = (
     ClassifierWay("Weight Matching", PUBLISHED_WEIGHTS),
     ClassifierWay("Weight Matching, balanced", rg.WeightMatching()),
     ClassifierWay("Activation Matching", PUBLISHED_ACTIVATIONS, examples=10_000),
-    ClassifierWay("Mixed Matching", rg.MixedMatching(), examples=10_000),
+    ClassifierWay("Mixed Matching", rg.alignment.MixedMatching(), examples=10_000),
 )
 
 

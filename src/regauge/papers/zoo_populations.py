@@ -11,9 +11,8 @@ from regauge.core.progress import Progress
 from regauge.learn.populations import Parts
 from regauge.papers.experiment import Run, make_once
 from regauge.storage.store import Store
+from regauge.zoo import Config, plan_training
 from regauge.zoo.jobs.driver import missing_jobs, perform
-from regauge.zoo.jobs.train_shards import plan
-from regauge.zoo.training import Config
 
 SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 """Parts of the runs in every split."""
@@ -22,7 +21,7 @@ SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 def train_population(name: str, config: Config, run: Run) -> Store:
     """A population, trained unless an earlier run did; each shard is a step of the run."""
     config = replace(config, seed=config.seed + 1000 * run.seed)
-    store, jobs = plan(config, run.folder / "populations" / f"{name}-{config.count}-{config.seed}")
+    store, jobs = plan_training(config, run.folder / "populations" / f"{name}-{config.count}-{config.seed}")
 
     def train(unit: Progress, key: int) -> None:
         own = replace(jobs, advance=unit("networks", len(jobs.ids(key))))

@@ -5,8 +5,5 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={
-        **dict.fromkeys(("Alignment", "adapter_symmetry"), "regauge.checkpoints"),
-        **dict.fromkeys(("load_alignment", "save_alignment"), "regauge"),
-    },
+    moved=dict.fromkeys(("Alignment", "adapter_symmetry", "load_alignment", "save_alignment"), "regauge.checkpoints"),
 )

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from regauge.core.element import FIELD_OF_PART, Element, Value, require_parts
-from regauge.core.moved_values import LARGEST
+from regauge.core.moving.moved_values import LARGEST
+from regauge.core.moving.random_draws import Source
+from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.params import Params, select
-from regauge.core.random_draws import Source
-from regauge.core.random_moves import RandomMoves
 from regauge.core.symmetry import Symmetry
 from regauge.storage.collection import Collection, Networks, tensors_of
 from regauge.storage.statistics import Statistics

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.alignment.widths.transport import Axis
 from regauge.core.element import PARTS, Element, require_parts
 from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
+from regauge.core.unit_plans import Axis
 from regauge.weightspace.conditioning import Conditioning
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read

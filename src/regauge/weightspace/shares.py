@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regauge.alignment.widths.transport import Axis, default_readers
 from regauge.core.arguments import check_arguments
 from regauge.core.symmetry import Symmetry
+from regauge.core.unit_plans import Axis, default_readers
 from regauge.weightspace.layout import Block, End, Grid, Layout
 
 Shares = Mapping[str, Float[Tensor, "models *sizes"]]

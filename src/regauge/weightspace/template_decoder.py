@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regauge.alignment.widths.transport import UnitPlan, map_tensor
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.core.unit_plans import UnitPlan, map_tensor
 from regauge.weightspace.decoder import SHARE, complete
 from regauge.weightspace.heads import Equivariant
 from regauge.weightspace.layers import Layer

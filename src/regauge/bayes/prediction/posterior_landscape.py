@@ -74,9 +74,9 @@ class PosteriorCurve(Curve):
 
 @check_arguments
 def posterior_line(
-    module: nn.Module,
     q_a: Posterior,
     q_b: Posterior,
+    module: nn.Module,
     batches: Iterable[Batch],
     *,
     noise: Noise | None = None,
@@ -99,7 +99,7 @@ def posterior_line(
     the ends, each with all samples, so that there is no barrier, by the convexity of -log.
 
     Args:
-        module, batches, likelihood, outputs, chunk: See `predict`.
+        module, batches, likelihood, outputs, chunk: See `predict`; the module stands behind the posteriors.
         q_a: The posterior at t = 0.
         q_b: The posterior at t = 1, of the same kind. Align it first, or the barrier says little.
         noise: Noise of the samples, in the coordinates of q_a.
@@ -125,7 +125,7 @@ def posterior_line(
     noise = draw_noise(q_a, samples, generator) if noise is None else noise
 
     def predict_at(posterior: Posterior) -> Predictive:
-        return predict(module, posterior, data, noise=noise, likelihood=likelihood, outputs=outputs, chunk=chunk)
+        return predict(posterior, module, data, noise=noise, likelihood=likelihood, outputs=outputs, chunk=chunk)
 
     ends = (predict_at(q_a), predict_at(q_b)) if is_mixture else None
     table, influences = [], []
@@ -172,10 +172,10 @@ class PosteriorSlice:
 
 @check_arguments
 def posterior_slice(
-    module: nn.Module,
     first: Posterior | Mapping[str, Tensor],
     second: Posterior | Mapping[str, Tensor],
     third: Posterior | Mapping[str, Tensor],
+    module: nn.Module,
     batches: Iterable[Batch],
     *,
     prior_std: float,
@@ -192,16 +192,16 @@ def posterior_slice(
     (with `push_noise` for the moved one, so that it is the same function).
 
     Args:
-        module: The module that runs the parameters; its own are not used.
         first: The origin: a posterior, for its mean, or parameters.
         second: A network on the positive x axis.
         third: A network off the x axis.
+        module: The module that runs the parameters; its own are not used.
         prior_std: Standard deviation of the prior of every parameter of the module; buffers have none.
         batches, likelihood, outputs: See `predict`.
-        resolution, margin: See `regauge.connect.plane`.
+        resolution, margin: See `rg.connect.plane`.
 
     Raises:
-        ValueError: The standard deviation of the prior is not positive, or as for `predict` and `regauge.plane`.
+        ValueError: The standard deviation of the prior is not positive, or as for `predict` and `rg.connect.plane`.
 
     References:
         Rossi et al. (2023), appendix D and figure A16 (means), figure 6 (samples).
@@ -215,7 +215,7 @@ def posterior_slice(
 
     def judge(params: Params) -> dict[str, float]:
         nonlocal found
-        log_likelihoods = predict(module, params, data, likelihood=likelihood, outputs=outputs).log_likelihoods
+        log_likelihoods = predict(params, module, data, likelihood=likelihood, outputs=outputs).log_likelihoods
         found = log_likelihoods.numel()
         total = float(log_likelihoods.sum())
         squares = sum(float(params[name].double().square().sum()) for name in counted)
@@ -243,9 +243,9 @@ class PosteriorCollapse:
 
 @check_arguments
 def posterior_collapse(
-    module: nn.Module,
     posterior: Posterior,
     ends: Sequence[Posterior],
+    module: nn.Module,
     batches: Iterable[Any],
     *,
     noise: Noise,
@@ -258,9 +258,9 @@ def posterior_collapse(
     one by one, and all values of a batch in one sample are held at a time.
 
     Args:
-        module: The module that runs the parameters; its own are not used.
         posterior: A posterior between the ends, such as `geodesic(a, b).at(0.5)`.
         ends: The ends, for the same noise: `geodesic(a, b).at(0.0)` and `.at(1.0)`.
+        module: The module that runs the parameters; its own are not used.
         batches: As for `repair`; they are held.
         noise: Noise of the samples of all posteriors.
         weights: Share of every end: `(1 - t, t)` at t; equal unless given.

@@ -25,8 +25,8 @@ convolutions become several times slower than single ones."""
 
 @check_arguments
 def predict(
-    module: nn.Module,
     posterior: Posterior | Mapping[str, Tensor],
+    module: nn.Module,
     batches: Iterable[Batch],
     *,
     noise: Noise | None = None,
@@ -44,8 +44,8 @@ def predict(
     sample shows. The result depends on this only by rounding.
 
     Args:
-        module: The module that runs the parameters, in evaluation mode; its own are not used.
         posterior: Any posterior, an ensemble among them, or the parameters of one network.
+        module: The module that runs the parameters, in evaluation mode; its own are not used.
         batches: Pairs (inputs, targets), as for `Task`. They are read once and held. Integer targets may have any
             shape, one example each; negative ones (-100) do not count.
         noise: Noise of the samples. The same noise for several posteriors makes their differences far more precise.

@@ -73,8 +73,8 @@ class Variational(DescentConfig):
 
 @check_arguments
 def fit(
-    module: nn.Module,
     start: Mapping[str, Tensor],
+    module: nn.Module,
     inputs: Tensor,
     targets: Tensor,
     config: Variational,
@@ -92,8 +92,8 @@ def fit(
     be trained. It runs in training mode, and its buffers end up in the mean.
 
     Args:
-        module: The module that runs the parameters; its own are not used.
         start: Means at the start.
+        module: The module that runs the parameters; its own are not used.
         inputs: `[n, ...]`.
         targets: `[n, ...]`, as the likelihood reads them.
         config: Prior, temperature, and how to train.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import act
+from regauge.core.axis_products import Kronecker
 from regauge.core.element import Element, Value, random
 from regauge.core.groups import Group
-from regauge.core.mixing import Kronecker
 from regauge.core.rotations import without_reflection
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.hadamard import flat_factors, flat_rotation

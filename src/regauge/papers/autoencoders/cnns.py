@@ -24,8 +24,8 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Quantity, Record, Row, Table
 from regauge.papers.zoo_populations import split_runs, train_population
 from regauge.storage.store import Store
+from regauge.zoo import Config
 from regauge.zoo.presets import cnn_architecture, cnn_zoo, small_cnns_relu
-from regauge.zoo.training import Config
 from regauge.zoo.training.examples import load_examples
 
 QUANTITIES = (

@@ -16,8 +16,8 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Images, Quantity, Record, Row, Table
 from regauge.papers.zoo_populations import train_population
 from regauge.storage.store import Store
+from regauge.zoo import Config
 from regauge.zoo.presets import mnist_inrs, siren_architecture
-from regauge.zoo.training import Config
 
 QUANTITIES = (
     Quantity("test error", 4),

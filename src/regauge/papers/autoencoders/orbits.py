@@ -29,7 +29,7 @@ from regauge.papers.digit_orbits import ORBITS, WAYS
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table, mean_curve
 from regauge.papers.zoo_populations import train_population
-from regauge.zoo.training import Config
+from regauge.zoo import Config
 
 QUANTITIES = (
     Quantity("barrier", 4),

@@ -102,7 +102,7 @@ def mixtures(config: Between, run: Run) -> Table:
     def measure(label: str) -> Record:
         last, noise = pair.last("aligned" in label)
         path = mixture if "mixture" in label else geodesic
-        curve = posterior_line(family.module(), pair.first, last, data, noise=noise, points=config.points, path=path)
+        curve = posterior_line(pair.first, last, family.module(), data, noise=noise, points=config.points, path=path)
         return {"line": list(curve.table), "Monte Carlo error": curve.error}
 
     labels = ("geodesic, as inferred", "geodesic, aligned", "mixture, as inferred")
@@ -137,7 +137,7 @@ def planes(config: Between, run: Run) -> Table:
     def measure(name: str) -> Record:
         networks = corners[name]
         cut = posterior_slice(
-            module, *networks, data, prior_std=family.variational.prior_std, resolution=config.points, margin=0.3
+            *networks, module, data, prior_std=family.variational.prior_std, resolution=config.points, margin=0.3
         )
         # The prior counts once for all training images, not for those alone on which the likelihood is taken.
         likelihood = -cut.per_example("log_likelihood")
@@ -151,7 +151,7 @@ def planes(config: Between, run: Run) -> Table:
             "ys": cut.plane.ys.tolist(),
             "points": cut.plane.points.tolist(),
             "parts": {part: (values - values.min()).tolist() for part, values in parts.items()},
-            "losses": {label: predict(module, one, data).loss for label, one in (ends | halfway).items()},
+            "losses": {label: predict(one, module, data).loss for label, one in (ends | halfway).items()},
         }
 
     rows, pictures = [], {}
@@ -186,7 +186,7 @@ def collapses(config: Between, run: Run) -> Table:
         path = geodesic(pair.first, last)
         ends = (path.at(0.0), path.at(1.0))
         few = {name: tensor[: max(2, config.samples // 2)] for name, tensor in noise.items()}
-        found = posterior_collapse(family.module(), path.at(0.5), ends, inputs, noise=few)
+        found = posterior_collapse(path.at(0.5), ends, family.module(), inputs, noise=few)
         tables = {"of samples": found.samples, "of the average over samples": found.averages}
         return {words: {row.layer: row.ratio for row in one.table} for words, one in tables.items()}
 

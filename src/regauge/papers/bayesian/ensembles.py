@@ -54,7 +54,7 @@ WAYS = (
         rg.WeightMatching(),
         rg.GaussianMatching(method=rg.WeightMatching(scales="keep")),
     ),
-    MergingWay("aligned to one another", rg.MergeMany(), rg.GaussianMatching()),
+    MergingWay("aligned to one another", rg.alignment.MergeMany(), rg.GaussianMatching()),
 )
 
 
@@ -103,9 +103,9 @@ def measure(config: Ensembles, run: Run) -> Table:
         posterior, samples = candidates[label][k]
         data = batches(config.members, config.test, is_test=True)
         if samples:
-            found = predict(module, posterior, data, samples=samples, generator=run.generator("judging"))
+            found = predict(posterior, module, data, samples=samples, generator=run.generator("judging"))
         else:
-            found = predict(module, posterior.moments().mean, data)
+            found = predict(posterior.moments().mean, module, data)
         values = (found.loss, found.accuracy, found.calibration().error, float(found.entropy.predictive.mean()))
         return {quantity.name: value for quantity, value in zip(QUANTITIES, values, strict=True)}
 

@@ -137,7 +137,7 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
             with run.autocast(is_bfloat16=family.is_bfloat16):
                 if isinstance(how, Training):
                     return GaussianPosterior(train(module, start, inputs, labels, how, **seen), {})
-                return fit(module, start, inputs, labels, how, **seen)
+                return fit(start, module, inputs, labels, how, **seen)
 
         return keep(family, str(index), make, run)
 

@@ -134,7 +134,7 @@ def _measure_line(
     for split in SPLITS:
         data = run.bring(batches(family, config.images, is_test=split == "test"))
         if a.std:
-            curve = posterior_line(module, a, b, data, noise=noise, points=config.points)
+            curve = posterior_line(a, b, module, data, noise=noise, points=config.points)
             record[f"{split} error"] = curve.error
             record[split] = list(curve.table)
         else:
@@ -144,7 +144,7 @@ def _measure_line(
 
 
 def _predict(module: nn.Module, data: Sequence[Batch], params: rg.Params) -> Mapping[str, float]:
-    return predict(module, params, data).metrics
+    return predict(params, module, data).metrics
 
 
 def _diagnose(family: Family, index: int, posterior: GaussianPosterior, run: Run) -> Record:

@@ -84,7 +84,7 @@ def measure(config: Regression, run: Run) -> Table:
             noise = b.draw(config.samples, run.generator("noise", pair))
             b, noise, _ = move(method, a, b, noise, symmetry, run.generator("alignment", pair))
             curves.append(
-                posterior_line(module, a, b, examples, noise=noise, points=config.points, likelihood=Normal(NOISE))
+                posterior_line(a, b, module, examples, noise=noise, points=config.points, likelihood=Normal(NOISE))
             )
             if pair == 0:
                 halfway[label] = (geodesic(a, b).at(0.5), noise)
@@ -129,8 +129,8 @@ def _posterior(config: Regression, run: Run, unit: Progress, index: int) -> Gaus
         data, module = config.data(), config.module()
         start, likelihood, inference = initialize(module, generator), Normal(NOISE), config.inference
         return fit(
-            module,
             start,
+            module,
             data.inputs,
             data.targets,
             inference,
@@ -151,7 +151,7 @@ def _functions(
     series = [Series("data", data.inputs.flatten().tolist(), data.targets.flatten().tolist(), style="points")]
     for label, (posterior, noise) in posteriors.items():
         module = config.module()
-        found = predict(module, posterior, [(grid, torch.zeros_like(grid))], noise=noise, likelihood=Normal(NOISE))
+        found = predict(posterior, module, [(grid, torch.zeros_like(grid))], noise=noise, likelihood=Normal(NOISE))
         mean, std = found.mean.flatten(), found.std.flatten()
         x = grid.flatten().tolist()
         series.append(Series(label, x, mean.tolist(), (mean - 2 * std).tolist(), (mean + 2 * std).tolist()))

@@ -15,8 +15,8 @@ from regauge.flow.space import Space
 from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows.networks import Networks, fewer
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
+from regauge.zoo import Checkpoints, Config
 from regauge.zoo.presets import mlp_architecture, uci_mlps
-from regauge.zoo.training import Checkpoints, Config
 
 QUANTITIES = (
     Quantity("loss halfway"),

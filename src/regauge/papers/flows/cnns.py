@@ -8,8 +8,8 @@ from regauge.papers.flows.networks import IMAGES
 from regauge.papers.flows.studies import STEPS, Study, in_all_values, in_components
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
+from regauge.zoo import Config
 from regauge.zoo.presets import SMALL, cnn_architecture
-from regauge.zoo.training import Config
 
 
 def config(scale: Scale, *, is_common: bool = False) -> Study:

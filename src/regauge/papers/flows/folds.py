@@ -25,7 +25,7 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows import studies
 from regauge.papers.flows.networks import Networks
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
-from regauge.zoo.training import Config, Examples, load_examples
+from regauge.zoo import Config, Examples, load_examples
 
 QUANTITIES = (
     Quantity("loss", 4),

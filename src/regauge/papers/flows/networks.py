@@ -19,8 +19,8 @@ from regauge.learn.populations import spread
 from regauge.papers.experiment import Run, make_once
 from regauge.papers.zoo_populations import train_population
 from regauge.storage.store import Store
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture
-from regauge.zoo.training import Config
 from regauge.zoo.training.examples import load_examples
 
 BATCH = 500

@@ -31,8 +31,8 @@ from regauge.papers.zoo_populations import train_population
 from regauge.storage.architecture import Architecture
 from regauge.storage.store import Store
 from regauge.training.initialization import Initialization
+from regauge.zoo import Config
 from regauge.zoo.presets import mnist_inrs_one_start
-from regauge.zoo.training import Config
 
 QUANTITIES = (
     Quantity("recognized", 3),

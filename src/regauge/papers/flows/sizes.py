@@ -8,8 +8,8 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.flows.networks import Networks, fewer
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.weightspace import RelationalAttention
+from regauge.zoo import Checkpoints, Config
 from regauge.zoo.presets import mlp_architecture, mnist_tiny_mlps, uci_mlps
-from regauge.zoo.training import Checkpoints, Config
 
 QUANTITIES = (
     Quantity("accuracy", 4),

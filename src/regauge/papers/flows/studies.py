@@ -15,8 +15,8 @@ from regauge.flow.thesis import Kind
 from regauge.papers.experiment import Scale
 from regauge.papers.flows.networks import fewer
 from regauge.weightspace import RelationalAttention
+from regauge.zoo import Checkpoints, Config
 from regauge.zoo.presets import mlp_architecture, mnist_tiny_mlps, uci_mlps
-from regauge.zoo.training import Checkpoints, Config
 
 STEPS = (2, 5, 10, 20, 50, 100)
 """Of Euler's method, in pictures."""

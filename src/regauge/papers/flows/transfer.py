@@ -20,8 +20,8 @@ from regauge.papers.flows.networks import Networks
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.training.initialization import draw_start, initialize
 from regauge.weightspace import MessagePassing
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture
-from regauge.zoo.training import Config
 
 QUANTITIES = (
     Quantity("accuracy there", 4),

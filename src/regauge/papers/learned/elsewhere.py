@@ -28,8 +28,8 @@ from regauge.papers.learned.study import (
 )
 from regauge.papers.table import Table
 from regauge.weightspace import Metanet
+from regauge.zoo import Config
 from regauge.zoo.presets import fashion_mlps, mlp_architecture, mnist_mlps
-from regauge.zoo.training import Config
 from regauge.zoo.training.examples import Examples, image_classes
 
 NARROW = 96

@@ -5,8 +5,8 @@ from dataclasses import replace
 from regauge.learn import MatchingConfig
 from regauge.papers.experiment import Scale
 from regauge.papers.learned.study import Lessons, Population
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture, mnist_mlps
-from regauge.zoo.training import Config
 
 COUNTS, PAIRS = {"smoke": 24, "cpu": 640, "paper": 10_000}, {"smoke": 1, "cpu": 10, "paper": 100}
 """Networks of a population, and the pairs that are kept of them."""

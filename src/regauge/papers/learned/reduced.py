@@ -16,6 +16,7 @@ from regauge.storage.architecture import Architecture
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import OneCycle
+from regauge.zoo import Config
 from regauge.zoo.presets import (
     TABLE_4,
     VGG11,
@@ -25,7 +26,6 @@ from regauge.zoo.presets import (
     convolutional_architecture,
     mlp_architecture,
 )
-from regauge.zoo.training import Config
 
 PAPER: Mapping[str, Mapping[str, str]] = {
     "learned-cifar10": {

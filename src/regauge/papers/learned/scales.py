@@ -23,8 +23,8 @@ from regauge.papers.learned.study import (
 )
 from regauge.papers.table import Table
 from regauge.papers.ways import TEMPERED_NOTE, Way
+from regauge.zoo import Config
 from regauge.zoo.presets import cifar10_mlps, fashion_mlps, mlp_architecture, mnist_mlps
-from regauge.zoo.training import Config
 
 PAIRS = {"smoke": 1, "cpu": 8, "paper": 50}
 TEMPERED_WEIGHTS = "Weight Matching, temperature fitted"
@@ -57,7 +57,7 @@ def measure(study: Study, run: Run) -> Table:
     ways = (
         *untrained_ways(has_classes=True),
         Way(TEMPERED_WEIGHTS, rg.WeightMatching(), is_tempered=True),
-        Way("Mixed Matching + scales", rescaled(rg.MixedMatching())),
+        Way("Mixed Matching + scales", rescaled(rg.alignment.MixedMatching())),
         Way("Naive + scales", rescaled(None)),
     )
     rows = []

@@ -31,8 +31,8 @@ from regauge.papers.learned.study import (
 from regauge.papers.populations import SECONDS
 from regauge.papers.table import BARRIER, Chart, Quantity, Record, Row, Series, Table, summarize
 from regauge.papers.ways import TEMPERED_NOTE, Way
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
-from regauge.zoo.training import Config
 
 COSINE = Quantity("cosine")
 """The cosine of both networks' parameters at balanced scales: the objective of weight matching, without units."""
@@ -94,7 +94,11 @@ def measure(study: Study, run: Run) -> Table:
 
 def series_of(matcher: Way, steps: Sequence[int]) -> dict[str, list[Way]]:
     """For each start the ways without and with these numbers of steps of Sinkhorn."""
-    starts = (Way("Naive"), Way("Weight Matching", rg.WeightMatching()), Way("Mixed Matching", rg.MixedMatching()))
+    starts = (
+        Way("Naive"),
+        Way("Weight Matching", rg.WeightMatching()),
+        Way("Mixed Matching", rg.alignment.MixedMatching()),
+    )
     return {
         start.label: [
             start,

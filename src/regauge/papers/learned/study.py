@@ -205,8 +205,8 @@ def untrained_ways(*, has_classes: bool, is_refined: bool = True) -> tuple[Way, 
         Way("Naive"),
         *([Way(TEMPERED, is_tempered=True)] if has_classes else []),
         Way("Weight Matching", rg.WeightMatching()),
-        Way("Mixed Matching", rg.MixedMatching()),
-        *([Way("Mixed + Sinkhorn, midpoint", _refined(rg.MixedMatching()))] if is_refined else []),
+        Way("Mixed Matching", rg.alignment.MixedMatching()),
+        *([Way("Mixed + Sinkhorn, midpoint", _refined(rg.alignment.MixedMatching()))] if is_refined else []),
         *([Way("Weight Matching + scales", rescaled(rg.WeightMatching()))] if has_classes and is_refined else []),
     )
 
@@ -312,7 +312,7 @@ def notes_of(networks: Networks) -> tuple[str, ...]:
         f"{networks.population.pairs} pairs of networks that no matcher has seen; losses on {where}, at {POINTS} "
         "points of each line",
         *_tell_accuracy(networks),
-        "CPU s: of one pair alone; in batches of `rg.align_pairs` matchers take a fraction of it",
+        "CPU s: of one pair alone; in batches of `rg.alignment.align_pairs` matchers take a fraction of it",
         *([] if networks.examples.is_signals else [TEMPERED_NOTE]),
     )
 

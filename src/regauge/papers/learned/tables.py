@@ -20,8 +20,8 @@ from regauge.papers.learned.study import (
 )
 from regauge.papers.table import Chart, Series, Table
 from regauge.papers.ways import Way
+from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
-from regauge.zoo.training import Config
 
 COURSE = "Held-out pairs during training"
 """The title of the picture."""

@@ -20,7 +20,7 @@ from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.papers.weight_nets.known import Known
 from regauge.papers.weight_nets.readers import Reader, Together
 from regauge.papers.zoo_populations import SHARES, split_runs, train_population
-from regauge.zoo.training import Config
+from regauge.zoo import Config
 
 QUANTITIES = (
     Quantity("tau"),

@@ -18,8 +18,8 @@ from regauge.papers.experiment import Run, Scale
 from regauge.papers.table import Chart, Quantity, Record, Row, Series, Table
 from regauge.papers.weight_nets.classifiers import Activations, Classifier, KnownCoordinates, Net, Plain, Same, Trees
 from regauge.papers.zoo_populations import train_population
+from regauge.zoo import Config
 from regauge.zoo.presets import fashion_inrs, mnist_inrs, siren_architecture
-from regauge.zoo.training import Config
 
 QUANTITIES = (Quantity("accuracy"), Quantity("million products", 2), Quantity("epochs", 1), Quantity("CPU s", 0))
 VALIDATION = 0.1

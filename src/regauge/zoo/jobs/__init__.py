@@ -1,6 +1,9 @@
 """Scale-out: pure jobs that leave files, on processes of one machine or on a cluster."""
 
-from regauge.zoo.jobs.driver import Job, JobsError, Share, run_jobs, share_of
-from regauge.zoo.jobs.executors import dask, processes
+from regauge.names import attach
 
-__all__ = ["Job", "JobsError", "Share", "dask", "processes", "run_jobs", "share_of"]
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    None,
+    moved=dict.fromkeys(("Job", "JobsError", "Share", "dask", "processes", "run_jobs", "share_of"), "regauge.zoo"),
+)

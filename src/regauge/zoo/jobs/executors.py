@@ -1,4 +1,4 @@
-"""Executors of jobs: processes of this machine, or a cluster through Dask, with one thread for each worker."""
+"""Executors of jobs: processes of this machine, or a cluster through Dask; each worker has one thread."""
 
 import logging
 import multiprocessing
@@ -13,54 +13,15 @@ from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
+from regauge.training.threads import THREAD_VARIABLES, one_thread
 
 MakeExecutor = Callable[[], AbstractContextManager[Executor]]
 """Opens an executor; it is called again when a pool broke."""
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 RETRIES = 3
 """Times that Dask runs a job again whose worker died or that failed."""
 
 PATIENCE = 10
 """Seconds in which a Dask scheduler has to answer."""
-
-
-class _Limit:
-    """The settings before the limit, restored when the last block that shares it ends, in whatever thread."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.blocks, self.threads = 0, 1
-        self.before: dict[str, str] = {}
-
-
-_LIMIT = _Limit()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread within the block, and in what is imported or started there; several threads may be in one.
-
-    Threads of one small network mostly wait for one another, and where other processes run they wait busily: two
-    threads were 3 to 16 times slower than one. Processes for different networks need no such waiting.
-    """
-    with _LIMIT.lock:
-        if not _LIMIT.blocks:
-            _LIMIT.before = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-            _LIMIT.threads = torch.get_num_threads()
-            os.environ.update(dict.fromkeys(VARIABLES, "1"))
-        _LIMIT.blocks += 1
-        torch.set_num_threads(1)  # each thread has a number of its own
-    try:
-        yield
-    finally:
-        with _LIMIT.lock:
-            _LIMIT.blocks -= 1
-            if not _LIMIT.blocks:
-                for name in VARIABLES:
-                    os.environ.pop(name, None)
-                os.environ.update(_LIMIT.before)
-                torch.set_num_threads(_LIMIT.threads)
 
 
 def processes(count: int) -> MakeExecutor:
@@ -132,7 +93,7 @@ def _connect(address: Any) -> Any:
 
 def _begin() -> None:
     """Prepare a new process of a pool: one thread, and no life after its parent's."""
-    os.environ.update(dict.fromkeys(VARIABLES, "1"))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()

@@ -23,8 +23,10 @@ from regauge.storage.store import Store, path_of
 from regauge.training.settings import LATER
 from regauge.zoo.jobs.driver import WHOLE, Share, missing_jobs, recorded_library, run_jobs
 from regauge.zoo.jobs.executors import MakeExecutor
-from regauge.zoo.training import Block, Config, Examples, load_examples, train
-from regauge.zoo.training.trainer import require_distinct
+from regauge.zoo.training.config import Config
+from regauge.zoo.training.examples import Examples, load_examples
+from regauge.zoo.training.stack_state import Block
+from regauge.zoo.training.trainer import require_distinct, train
 
 FOLDER = "staged"
 """Its place in the folder of a store; readers do not look there."""
@@ -208,7 +210,7 @@ def train_shards(
     return run_jobs(jobs, executor=executor, share=share, progress=begin)
 
 
-def plan(
+def plan_training(
     config: Config,
     folder: str | Path,
     *,

@@ -1,23 +1,11 @@
 """Populations modulo their symmetry: universes, barriers, distances, clusters and maps."""
 
-from regauge.zoo.populations.fingerprints import Fingerprints
-from regauge.zoo.populations.maps import Map, clusters, flat_map
-from regauge.zoo.populations.pairs import Barriers, OrbitDistances, mean_barrier
-from regauge.zoo.populations.references import medoid, plan_population, reference, sample
-from regauge.zoo.populations.universe import Universe, universe
+from regauge.names import attach
 
-__all__ = [
-    "Barriers",
-    "Fingerprints",
-    "Map",
-    "OrbitDistances",
-    "Universe",
-    "clusters",
-    "flat_map",
-    "mean_barrier",
-    "medoid",
-    "plan_population",
-    "reference",
-    "sample",
-    "universe",
-]
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    None,
+    moved=dict.fromkeys(("Barriers", "Fingerprints", "Map", "OrbitDistances", "Universe"), "regauge.zoo")
+    | dict.fromkeys(("clusters", "flat_map", "mean_barrier", "medoid", "plan_population"), "regauge.zoo")
+    | dict.fromkeys(("reference", "sample", "universe"), "regauge.zoo"),
+)

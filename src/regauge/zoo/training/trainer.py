@@ -17,7 +17,7 @@ from regauge.training.initialization import build, draw_start, initialize
 from regauge.training.programs import Backend
 from regauge.training.settings import draw
 from regauge.training.stacks import Engine, LoopEngine, Stack, VmapEngine, chain_of
-from regauge.zoo.jobs.executors import one_thread
+from regauge.training.threads import one_thread
 from regauge.zoo.training.config import Config
 from regauge.zoo.training.examples import Examples, load_examples, require_trainable
 from regauge.zoo.training.stack_state import Block, Member, Running

@@ -1,6 +1,6 @@
 """The parts of a recipe's result: for every tensor its sources, the rule and its numbers."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -10,66 +10,18 @@ import torch
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.dtypes import list_dtypes
 from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.hub.layer_stack import LayerStack
 from regauge.merging.assembly import Part, Place
-from regauge.merging.recipe import Recipe, Slice, Source
-from regauge.merging.recipe_methods import METHODS, SINGLE
+from regauge.merging.recipes.recipe import Recipe, Slice, Source
+from regauge.merging.recipes.recipe_methods import METHODS, SINGLE
 from regauge.merging.rule import Rule, Target
-from regauge.merging.settings import LAYER, Number, find_depths
+from regauge.merging.settings import Number, find_depths
 from regauge.merging.table import RULES
 
 LEAST = 1e-8
 """Weights whose sum is smaller cannot be normalized."""
 ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
 """Methods that elect a sign for each entry."""
-
-
-@dataclass(frozen=True)
-class Layers:
-    """A stack of layers: the prefix of their names before the number, and how many layers there are."""
-
-    prefix: str
-    count: int
-
-    @classmethod
-    def of(cls, names: Iterable[str], label: str, stack: str | None = None) -> "Layers":
-        """Find the layers of the only stack, or of the one with `stack` in its name.
-
-        Args:
-            names: The names of tensors.
-            label: The name of the network in errors.
-            stack: Components of names with dots between them, such as "encoder".
-
-        Raises:
-            ValueError: There are none, or several of them.
-        """
-        stacks: dict[str, set[int]] = {}
-        for name in names:
-            found = LAYER.search(name)
-            if found is not None:
-                stacks.setdefault(name[: found.start(1)], set()).add(int(found[1]))
-        chosen = [one for one in stacks if stack is None or f".{stack}." in f".{one}"]
-        if len(chosen) != 1:
-            listed = ", ".join(one.removesuffix(".") for one in chosen or stacks)
-            if not stacks:
-                what = "has no layers with numbers, so that 'slices' cannot be cut; name whole 'models'"
-            elif stack is None:
-                what = (
-                    f"has several stacks of layers ({listed}): name the one that is cut under 'modules', such as "
-                    f"modules: {{{_shortest(chosen[0], chosen)}: {{slices: ...}}}}"
-                )
-            else:
-                what = (
-                    f"has {'several stacks' if chosen else 'no stack'} of layers called {stack!r}; there are {listed}"
-                )
-            raise ValueError(f"{label} {what}")
-        return cls(chosen[0], max(stacks[chosen[0]]) + 1)
-
-    def split(self, name: str) -> tuple[int, str] | None:
-        """The number of the layer of a tensor and the rest of its name; None outside of layers."""
-        if not name.startswith(self.prefix):
-            return None
-        number, dot, rest = name.removeprefix(self.prefix).partition(".")
-        return (int(number), dot + rest) if number.isdigit() else None
 
 
 @dataclass(frozen=True)
@@ -179,7 +131,9 @@ def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequenc
             yield _Made(name, (0, name), part, tuple((source, name) for source in part.sources), depths[name])
         return
     stacks = recipe.stacks
-    layers = {stack: {folder: Layers.of(one, one.label, stack) for folder, one in networks.items()} for stack in stacks}
+    layers = {
+        stack: {folder: LayerStack.of(one, one.label, stack) for folder, one in networks.items()} for stack in stacks
+    }
     own = {stack: found[next(iter(networks))] for stack, found in layers.items()}
     place = {name: k for k, name in enumerate(order)}
     roots = {stack: _root(one.prefix, stack) for stack, one in own.items()}
@@ -201,14 +155,8 @@ def _root(prefix: str, stack: str | None) -> str:
     return "" if stack is None else prefix[: f".{prefix}".index(f".{stack}.") + len(stack) + 1]
 
 
-def _shortest(stack: str, stacks: Sequence[str]) -> str:
-    """The last component of the name of a stack that no other has."""
-    others = {part for one in stacks if one != stack for part in one.split(".")}
-    return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))
-
-
 def _stacked(
-    recipe: Recipe, networks: Mapping[Path, Checkpoint], slices: Sequence[Slice], layers: Mapping[Path, Layers]
+    recipe: Recipe, networks: Mapping[Path, Checkpoint], slices: Sequence[Slice], layers: Mapping[Path, LayerStack]
 ) -> Iterator[_Made]:
     """The tensors of one stack of layers."""
     own, number = layers[next(iter(networks))], 0

@@ -1,4 +1,4 @@
-"""Checkpoints that say themselves which INR they hold: their models, and signals as data to judge them by."""
+"""The models of checkpoints whose header describes an INR, and signals as data to judge them by."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
-import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.cli.models import Model
-from regauge.cli.options import UsageError
-from regauge.inr.fields.named_signals import is_signal, read_signal, signal_samples
+from regauge.core.task import Task
+from regauge.hub.build_model import Built
 from regauge.inr.fields.signal_samples import EVALUATION
+from regauge.inr.named_signals import is_signal, read_signal, signal_samples
 from regauge.inr.representation import Inr, load_inr, read_inr
 
 
@@ -27,7 +26,7 @@ def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tupl
     return module, (points,)
 
 
-def find_task(model: Model, text: str, *, loss: str, dtype: torch.dtype) -> rg.Task | None:
+def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task | None:
     """An INR on the signal that `text` names: 10,000 points of a shape, all cells of a grid, or all pixels.
 
     Which points are drawn does not depend on anything else, so that losses of different commands can be compared. Where
@@ -38,9 +37,9 @@ def find_task(model: Model, text: str, *, loss: str, dtype: torch.dtype) -> rg.T
     assert model.checkpoint is not None
     inr = read_inr(model.checkpoint)
     if inr.signal == "image" and loss != "mse":
-        raise UsageError("networks that are images are judged by squared errors: say --loss mse")
+        raise ValueError("networks that are images are judged by squared errors: say `loss=mse`")
     samples = signal_samples(read_signal(text), inr, EVALUATION, generator=torch.Generator().manual_seed(0)).to(dtype)
-    return rg.Task(model.module, [(samples.points, samples.labels)], _criterion(inr, loss))
+    return Task(model.module, [(samples.points, samples.labels)], _criterion(inr, loss))
 
 
 def _is_signal(text: str) -> bool:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from regauge.hub.tokens import Vocabulary
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -63,39 +65,6 @@ class Slice:
     sources: tuple[Source, ...]
     parameters: Parameters = field(default_factory=dict)
     stack: str | None = None
-
-
-@dataclass(frozen=True)
-class TokenSource:
-    """The source of a token's embedding: a token of a model, or zeros.
-
-    Attributes:
-        model: The folder of a model; None for a zero embedding.
-        token: The token of that model, if it is called otherwise there.
-        number: Its number there, instead.
-        is_forced: Whether models that have the token take it, too.
-    """
-
-    model: Path | None
-    token: str | None = None
-    number: int | None = None
-    is_forced: bool = False
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokens of the result.
-
-    Attributes:
-        source: The union of all, those of the base (or the first model), or those of a model's folder; "shared" are
-            those that all have, which networks are compared by.
-        tokens: Tokens whose embeddings are said; new ones are added.
-        multiple: The number of embeddings is rounded up to a multiple of it.
-    """
-
-    source: Literal["union", "base", "shared"] | Path
-    tokens: Mapping[str, TokenSource] = field(default_factory=dict)
-    multiple: int = 1
 
 
 @dataclass(frozen=True)

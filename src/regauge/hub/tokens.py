@@ -8,16 +8,49 @@ References:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import PIECE, Checkpoint
 from regauge.checkpoints.names.converted import Converted
-from regauge.merging.recipe import TokenSource
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """The source of a token's embedding: a token of a model, or zeros.
+
+    Attributes:
+        model: The folder of a model; None for a zero embedding.
+        token: The token of that model, if it is called otherwise there.
+        number: Its number there, instead.
+        is_forced: Whether models that have the token take it, too.
+    """
+
+    model: Path | None
+    token: str | None = None
+    number: int | None = None
+    is_forced: bool = False
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of the result.
+
+    Attributes:
+        source: The union of all, those of the base (or the first model), or those of a model's folder; "shared" are
+            those that all have, which networks are compared by.
+        tokens: Tokens whose embeddings are said; new ones are added.
+        multiple: The number of embeddings is rounded up to a multiple of it.
+    """
+
+    source: Literal["union", "base", "shared"] | Path
+    tokens: Mapping[str, TokenSource] = field(default_factory=dict)
+    multiple: int = 1
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import yaml
 
 from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.yaml_files import REFUSED, compose_yaml
-from regauge.merging.recipe import Parameter, Parameters, Recipe, Slice, Source, TokenSource, Vocabulary
-from regauge.merging.recipe_methods import IDLE, METHODS, SINGLE, RecipeMethod
+from regauge.hub.tokens import TokenSource, Vocabulary
+from regauge.merging.recipes.recipe import Parameter, Parameters, Recipe, Slice, Source
+from regauge.merging.recipes.recipe_methods import IDLE, METHODS, SINGLE, RecipeMethod
 
 KEYS = (
     "merge_method",

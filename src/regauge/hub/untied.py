@@ -6,47 +6,50 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.plain_files import read_object
-from regauge.cli.models import load_module
-from regauge.cli.options import UsageError
+from regauge.hub.folder_model import build_folder
 
 CONFIG, TIED = "config.json", "tie_word_embeddings"
 
 
 @contextmanager
-def untied(name: str | None, job: FileJob) -> Iterator[tuple[str, FileJob]]:
-    """The model of a folder without ties, and its checkpoint with a second copy of what was tied.
+def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
+    """Untie the model of a folder, for as long as the context lasts.
+
+    Args:
+        name: The folder.
+        checkpoint: Its checkpoint.
+
+    Yields:
+        A temporary folder with the configuration of the model without ties, and the checkpoint with a second copy of
+        what was tied.
 
     Raises:
-        UsageError: It is no folder with config.json, nothing in it is tied, or it stays so.
+        ValueError: It is no folder with config.json, nothing in it is tied, or it stays so.
     """
     folder = Path(name or "")
     if name is None or not (folder / CONFIG).is_file():
-        raise UsageError("--untie changes config.json of a folder in Hugging Face style: give such a folder")
-    if job.out is not None and job.out.suffix:
-        raise UsageError("--untie changes config.json, so that the output must be a folder")
+        raise ValueError("`untie=True` changes config.json of a folder in Hugging Face style: give such a folder")
     config = read_object(folder / CONFIG)
-    tied = _tied(load_module(name, values="never").module)
+    tied = _tied(build_folder(folder, "never")[0])
     if not tied:
-        raise UsageError(f"nothing is tied in the model of {name!r}: leave --untie out")
+        raise ValueError(f"nothing is tied in the model of {name!r}: leave `untie=True` out")
     with tempfile.TemporaryDirectory(prefix="regauge-untied-") as place:
         for path in folder.glob("*.py"):
             shutil.copy(path, place)
         text = json.dumps(_without_ties(config), indent=2) + "\n"
         (Path(place) / CONFIG).write_text(text, encoding="utf-8")
-        left = _tied(load_module(place, values="never").module)
+        left = _tied(build_folder(Path(place), "never")[0])
         if left == tied:
-            raise UsageError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
-        source = _with_copies(job.source, [names for names in tied if names not in left])
-        yield place, replace(job, checkpoints=(source.replacing({CONFIG: text.encode()}),))
+            raise ValueError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
+        copied = _with_copies(checkpoint, [names for names in tied if names not in left])
+        yield place, copied.replacing({CONFIG: text.encode()})
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:
@@ -68,7 +71,7 @@ def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpo
     for names in tied:
         known = next((name for name in names if name in stored), None)
         if known is None:
-            raise UsageError(f"the checkpoint names tied tensors otherwise than its model ({_named([names])})")
+            raise ValueError(f"the checkpoint names tied tensors otherwise than its model ({_named([names])})")
         stored |= {name: stored[known]._replace(name=name) for name in names if name not in stored}
     result = copy(checkpoint)
     result.stored, result._files = stored, {}

@@ -1,6 +1,7 @@
-"""Unify the vocabularies of checkpoints with different tokens, for `--tokenizer` and recipes."""
+"""The vocabularies of several networks brought to one."""
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from typing import Any
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.plain_files import parse_object, read_inside, read_object, read_text
-from regauge.checkpoints.vocabularies import (
+from regauge.checkpoints.writing import SUFFIX
+from regauge.hub.configuration import CONFIG, Configuration
+from regauge.hub.tokenizers import (
     TEMPLATE,
     Difference,
     compare_tokens,
@@ -21,12 +24,9 @@ from regauge.checkpoints.vocabularies import (
     note_files,
     tokenizer_files,
 )
-from regauge.checkpoints.writing import SUFFIX
-from regauge.cli.configs import CONFIG, Configuration
-from regauge.cli.options import UsageError
-from regauge.cli.output import warn
-from regauge.merging.recipe import Vocabulary
-from regauge.merging.tokens import Retokenized, TokenPlan
+from regauge.hub.tokens import Retokenized, TokenPlan, Vocabulary
+
+LOG = logging.getLogger("regauge.hub")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class United:
     def require_place(self, out: Path) -> None:
         """Raise if the output is no folder, although it has tokens of its own."""
         if self.files and out.suffix == SUFFIX:
-            raise UsageError(
-                "the tokenizer of the result needs a place: give a folder as the output, or with --tokenizer FOLDER "
+            raise ValueError(
+                "the tokenizer of the result needs a place: give a folder as the output, or with `tokenizer=FOLDER` "
                 "the tokens of the network whose files it takes over"
             )
 
@@ -65,18 +65,18 @@ def bring_together(
 ) -> United:
     """Bring networks under one vocabulary: the requested one, or that of the first where only the order differs.
 
-    What else differs beside the weights is told.
+    Other files and settings that differ are logged.
 
     Args:
         checkpoints: Networks in folders or files; what is no folder says nothing about tokens.
         source: The number of the one whose files the output takes over.
-        tokenizer: What `--tokenizer` says.
+        tokenizer: "union", "base" (that of the first network), or one of the folders.
         remedy: What can be done about different tokens.
         is_shared: Whether tokens that not all networks have are left out; otherwise they are an error.
 
     Raises:
-        UsageError: A network has no tokenizer, or names its embeddings otherwise than its model.
-        ValueError: Tokens differ, and no vocabulary is asked for.
+        ValueError: Tokens differ, and no vocabulary is asked for; or a network has no tokenizer, or names its
+            embeddings otherwise than its model.
     """
     first, networks = checkpoints[0].label, tuple(checkpoints)
     differences = {} if tokenizer is not None else compare_tokens(checkpoints)
@@ -88,7 +88,7 @@ def bring_together(
             )
     united = [one.label for one in networks] if tokenizer is not None else [*differences]
     for note in note_files(networks, source, united=united):
-        warn(note)
+        LOG.info(note)
     if tokenizer is None and not differences:
         return United(networks)
     folders = [Path(one.label) for one in networks]
@@ -98,7 +98,7 @@ def bring_together(
     config = Configuration(networks[source].path.parent)
     found = unite(networks, wanted, config, base=None, source=source)
     if found is None:
-        warn("all networks have the same vocabulary")
+        LOG.info("all networks have the same vocabulary")
         return United(networks)
     if is_shared:
         clauses = (f"{one.explain(first, label)}" for label, one in differences.items())
@@ -106,7 +106,7 @@ def bring_together(
     elif differences:
         moved = ", ".join(f"{len(one.moved)} of {label}" for label, one in differences.items())
         found = replace(found, note=f"tokens that have other numbers than in {first} are brought to them: {moved}")
-    warn(found.note)
+    LOG.info(found.note)
     return found
 
 
@@ -123,18 +123,18 @@ def model_with(model: str | None, united: United) -> Iterator[str | None]:
 
 
 def read_choice(text: str, folders: Sequence[Path]) -> Any:
-    """The source of a vocabulary by what `--tokenizer` says.
+    """Read the source of a vocabulary: "union", "base", or one of the folders.
 
     Raises:
-        UsageError: It is none, or a network is no folder.
+        ValueError: It is none, or a network is no folder.
     """
     files = [str(folder) for folder in folders if not Path(str(folder).partition("+")[0]).is_dir()]
     if files:
-        raise UsageError(f"--tokenizer needs folders with a tokenizer, and {files[0]!r} is none; leave it out")
+        raise ValueError(f"`tokenizer=` needs folders with a tokenizer, and {files[0]!r} is none; leave it out")
     if text in ("union", "base"):
         return text
     if Path(text) not in folders:
-        raise UsageError(f"--tokenizer is {text!r}; there is union, base (the first one), or one of the folders")
+        raise ValueError(f"`tokenizer=` is {text!r}; there is union, base (the first one), or one of the folders")
     return Path(text)
 
 
@@ -151,7 +151,7 @@ def unite(
         source: The number of the one whose files the output takes over.
 
     Raises:
-        UsageError: A network has no tokenizer, or names its embeddings otherwise than its model.
+        ValueError: A network has no tokenizer, or names its embeddings otherwise than its model.
     """
     folders, named = [Path(one.label) for one in networks], config.token_axes()
     places = [one.path.parent for one in networks]
@@ -242,7 +242,7 @@ def _template(folder: Path) -> str | None:
 
 def _tokenizer(folder: Path) -> Any:
     if not has_tokenizer(folder):
-        raise UsageError(f"{str(folder)!r} has no tokenizer, so that its tokens are unknown; put its files there")
+        raise ValueError(f"{str(folder)!r} has no tokenizer, so that its tokens are unknown; put its files there")
     return load_tokenizer(folder)
 
 
@@ -251,7 +251,7 @@ def _rows(checkpoint: Checkpoint, axes: Mapping[str, int]) -> int:
     sizes = {checkpoint.stored[name].shape[axis] for name, axis in axes.items() if name in checkpoint.stored}
     if len(sizes) != 1:
         what = f"have {sorted(sizes)} rows" if sizes else f"are not under the names of its model ({', '.join(axes)})"
-        raise UsageError(f"the embeddings and heads of {checkpoint.label} {what}; save it with transformers again")
+        raise ValueError(f"the embeddings and heads of {checkpoint.label} {what}; save it with transformers again")
     return int(sizes.pop())
 
 

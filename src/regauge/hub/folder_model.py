@@ -9,10 +9,9 @@ from torch import nn
 
 from regauge.checkpoints.names.from_transformers import find_factory
 from regauge.checkpoints.names.transformers_models import is_of_transformers
-from regauge.cli.example_inputs import Kwargs, example_inputs
-from regauge.cli.options import UsageError
-from regauge.cli.user_code import users_code
 from regauge.core.symmetry import Symmetry
+from regauge.hub.example_inputs import Kwargs, example_inputs
+from regauge.hub.user_code import users_code
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
@@ -25,14 +24,14 @@ Values = Literal["never", "if small", "always"]
 def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:
     """The model of a folder with config.json in evaluation mode, and example inputs, the most telling ones first."""
     if not (folder / "config.json").is_file():
-        raise UsageError(
+        raise ValueError(
             f"the folder {str(folder)!r} has no config.json, so its model is unknown; name the model as "
             "package.module:factory or file.py:factory"
         )
     try:
         build = find_factory(folder)
     except ImportError as error:
-        raise UsageError("a folder with config.json needs transformers: pip install 'regauge[transformers]'") from error
+        raise ValueError("a folder with config.json needs transformers: pip install 'regauge[transformers]'") from error
     with users_code(f"transformers cannot build the model of {str(folder)!r}"):
         with torch.device("meta"):
             module = traceable(build())

@@ -15,11 +15,10 @@ from regauge.checkpoints.names.converted import Converted
 from regauge.checkpoints.names.from_transformers import name_for
 from regauge.checkpoints.names.transformers_models import CODE, REMOTE
 from regauge.checkpoints.plain_files import read_object
-from regauge.checkpoints.vocabularies import holds_tokens
-from regauge.cli.models import load_module
-from regauge.cli.options import UsageError
 from regauge.core.params import Params
-from regauge.merging.recipe_parts import Layers
+from regauge.hub.folder_model import build_folder
+from regauge.hub.layer_stack import LayerStack
+from regauge.hub.tokenizers import holds_tokens
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -37,7 +36,7 @@ class Configuration:
             self.document: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         except (ImportError, ValueError, KeyError, OSError) as error:
             reason = CODE if REMOTE in str(error) else " ".join(str(error).split())
-            raise UsageError(
+            raise ValueError(
                 f"{str(folder / CONFIG)!r} is needed to say how many layers and tokens the result has, but is no "
                 f"configuration that transformers knows: {reason}"
             ) from error
@@ -63,7 +62,7 @@ class Configuration:
             stack: A part of the name of the stack of layers, where a network has several.
 
         Raises:
-            UsageError: No setting says how many layers there are.
+            ValueError: No setting says how many layers there are.
         """
         if stack is None:
             count, part = self.layers, self._part
@@ -76,7 +75,7 @@ class Configuration:
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
         """How many layers a stack has, and which setting says so: the one that makes it longer, and no other stack."""
         settings, names = self._config.to_dict(), list(self.build())
-        layers = Layers.of(names, str(self.folder), stack)
+        layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count
         places = sorted(_places(settings, count), key=lambda place: "layer" not in place[-1])
         for place in places:  # A default may follow another setting.
@@ -88,12 +87,12 @@ class Configuration:
             _keep(_part_at(larger.document, place[:-1]), place[-1], count, [*range(count), count - 1])
             try:
                 found = list(larger.build())
-            except (UsageError, ValueError, RuntimeError):  # not a number that can be changed alone
+            except (ValueError, RuntimeError):  # not a number that can be changed alone
                 continue
             new = [name for name in found if name not in names]
             if new and all((own := layers.split(name)) is not None and own[0] == count for name in new):
                 return count, place
-        raise UsageError(
+        raise ValueError(
             f"no setting of {str(self.folder / CONFIG)!r} says alone how many layers {layers.prefix.removesuffix('.')} "
             "has, so that no other number of them can be written"
         )
@@ -132,7 +131,7 @@ class Configuration:
     def module(self) -> nn.Module:
         """Its model, without values."""
         with self.as_folder() as folder:
-            return load_module(str(folder), values="never").module
+            return build_folder(folder, "never")[0]
 
     def build(self) -> Params:
         """The tensors of its model, without values."""
@@ -164,13 +163,13 @@ class Configuration:
             if differing:
                 axes[name] = differing[0]
         if not axes:
-            raise UsageError(f"no tensor of the model of {str(self.folder)!r} has an axis of tokens")
+            raise ValueError(f"no tensor of the model of {str(self.folder)!r} has an axis of tokens")
         return axes
 
     def _count(self, name: str, what: str) -> int:
         found = getattr(self._text, name, None)
         if not isinstance(found, int):
-            raise UsageError(f"{str(self.folder / CONFIG)!r} does not say how many {what} there are ({name!r})")
+            raise ValueError(f"{str(self.folder / CONFIG)!r} does not say how many {what} there are ({name!r})")
         return found
 
     def _set(self, name: str, value: int) -> None:

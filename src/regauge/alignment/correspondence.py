@@ -7,26 +7,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.widths.transport import (
+from regauge.alignment.transport_plans import entropy, in_order, transport
+from regauge.core.act import Site
+from regauge.core.assignment import assign
+from regauge.core.families import barycenter, compared, dot, unfold
+from regauge.core.groups import Group, Placement
+from regauge.core.params import Params, require_finite
+from regauge.core.signs import SignCode
+from regauge.core.symmetry import Symmetry
+from regauge.core.unit_plans import (
     Axis,
     SignCharacter,
     UnitPlan,
     default_readers,
-    entropy,
-    in_order,
     map_tensor,
-    require_readers,
-    require_same_architecture,
     sign_character,
-    transport,
+    uncovered,
 )
-from regauge.core.act import Site
-from regauge.core.assignment import assign
-from regauge.core.families import barycenter, compared, dot, unfold
-from regauge.core.groups import Group
-from regauge.core.params import Params, require_finite
-from regauge.core.signs import SignCode
-from regauge.core.symmetry import Symmetry
 
 
 @dataclass(frozen=True)
@@ -165,9 +162,9 @@ def correspond(
             f"plans average units, but {held!r} is structure, which has no average; align networks of equal widths, or "
             f"discover the symmetries with move=[{held!r}]"
         )
-    require_same_architecture(params_a, params_b, symmetry_a, symmetry_b)
+    _require_same_architecture(params_a, params_b, symmetry_a, symmetry_b)
     read = default_readers(symmetry_a) if readers is None else frozenset(readers)
-    require_readers(symmetry_a, symmetry_b, read)
+    _require_readers(symmetry_a, symmetry_b, read)
     problem = _Problem(params_a, params_b, symmetry_a, symmetry_b, read, regularization)
     plans, history, is_converged = problem.climb(problem.first_plans(), max_sweeps, tolerance)
     ordered = {group.name: problem.plan(group, in_order(*problem.sizes[group.name])) for group in symmetry_a.groups}
@@ -318,3 +315,74 @@ def _reordering(symmetry: Symmetry) -> Symmetry:
                 "groups) are not supported; with equal widths `regauge.align` matches them"
             )
     return replace(symmetry, groups=tuple(group for group in symmetry.groups if group.is_permuted))
+
+
+def _require_same_architecture(
+    params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry_a: Symmetry, symmetry_b: Symmetry
+) -> None:
+    """Refuse networks that differ in more than the sizes of groups.
+
+    Raises:
+        ValueError: Parameters, groups or what groups act on differ, or an axis that no group moves.
+    """
+    only_a, only_b = (sorted(x.keys() - y.keys()) for x, y in ((params_a, params_b), (params_b, params_a)))
+    if only_a or only_b:
+        raise ValueError(
+            f"the two networks have different parameters: only the first has {only_a[:5]}, only the second "
+            f"has {only_b[:5]}; they may differ in widths, not in layers"
+        )
+    names_a, names_b = ([group.name for group in s.groups] for s in (symmetry_a, symmetry_b))
+    if names_a != names_b:
+        raise ValueError(
+            f"the groups of the first network are {names_a[:10]}, those of the second {names_b[:10]}; networks of one "
+            "architecture have the same groups in the same order"
+        )
+    for one, other in zip(symmetry_a.groups, symmetry_b.groups, strict=True):
+        if (one.kind, one.scales, one.signs, one.shifts) != (other.kind, other.scales, other.signs, other.shifts):
+            raise ValueError(
+                f"group {one.name!r} has kind {one.kind} in the first network and {other.kind} in the second, or other "
+                "families of scales, signs or shifts"
+            )
+        if [_action(p) for p in one.placements] != [_action(p) for p in other.placements]:
+            raise ValueError(
+                f"group {one.name!r} does not act alike in both networks; they may differ in widths, not in layers or "
+                "kernel sizes"
+            )
+    for name, tensor in params_a.items():
+        both = ((tensor.shape, symmetry_a), (params_b[name].shape, symmetry_b))
+        free = [[len(uncovered(s.sites.get(name, []), k, n)) for k, n in enumerate(shape)] for shape, s in both]
+        if free[0] != free[1]:
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)} in the first network and {tuple(params_b[name].shape)} in "
+                "the second, and that is more than groups of other widths: outside of groups its axes have "
+                f"{free[0]} and {free[1]} entries"
+            )
+
+
+def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozenset[Axis]) -> None:
+    """Refuse groups of unequal widths that nothing reads, or that nothing gives its values.
+
+    Raises:
+        ValueError: There is one, or a reader is no axis that a group acts on.
+    """
+    axes = {(p.parameter, p.axis) for group in symmetry_a.groups for p in group.placements}
+    if readers - axes:
+        raise ValueError(
+            f"readers {sorted(readers - axes)[:5]} are no axes on which a group acts; they are {sorted(axes)[:10]}"
+        )
+    for group in symmetry_a.groups:
+        if group.size == symmetry_b[group.name].size:
+            continue
+        roles = {(p.parameter, p.axis) in readers for p in group.placements}
+        if len(roles) < 2:
+            missing = "sums over its units" if True not in roles else "gives its units their values"
+            raise ValueError(
+                f"of the axes of group {group.name!r} none {missing}; name the axes that sum over units in `readers`, "
+                "as (parameter, axis)"
+            )
+
+
+def _action(p: Placement) -> tuple[object, ...]:
+    """A key of what a placement does, apart from the positions of its units."""
+    values = math.prod(size for size, _ in p.repeats)
+    return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)

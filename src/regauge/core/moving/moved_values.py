@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from regauge.core.moved_tensors import MovedTensor, Term, Unmoved
+from regauge.core.moving.moved_tensors import MovedTensor, Term, Unmoved
+from regauge.core.moving.random_draws import Drawn, Draws, Share, blank, portions
 from regauge.core.params import Params
-from regauge.core.random_draws import Drawn, Draws, Share, blank, portions
 
 SMALL = 256
 """Tensors of up to so many values that follow one another are moved together, column by column."""

@@ -1,4 +1,4 @@
-"""What tracing a model tells: its symmetry and its tensors. Of folders it is known once it was found.
+"""The cache of symmetries: what tracing a folder's model found is known to later runs.
 
 What a folder's configuration says decides the model, together with the code that builds and traces it. So what was
 found is kept in the user's cache under the content of config.json, the installed packages, the source of regauge, and
@@ -10,22 +10,22 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.formats.state_dicts import memory_of
 from regauge.checkpoints.names.conversion import Conversion
 from regauge.checkpoints.names.converted import Converted
-from regauge.cli.options import ExampleInputs
 from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
 from regauge.storage.cache import keep, recall
 
 KIND, NAMES = "symmetries", "names"
@@ -39,17 +39,35 @@ INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
 
 
 @dataclass(frozen=True)
-class Traced:
-    """The symmetry of a model, and its `state_dict()`, which has no values where it was built without or is known.
+class Tracing:
+    """How a model is traced; see `open_model`."""
 
-    `module` is the model where it was traced now.
+    input_shape: tuple[str, ...] = ()
+    input_dtype: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    move: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The result of tracing a model.
+
+    Attributes:
+        symmetry: Its symmetry.
+        state: Its `state_dict()`, on the meta device where the model was built there, or is known from an earlier run.
+        was_meta: Whether it was built on the meta device.
+        is_known: Whether this is from an earlier run.
+        kwargs: Keyword inputs on which it was traced; None too where it is known.
+        notes: What was left out, or that it is known, in sentences.
     """
 
-    symmetry: rg.Symmetry
+    symmetry: Symmetry
     state: Params
     was_meta: bool
     is_known: bool = False
-    module: nn.Module | None = None
+    kwargs: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The text form."""
@@ -68,46 +86,59 @@ class Traced:
         for name, shape, dtype, owner in document["state"]:
             known = state.get(owner)
             state[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta") if known is None else known
-        return cls(rg.Symmetry.from_json(document["symmetry"]), state, document["was_meta"], is_known=True)
+        return cls(Symmetry.from_json(document["symmetry"]), state, document["was_meta"], is_known=True)
 
 
-def trace_once(text: str, options: ExampleInputs, settings: Any, trace: Callable[[], Traced]) -> Traced:
-    """What tracing the model that `text` names tells, known or found now; `settings` are what else it depends on."""
-    origin = _origin_of(Path(text), options, settings)
+def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], Traced], *, retrace: bool) -> Traced:
+    """Trace a model, or recall what was found in an earlier run.
+
+    Args:
+        name: The name of the model.
+        tracing: How it is traced.
+        settings: What else the result depends on.
+        trace: Traces it.
+        retrace: Whether it is traced in any case.
+    """
+    origin = _origin_of(name, tracing, settings)
     if origin is None:
         return trace()
-    known = None if options.retrace else recall(KIND, origin)
+    known = None if retrace else recall(KIND, origin)
     if known is not None:
-        return Traced.from_json(known)
+        told = f"the symmetry of {name} is known from an earlier run (`retrace=` finds it anew)"
+        return replace(Traced.from_json(known), notes=(told,))
     found = trace()
     keep(KIND, origin, found.to_json())
     return found
 
 
-def name_once(
-    text: str, options: ExampleInputs, checkpoint: Checkpoint, state: Params, name: Callable[[], Named]
-) -> Named:
-    """A checkpoint under the names of the model that `text` names, and the tensors of `state` that it must have.
+def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[], Named], *, retrace: bool) -> Named:
+    """Bring a checkpoint under the names of a model, by what was found in an earlier run where it is known.
 
-    How its files are read, if they have other names than the model, is known or found now by `name`.
+    Args:
+        name: The name of the model.
+        checkpoint: The checkpoint.
+        state: The tensors of the model.
+        find: Finds the names, and the tensors that the checkpoint must have.
+        retrace: Whether they are found in any case.
     """
     stored = [[one.name, one.shape, str(one.dtype)] for one in checkpoint.stored.values()]
-    origin = _origin_of(Path(text), ExampleInputs(), stored)
-    known = None if origin is None or options.retrace else recall(NAMES, origin)
+    origin = _origin_of(name, Tracing(), stored)
+    known = None if origin is None or retrace else recall(NAMES, origin)
     if known is not None:
         document = json.loads(known)
         conversion = document["conversion"]
         named = checkpoint if conversion is None else Converted(checkpoint, Conversion.from_json(conversion))
         return named, {one: state[one] for one in document["expected"]}
-    named, expected = name()
+    named, expected = find()
     if origin is not None:
         found = named.conversion.to_json() if isinstance(named, Converted) else None
         keep(NAMES, origin, json.dumps({"conversion": found, "expected": list(expected)}))
     return named, expected
 
 
-def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str, Any] | None:
+def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | None:
     """All that the symmetry of a folder's model depends on; None if that is not known."""
+    folder = find_cached(name) or Path(name)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -120,7 +151,7 @@ def _origin_of(folder: Path, options: ExampleInputs, settings: Any) -> dict[str,
     return {
         "tensors": _tensors_in(folder),
         "config": {key: value for key, value in config.items() if key not in INERT},
-        "inputs": [options.input_shape, options.input_dtype, options.outputs, options.keep, options.move],
+        "inputs": [tracing.input_shape, tracing.input_dtype, tracing.outputs, tracing.keep, tracing.move],
         "settings": settings,
         "packages": _installed(),
         "source": _source(),

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from regauge.checkpoints.plain_files import read_object
-from regauge.cli.transformers_models import traceable
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.hub.folder_model import traceable
 from regauge.pruning import cut_symmetry
 from regauge.pruning.resizing import Accept, new_sizes
 

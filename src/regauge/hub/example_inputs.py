@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from regauge.cli.options import UsageError
-
 TOKENS = 8
 """Length of the example sentence of a language model."""
 SAMPLES = 4000
@@ -44,7 +42,7 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     them then, and the axes of the embeddings themselves stay as they are.
 
     Raises:
-        UsageError: No inputs are known that the model runs on.
+        ValueError: No inputs are known that the model runs on.
     """
     made, device = _Made(module, config), next(module.parameters()).device
     reason = ""
@@ -64,9 +62,9 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
         yield kwargs
     if not has_any:
         reason = reason or f"it takes {', '.join(made.first) or made.main!r}"
-        raise UsageError(
+        raise ValueError(
             f"no example inputs are known that {type(module).__name__} runs on ({reason}); write a factory that "
-            "returns (module, (), {...}), or say --input-shape"
+            "returns (module, (), {...}), or give `input_shape=`"
         )
 
 

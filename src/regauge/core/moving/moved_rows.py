@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from regauge.core.moved_tensors import MovedTensor
-from regauge.core.random_draws import Drawn, Share, portions
+from regauge.core.moving.moved_tensors import MovedTensor
+from regauge.core.moving.random_draws import Drawn, Share, portions
 
 AT_ONCE = 1 << 17
 """Values that are moved at once, which a cache holds."""

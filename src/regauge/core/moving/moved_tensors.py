@@ -10,7 +10,7 @@ from jaxtyping import Int, Num
 from torch import Tensor
 
 from regauge.core.act import Site
-from regauge.core.random_draws import Draws, blank
+from regauge.core.moving.random_draws import Draws, blank
 from regauge.core.symmetry import Symmetry
 
 Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]

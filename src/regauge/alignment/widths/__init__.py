@@ -1,1 +1,0 @@
-"""Networks of different widths: transport plans in place of permutations."""

@@ -1,0 +1,60 @@
+"""Two networks that stay on the disk, because in memory they would need more than is allowed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from regauge.alignment.streamed.job import plan_job
+from regauge.alignment.streamed.match import align_streamed
+from regauge.alignment.streamed.source import Moved
+from regauge.checkpoints.job import FileJob
+from regauge.checkpoints.memory_limit import size_text
+from regauge.comparison.common import Common, find_common
+from regauge.comparison.matched import Matched
+from regauge.comparison.pair import Pair
+from regauge.comparison.shares import mean_share, measure_shares
+from regauge.comparison.strangers import scramble
+from regauge.comparison.verdicts import by_chance
+from regauge.core.progress import Progress
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+
+
+def match_streamed(
+    job: FileJob, symmetry: Symmetry, *, task: Task | None, references: Sequence[object], progress: Progress
+) -> Matched:
+    """Align two checkpoints in sweeps over their files; what alignment explains by chance takes one stranger.
+
+    Raises:
+        ValueError: There are references or a task, for which networks are in memory; or the memory does not suffice.
+    """
+    if references:
+        raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")
+    streamed = plan_job(job, symmetry, None, task)
+    a, b = job.checkpoints
+    found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
+
+    def chance() -> float | None:
+        stranger = Moved(b, partial(scramble, found.symmetry, seed=0))
+        other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
+        return by_chance([mean_share(measure_shares(Pair(a, stranger, found.symmetry), other.element))])
+
+    pair = Pair(a, b, found.symmetry)
+    return Matched(pair, found.element, chance, tested=pair, notes=found.notes)
+
+
+def without_widths(job: FileJob, symmetry: Symmetry) -> Common:
+    """The common part of streamed networks without the tensors of different widths, whose units are not matched.
+
+    Raises:
+        ValueError: Nothing is left without them.
+    """
+    need = (
+        f"matching units of networks of different widths takes {size_text(job.nbytes)}, and "
+        f"{size_text(job.limit.nbytes)} of memory are allowed"
+    )
+    a, b = job.checkpoints
+    common = find_common(a, b, symmetry, has_widths=False)
+    if common is None:
+        raise ValueError(f"no tensor has the same shape in both networks, and {need}; allow more")
+    return replace(common, notes=(*common.notes, f"{need}: with more, what was left out would be compared"))

@@ -1,0 +1,57 @@
+"""Two networks in memory with other numbers of units in some layers."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from regauge.alignment import align
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import bind_networks
+from regauge.comparison.common import Common, find_common
+from regauge.comparison.fingerprints import fingerprint
+from regauge.comparison.matched import Matched
+from regauge.comparison.pair import Pair
+from regauge.comparison.strangers import estimate_chance, explain
+from regauge.comparison.units import choose_units
+from regauge.core.symmetry import Symmetry
+
+
+def match_widths(
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    common: Common,
+    *,
+    references: Sequence[Mapping[str, Tensor]],
+) -> Matched:
+    """Align the units that two networks of other widths have in common.
+
+    Choosing them explains something of any network. Strangers and references are therefore compared with the whole
+    first network, too, by units of their own. The order of units is tested where both have the same number of them.
+
+    Args:
+        a: The network that stays.
+        b: The network that is moved.
+        symmetry: The symmetry of the first network.
+        common: The part of both that is compared, with the groups that have other numbers of units.
+        references: Networks that are independent of the first one.
+    """
+    chosen = choose_units(common, a, b)
+    first, second = chosen.params
+    narrow = bind_networks(chosen.params, common.symmetry, "compare single networks, two at a time")
+    result = align(first, second, narrow, method=WeightMatching())
+    pairs = [chosen.params, *(choose_units(common, a, other).params for other in references)]
+    numbers = [[fingerprint(one, narrow) for one in pair] for pair in pairs]
+    part, side = common.part_of(b, 1)
+    ordered = find_common(a, b, symmetry, has_widths=False)
+    return Matched(
+        Pair(first, second, narrow),
+        result.element,
+        chance=lambda: estimate_chance(
+            part, side, lambda other: explain(Pair(*choose_units(common, a, other).params, narrow))
+        ),
+        tested=None if ordered is None else Pair(ordered.of(a), ordered.of(b), ordered.symmetry),
+        distances=[float((one - other).norm()) for one, other in numbers],
+        units=chosen.units,
+        notes=result.notes,
+    )

@@ -1,0 +1,133 @@
+"""Two matched networks, and the evidence that a verdict on them rests on."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from regauge.comparison.common import Common
+from regauge.comparison.comparison import Comparison
+from regauge.comparison.independence import Independence, measure_independence
+from regauge.comparison.origins import Origins
+from regauge.comparison.pair import Pair
+from regauge.comparison.shares import FORMATS, TensorShare, mean_share, measure_shares
+from regauge.comparison.units import Units
+from regauge.comparison.verdicts import Evidence, judge, needs_chance, precision_of
+from regauge.core.element import Element
+
+MOVED_ORDER = "the p-value is of the order as stored, which an element changes: of a moved copy it says nothing"
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two networks as one case of `compare` matched them, with what their comparison needs besides.
+
+    Attributes:
+        pair: The networks that are compared.
+        element: Moves the second network of the pair.
+        chance: Measures what alignment explains of strangers; called only if that decides.
+        tested: The networks whose order of units is tested; None if no tensor of theirs has units in order.
+        stored: The networks as they are stored, if the pair holds their function alone.
+        distances: Fingerprint distances of the second network and of the references from the first network.
+        function: Agreement of outputs, losses and barriers on the data of a task.
+        units: The compared units of each group that has other numbers of them in both networks.
+        notes: Sentences about the match.
+    """
+
+    pair: Pair
+    element: Element
+    chance: Callable[[], float | None]
+    tested: Pair | None
+    stored: Pair | None = None
+    distances: Sequence[float] = ()
+    function: Mapping[str, float] | None = None
+    units: Mapping[str, tuple[Units, Units]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reference_p_value(self) -> float | None:
+        """How often a reference is as near to the first network as the second one, by fingerprints."""
+        nearer = sum(other <= self.distances[0] for other in self.distances[1:])
+        return (1 + nearer) / len(self.distances) if len(self.distances) > 1 else None
+
+
+def weigh(
+    matched: Matched, common: Common | None, origins: Origins, *, draws: int, generator: torch.Generator
+) -> Comparison:
+    """Measure the evidence tensor by tensor, and judge by it.
+
+    Args:
+        matched: The networks.
+        common: The part of both that is compared, where that is not all of them.
+        origins: Where both networks come from.
+        draws: Random orders of the test of independence.
+        generator: Their source.
+    """
+    pair, symmetry = matched.pair, matched.pair.symmetry
+    shares = tuple(measure_shares(pair, matched.element))
+    test = None if matched.tested is None else _test(matched.tested, origins, draws, generator)
+    modulo = math.sqrt(sum(share.squares[1] for share in shares))
+    known = shares if matched.stored is None else tuple(measure_shares(matched.stored, symmetry.identity()))
+    stored, norm = (math.sqrt(sum(share.squares[k] for share in known)) for k in (0, 2))
+    size = norm or stored or 1.0
+    p_value, z_score = (None, None) if test is None else (test.p_value, test.z_score)
+    is_equal, precision = _rounding(known)
+    evidence = Evidence(
+        is_equal,
+        precision,
+        stored / size,
+        modulo / size,
+        free=sum(math.prod(shape) for shape in pair.shapes.values()) - symmetry.dimension,
+        share=mean_share(shares),
+        chance=None,
+        p_value=p_value if origins.is_order_free else None,
+        z_score=z_score if origins.is_order_free else None,
+        is_whole=common is None or common.is_whole,
+        is_factorized=matched.stored is not None,
+        parent=origins.parent,
+    )
+    if needs_chance(evidence):
+        evidence = replace(evidence, chance=matched.chance())
+    verdict, reason = judge(evidence)
+    moved = (MOVED_ORDER,) if verdict == "same network in another gauge" and p_value is not None else ()
+    return Comparison(
+        verdict=verdict,
+        reason=reason,
+        distance=stored,
+        orbit_distance=min(stored, modulo),
+        norm=norm,
+        compared=1.0 if common is None else common.share,
+        shares=shares,
+        share_by_chance=evidence.chance,
+        p_value=p_value,
+        z_score=z_score,
+        tested_groups=() if test is None else test.groups,
+        draws=draws,
+        reference_p_value=matched.reference_p_value,
+        fingerprint_distance=matched.distances[0] if matched.distances else None,
+        element=matched.element,
+        symmetry=symmetry,
+        units=matched.units,
+        function=matched.function,
+        notes=(*origins.notes, *moved, *matched.notes, *(() if common is None else common.notes)),
+    )
+
+
+def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) -> Independence | None:
+    """Test independence by all compared tensors, with units in the order before known alignments."""
+
+    def load_before(name: str) -> tuple[Tensor, Tensor]:
+        (x, y), (first, second) = pair.load(name), origins.undo
+        return x if first is None else first(name, x), y if second is None else second(name, y)
+
+    return measure_independence(load_before, pair.symmetry, tuple(pair.shapes), generator=generator, draws=draws)
+
+
+def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, float]:
+    """Whether both networks are equal in the coarser of their formats, and how finely that is spaced."""
+    everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]
+    own = [next((one for one in FORMATS if one in formats), torch.float64) for formats in everywhere]
+    is_equal = any(all(one in share.equal for share in shares) for one in own)
+    return is_equal, precision_of(tuple(own))

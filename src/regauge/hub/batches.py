@@ -1,0 +1,73 @@
+"""Batches of data by their names: from factories, and from files of arrays."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from regauge.checkpoints.array_files import SUFFIXES, read_arrays
+from regauge.core.task import Batch
+from regauge.hub.user_code import call_factory
+
+
+def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
+    """Open the batches (inputs, targets) of a name.
+
+    Args:
+        name: `package.module:factory` or `file.py:factory` that returns batches, or an .npz or .safetensors file with
+            the arrays `inputs` and `targets`.
+        batch: Examples in a batch, for data from a file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: There are no batches, or they hold something else, NaN or Inf.
+    """
+    name = str(name)
+    if batch < 1:
+        raise ValueError(f"`batch=` is {batch}; a batch has at least one example")
+    if not name.endswith(SUFFIXES):
+        found = call_factory(name, "DATA")
+        if not isinstance(found, Iterable):
+            raise ValueError(f"the factory {name!r} returned a {type(found).__name__}, but batches are needed")
+        batches = [_as_batch(item, name) for item in found]
+        if not batches:
+            raise ValueError(f"the factory {name!r} returned no batches")
+        _require_values(batches, name)
+        return batches
+    arrays = read_arrays(name)
+    if not {"inputs", "targets"} <= arrays.keys():
+        raise ValueError(f"{name!r} has the arrays {sorted(arrays)}, but needs 'inputs' and 'targets'")
+    inputs, targets = arrays["inputs"], _signed(arrays["targets"])
+    if not inputs.ndim or not targets.ndim:
+        raise ValueError(f"the arrays of {name!r} are single numbers; their first axis must count the examples")
+    if len(inputs) != len(targets) or len(inputs) == 0:
+        raise ValueError(f"{name!r} has {len(inputs)} inputs and {len(targets)} targets; it needs one for each")
+    _require_values([(inputs, targets)], name)
+    return list(zip(torch.split(inputs, batch), torch.split(targets, batch), strict=True))
+
+
+def _require_values(batches: Sequence[Batch], name: str) -> None:
+    """Raise unless there are examples and all their numbers are finite."""
+    for pair in batches:
+        for tensor in pytree.tree_leaves(pair):
+            if isinstance(tensor, Tensor) and tensor.numel() == 0:
+                raise ValueError(f"{name!r} has a batch without examples")
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise ValueError(f"{name!r} has examples with NaN or Inf; leave them out")
+
+
+def _as_batch(item: Any, name: str) -> Batch:
+    if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Tensor):
+        return item[0], _signed(item[1])
+    raise ValueError(
+        f"the factory {name!r} returned a {type(item).__name__} as a batch; a batch is (inputs, targets), where "
+        "targets is a tensor"
+    )
+
+
+def _signed(targets: Tensor) -> Tensor:
+    """Targets in a dtype in which torch can compare them; what is too large becomes negative, which is no class."""
+    return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

@@ -1,0 +1,139 @@
+"""Models by their names: built in evaluation mode, with example inputs where they bring some."""
+
+import importlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.writing import SUFFIX
+from regauge.hub.folder_model import Values, build_folder
+from regauge.hub.user_code import call_factory
+
+DESCRIBED = {"regauge.inr": "regauge.inr.described_networks"}
+"""Kinds of networks that the header of a checkpoint describes, and the module that builds them, loaded when needed.
+
+Such a module has `build`, from a checkpoint to a module and example inputs, and `find_task`, for data of that kind.
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A module in evaluation mode with its example inputs.
+
+    Attributes:
+        module: The module, without values where it is on the meta device.
+        inputs: Positional inputs.
+        kwargs: Keyword inputs.
+        checkpoint: The checkpoint that describes the network, if any.
+        further: Keyword inputs that are traced instead where the first cannot be, or do not reach every part.
+        lack: Why there are no inputs.
+    """
+
+    module: nn.Module
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
+    further: Iterable[Mapping[str, Any]] = ()
+    lack: str = ""
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the module has no values."""
+        return any(tensor.is_meta for tensor in self.module.state_dict().values())
+
+
+def build_model(name: str, values: Values = "if small") -> Built:
+    """Build the model of a name, which may have no example inputs.
+
+    Args:
+        name: `package.module:factory`, `file.py:factory`, a folder with config.json, a model of the Hugging Face hub
+            that is in the cache on this machine, or a checkpoint whose header describes its network.
+        values: When a model gets values, and when it is built on the meta device.
+
+    Raises:
+        ValueError: The name means nothing, or the model cannot be built.
+    """
+    folder = find_cached(name) or Path(name)
+    if folder.is_dir():
+        module, tried = build_folder(folder, values)
+        try:
+            return Built(module, (), next(tried), further=tried)
+        except ValueError as error:
+            return Built(module, lack=str(error))
+    device = torch.device("meta") if values == "never" else nullcontext()
+    if name.endswith(SUFFIX):
+        checkpoint = Checkpoint.open(name)
+        with device:
+            module, own = described_networks(checkpoint).build(checkpoint, with_values=values != "never")
+        return Built(module.eval(), own, checkpoint=checkpoint)
+    made = call_factory(name, "MODEL", device)
+    if isinstance(made, nn.Module):
+        return Built(made.eval())
+    if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
+        inputs = made[1] if isinstance(made[1], tuple | list) else (made[1],)
+        return Built(made[0].eval(), tuple(inputs), made[2] if len(made) == 3 else None)
+    raise ValueError(
+        f"the factory {name!r} returned a {type(made).__name__}; it must return a torch.nn.Module, "
+        "(module, example_inputs) or (module, example_inputs, example_kwargs)"
+    )
+
+
+def name_model(checkpoint: Checkpoint) -> str | None:
+    """The name of the model of a checkpoint that itself says which it is; None if it does not."""
+    is_described = (Path(checkpoint.home) / "config.json").is_file() or checkpoint.header.get("kind") in DESCRIBED
+    return checkpoint.home if is_described else None
+
+
+def described_networks(checkpoint: Checkpoint) -> Any:
+    """The module of `DESCRIBED` that knows the network of a checkpoint.
+
+    Raises:
+        ValueError: The header describes no network.
+    """
+    kind = checkpoint.header.get("kind", "")
+    if kind not in DESCRIBED:
+        raise ValueError(
+            f"{checkpoint.label!r} does not say what network it holds; name the model as package.module:factory or "
+            "file.py:factory, or as a folder with config.json"
+        )
+    return importlib.import_module(DESCRIBED[kind])
+
+
+def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = "cpu") -> tuple[Tensor, ...]:
+    """Positional inputs of some shapes and dtypes: normal noise, or small integers.
+
+    Args:
+        shapes: Sizes with x between them, such as `2x3x32x32`.
+        dtypes: Names of dtypes of torch, one for each or one for all; float32 unless given.
+        device: Where the inputs are.
+
+    Raises:
+        ValueError: A shape or a dtype cannot be read, or their numbers differ.
+    """
+    dtypes = dtypes or ("float32",)
+    if len(dtypes) == 1:
+        dtypes = (*dtypes,) * len(shapes)
+    if len(dtypes) != len(shapes):
+        raise ValueError(f"there are {len(shapes)} input shapes but {len(dtypes)} dtypes; give one dtype each, or one")
+    generator = torch.Generator().manual_seed(0)
+    return tuple(_input(s, d, generator).to(device) for s, d in zip(shapes, dtypes, strict=True))
+
+
+def _input(shape: str, dtype: str, generator: torch.Generator) -> Tensor:
+    if not re.fullmatch(r"\d+(x\d+)*", shape):
+        raise ValueError(f"the input shape {shape!r} cannot be read; write sizes with x between them: 2x3x32x32")
+    sizes = [int(size) for size in shape.split("x")]
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or kind.is_complex:
+        raise ValueError(f"the input dtype {dtype!r} is unknown; write for example float32 or int64")
+    if kind.is_floating_point:
+        return torch.randn(sizes, generator=generator).to(kind)
+    return torch.randint(0, 2, sizes, generator=generator).to(kind)

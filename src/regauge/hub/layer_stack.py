@@ -1,0 +1,63 @@
+"""The layers of a network, told by the numbers in the names of its tensors."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+"""The number of a layer in the name of a tensor."""
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """A stack of layers: the prefix of their names before the number, and how many layers there are."""
+
+    prefix: str
+    count: int
+
+    @classmethod
+    def of(cls, names: Iterable[str], label: str, stack: str | None = None) -> "LayerStack":
+        """Find the layers of the only stack, or of the one with `stack` in its name.
+
+        Args:
+            names: The names of tensors.
+            label: The name of the network in errors.
+            stack: Components of names with dots between them, such as "encoder".
+
+        Raises:
+            ValueError: There are none, or several of them.
+        """
+        stacks: dict[str, set[int]] = {}
+        for name in names:
+            found = LAYER.search(name)
+            if found is not None:
+                stacks.setdefault(name[: found.start(1)], set()).add(int(found[1]))
+        chosen = [one for one in stacks if stack is None or f".{stack}." in f".{one}"]
+        if len(chosen) != 1:
+            listed = ", ".join(one.removesuffix(".") for one in chosen or stacks)
+            if not stacks:
+                what = "has no layers with numbers, so that 'slices' cannot be cut; name whole 'models'"
+            elif stack is None:
+                what = (
+                    f"has several stacks of layers ({listed}): name the one that is cut under 'modules', such as "
+                    f"modules: {{{_shortest(chosen[0], chosen)}: {{slices: ...}}}}"
+                )
+            else:
+                what = (
+                    f"has {'several stacks' if chosen else 'no stack'} of layers called {stack!r}; there are {listed}"
+                )
+            raise ValueError(f"{label} {what}")
+        return cls(chosen[0], max(stacks[chosen[0]]) + 1)
+
+    def split(self, name: str) -> tuple[int, str] | None:
+        """The number of the layer of a tensor and the rest of its name; None outside of layers."""
+        if not name.startswith(self.prefix):
+            return None
+        number, dot, rest = name.removeprefix(self.prefix).partition(".")
+        return (int(number), dot + rest) if number.isdigit() else None
+
+
+def _shortest(stack: str, stacks: Sequence[str]) -> str:
+    """The last component of the name of a stack that no other has."""
+    others = {part for one in stacks if one != stack for part in one.split(".")}
+    return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))

@@ -1,0 +1,222 @@
+"""Models by their names: a module, inputs on which it runs, and its symmetry, each made when it is first asked for."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.core.symmetry import Symmetry
+from regauge.discovery import TraceError, discover
+from regauge.hub.build_model import Built, build_model, describe_inputs
+from regauge.hub.every_expert import visit_every_expert
+from regauge.hub.example_inputs import with_masks
+from regauge.hub.folder_model import Values, unreached_parts
+from regauge.hub.symmetry_cache import Traced, Tracing, trace_once
+
+
+class Model:
+    """A model by its name; it is built, and traced, when that is first asked for. Made by `open_model`.
+
+    Attributes:
+        name: The name of the model.
+        tracing: How it is traced.
+        values: When it gets values, and when it is built on the meta device.
+        retrace: Whether it is traced anew although its symmetry is known.
+        verify: Whether the symmetry is verified; unless given, where that takes little time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tracing: Tracing,
+        *,
+        values: Values = "if small",
+        retrace: bool = False,
+        verify: bool | None = None,
+        built: Built | None = None,
+    ) -> None:
+        self.name, self.tracing, self.values, self.retrace, self.verify = name, tracing, values, retrace, verify
+        self._given = built
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r})"
+
+    @cached_property
+    def built(self) -> Built:
+        """The module with the inputs that it brings, or those that were described."""
+        built = build_model(self.name, self.values) if self._given is None else self._given
+        if self._given is None and self.tracing.input_shape:
+            device = "meta" if built.is_meta else "cpu"
+            inputs = describe_inputs(self.tracing.input_shape, self.tracing.input_dtype, device)
+            built = replace(built, inputs=inputs, kwargs=None, further=())
+        return built
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, in evaluation mode. It has no values where it is on the meta device."""
+        return self.built.module
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Positional inputs on which the module runs; empty where all are keyword inputs.
+
+        Raises:
+            ValueError: There are none of either.
+        """
+        self._require_inputs()
+        return self.built.inputs
+
+    @property
+    def kwargs(self) -> Mapping[str, Any] | None:
+        """Keyword inputs on which the module runs: those on which `trace` traced it, or else the first that it takes.
+
+        Raises:
+            ValueError: There are none, nor positional ones.
+        """
+        self._require_inputs()
+        return self._traced_now.kwargs if "_traced_now" in self.__dict__ else self.built.kwargs
+
+    def trace(self) -> Traced:
+        """Trace the model in this process, also where its symmetry is known; once."""
+        return self._traced_now
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """The symmetry, found once: that of a folder is kept in the user's cache by the content of its config.json."""
+        return self.traced.symmetry
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that describes the network, if the model was named by one."""
+        return self.built.checkpoint
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the module has no values."""
+        return self.built.is_meta
+
+    @cached_property
+    def blank(self) -> nn.Module:
+        """The module, on the meta device unless it is built already."""
+        is_built = "built" in self.__dict__ or self._given is not None
+        return self.module if is_built else build_model(self.name, "never").module
+
+    @cached_property
+    def traced(self) -> Traced:
+        """What tracing says of the model, from the cache where it is kept there."""
+        if self._given is not None or "_traced_now" in self.__dict__:
+            return self._traced_now
+        settings = [self.values, self.verify]
+        return trace_once(self.name, self.tracing, settings, lambda: self._traced_now, retrace=self.retrace)
+
+    def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
+        """The same model on other inputs, such as a batch of data."""
+        built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
+        return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
+
+    @cached_property
+    def _traced_now(self) -> Traced:
+        """What tracing in this process says.
+
+        Of several example inputs those count that reach all models that it consists of, or else embeddings: with these,
+        what unreached parts write is an input, which stays as it is.
+        """
+        self._require_inputs()
+        built = self.built
+        first: Exception | None = None
+        for kwargs in itertools.chain([built.kwargs], built.further):
+            try:
+                found, kwargs = self._trace_on(kwargs)
+            except (TraceError, ValueError) as error:
+                first = first or error
+                continue
+            unreached, notes = unreached_parts(built.module, found), list[str]()
+            if unreached and "inputs_embeds" not in (kwargs or {}):
+                first = first or ValueError(
+                    f"no example inputs are known that reach {shorten(unreached)} of {type(built.module).__name__}; "
+                    "write a factory that returns (module, (), {...})"
+                )
+                continue
+            if unreached:
+                stay = "cannot be traced with the rest, and stay as they are, as do the embeddings"
+                notes.append(f"{shorten(unreached)} {stay}")
+            return Traced(found, built.module.state_dict(), built.is_meta, kwargs=kwargs, notes=tuple(notes))
+        assert first is not None
+        raise ValueError(str(first)) from first
+
+    def _trace_on(self, kwargs: Mapping[str, Any] | None) -> tuple[Symmetry, Mapping[str, Any] | None]:
+        """The symmetry on some inputs, with loops over chosen experts made traceable if need be, and the inputs."""
+        built, verify = self.built, self.verify and not self.is_meta
+
+        def find(kwargs: Mapping[str, Any] | None) -> Symmetry:
+            return discover(
+                built.module,
+                built.inputs,
+                kwargs,
+                outputs=self.tracing.outputs or None,
+                keep=self.tracing.keep,
+                move=self.tracing.move,
+                verify=verify,
+            )
+
+        try:
+            return find(kwargs), kwargs
+        except TraceError as error:
+            masked = with_masks(built.module, dict(kwargs or {}))
+            if not visit_every_expert(built.module, built.inputs, masked):
+                raise
+            first = error
+        try:
+            return find(masked), masked
+        except TraceError:
+            raise first from None
+
+    def _require_inputs(self) -> None:
+        if not self.built.inputs and not self.built.kwargs:
+            raise ValueError(
+                self.built.lack
+                or f"{self.name!r} gives no example inputs: let the factory return (module, example_inputs), "
+                "or describe them, for example `input_shape=2x3x32x32`"
+            )
+
+
+def open_model(
+    name: str | Path,
+    *,
+    input_shape: Sequence[str] = (),
+    input_dtype: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    move: Sequence[str] = (),
+    values: Values = "if small",
+    verify: bool | None = None,
+    retrace: bool = False,
+) -> Model:
+    """Open a model by its name: its module, inputs on which it runs, and its symmetry.
+
+    Nothing is built or traced before it is asked for. The symmetry of a folder is kept in the user's cache, so that the
+    next process need not trace it. Code in a folder is never run, and nothing is fetched.
+
+    Args:
+        name: A folder with config.json in Hugging Face style; `org/model`, which is read from the cache of the Hugging
+            Face hub on this machine; `package.module:factory` or `file.py:factory`, a function that returns a module,
+            (module, example_inputs) or (module, example_inputs, example_kwargs); or a file of weights whose header
+            describes its network, as `rg.inr.save_inr` writes them.
+        input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of those that the model brings.
+        input_dtype: Their dtypes, for example `["int64"]`; float32 unless given.
+        outputs: Names of the outputs that must not change; all tensors unless given.
+        keep: Frozen parameters that are structure, as masks are, by names or patterns; see `rg.discover`.
+        move: Buffers that are moved like weights although no normalization fills them, by names or patterns.
+        values: "always", "never" (the meta device), or "if small": below 150 million parameters. The values of a folder
+            are drawn at random: its checkpoint is opened by `open_networks`.
+        verify: Whether the symmetry is verified numerically; unless given, where that takes little time.
+        retrace: Whether the model is traced anew, although its symmetry is known from an earlier run.
+    """
+    tracing = Tracing(tuple(input_shape), tuple(input_dtype), tuple(outputs), tuple(keep), tuple(move))
+    return Model(str(name), tracing, values=values, retrace=retrace, verify=verify)

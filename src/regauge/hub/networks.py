@@ -1,0 +1,129 @@
+"""Checkpoints of one architecture under one set of names, with the symmetry that they share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.adapters import adapter_symmetry
+from regauge.checkpoints.formats.state_dicts import has_names, match
+from regauge.checkpoints.names.extra import share_extra
+from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for
+from regauge.checkpoints.names.prefixes import unwrap
+from regauge.core.arguments import check_arguments
+from regauge.core.params import Params
+from regauge.core.symmetry import Symmetry
+from regauge.hub.build_model import name_model
+from regauge.hub.model import Model, open_model
+from regauge.hub.symmetry_cache import name_once
+
+Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor] | None]
+"""A checkpoint under the names of its model, and the tensors that it must have, if they are known."""
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks of one architecture; made by `open_networks`.
+
+    Attributes:
+        checkpoints: The networks, each a mapping from the names of the model to tensors.
+        symmetry: Their symmetry, with every size known.
+        model: Their model; None where the symmetry was given alone.
+        notes: What tracing left out, in sentences.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    symmetry: Symmetry
+    model: Model | None
+    notes: tuple[str, ...] = ()
+
+
+@check_arguments
+def open_networks(
+    paths: Sequence[str | Path | Checkpoint],
+    model: Model | str | Path | None = None,
+    *,
+    symmetry: Symmetry | None = None,
+    streamed: bool = False,
+) -> Networks:
+    """Open checkpoints of one architecture under the names of their model, and find their symmetry.
+
+    Args:
+        paths: The checkpoints: files, folders, models of the hub in the cache on this machine, or BASE+ADAPTER.
+        model: Their model, or its name; that of the first checkpoint unless given, where it is a folder with
+            config.json or its header describes its network.
+        symmetry: Their symmetry, instead of that of the model.
+        streamed: Whether the tensors stay on the disk until they are read one by one.
+
+    Raises:
+        FileNotFoundError: A checkpoint does not exist.
+        ValueError: The symmetry is unknown, a checkpoint is damaged, or they are no networks of this model.
+    """
+    checkpoints = [Checkpoint.open(path) for path in paths]
+    if model is None and symmetry is None:
+        model = name_model(checkpoints[0])
+    if model is not None and not isinstance(model, Model):
+        model = open_model(model, values="never" if streamed else "if small")
+    found = symmetry
+    notes: tuple[str, ...] = ()
+    if found is None and model is None:
+        if not checkpoints[0].is_adapter:
+            raise ValueError("the symmetry is unknown: name the model with `model=`, or give `symmetry=...`")
+        found = adapter_symmetry(checkpoints[0].on_meta())
+    if model is None:
+        assert found is not None
+        named: Sequence[Named] = [(name_by(one, found), None) for one in checkpoints]
+    else:
+        if found is None:
+            found, state, notes = model.symmetry, model.traced.state, model.traced.notes
+        else:
+            state = model.module.state_dict()
+        named = _name_all([unwrap(one, state.keys()) for one in checkpoints], model, state)
+    views = share_extra([one for one, _ in named])
+    first, *others = (_take(view, own, streamed) for view, (_, own) in zip(views, named, strict=True))
+    if streamed:
+        match(first.on_meta(), named[0][1] or first.on_meta(), first.label)
+    else:
+        for other in others:
+            match(other.on_meta(), first.on_meta(), other.label, first.label)
+    return Networks((first, *others), found.bind(first.on_meta()), model, notes)
+
+
+def read_symmetry(path: str | Path) -> Symmetry:
+    """Read the symmetry that `regauge discover -o` wrote.
+
+    Raises:
+        ValueError: There is none, or the file holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no symmetry {str(path)!r}; `regauge discover MODEL -o {path.name}` writes one")
+    try:
+        return Symmetry.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        reason = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise ValueError(
+            f"{str(path)!r} is no symmetry ({reason}); `regauge discover MODEL -o {path.with_suffix('.json').name}` "
+            "writes one"
+        ) from error
+
+
+def _take(view: Checkpoint, expected: Mapping[str, Tensor] | None, streamed: bool) -> Checkpoint:
+    """A checkpoint with its tensors, in the order of its model; as it is if its tensors stay on the disk."""
+    return view if streamed else view.with_params(match(view.params, expected or view.params, view.label))
+
+
+def _name_all(checkpoints: Sequence[Checkpoint], model: Model, state: Params) -> Sequence[Named]:
+    """Checkpoints under the names of a model, which is built if it is needed for that."""
+    if all(has_names(one.on_meta(), state) for one in checkpoints):
+        return [(one, state) for one in checkpoints]
+
+    def find(checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, Tensor]]:
+        named = name_for(checkpoint, model.blank)
+        return named, expected_of(model.blank, named)
+
+    return [name_once(model.name, one, state, partial(find, one), retrace=model.retrace) for one in checkpoints]

@@ -1,0 +1,72 @@
+"""Code of the user: factories by their names; whatever such code raises is told in a sentence."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+@contextmanager
+def users_code(failure: str) -> Iterator[None]:
+    """Raise a ValueError with one sentence for whatever the code in this context raises.
+
+    Args:
+        failure: The beginning of the sentence, such as "the model fails on the data".
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise ValueError(f"{failure}: it ended the program with {error.code!r}") from error
+    except Exception as error:
+        raise ValueError(f"{failure}: {type(error).__name__}: {error}") from error
+
+
+def call_factory(text: str, what: str, context: AbstractContextManager[Any] | None = None) -> Any:
+    """Call the factory `package.module:name` or `file.py:name` and return its result.
+
+    Args:
+        text: The name of the factory.
+        what: What it stands for in errors: MODEL or DATA.
+        context: Entered while it is called.
+
+    Raises:
+        ValueError: There is no such factory, or it fails.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise ValueError(
+            f"{what} {text!r} is neither a folder nor a factory; write package.module:factory or file.py:factory, or "
+            f"fetch it if it is a model of the Hugging Face hub: hf download {text} --local-dir {Path(text).name}"
+        )
+    factory = getattr(_import(place, text, what), name, None)
+    if not callable(factory):
+        raise ValueError(f"{what} {text!r}: {place!r} has no function or class {name!r}")
+    with users_code(f"{what} {text!r} failed"), context or nullcontext():
+        return factory()
+
+
+def _import(place: str, text: str, what: str) -> ModuleType:
+    """Import a module by its name, or by its file."""
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        if not path.is_file():
+            raise ValueError(f"{what} {text!r}: there is no file {place!r}")
+        name = f"regauge_user_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{what} {text!r}: {place!r} cannot be imported")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))
+        with users_code(f"{what} {text!r} cannot be imported"):
+            spec.loader.exec_module(module)
+        return module
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    with users_code(f"{what} {text!r} cannot be imported"):
+        return importlib.import_module(place)

@@ -1,0 +1,1 @@
+"""Recipes: YAML files as mergekit reads them, and what they ask for."""

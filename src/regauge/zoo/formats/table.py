@@ -1,0 +1,42 @@
+"""The table of formats that populations are imported from and exported to, by the names of the command line."""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from regauge.zoo.formats.exporting import export_dwsnets, export_npy, export_safetensors, export_small_cnn_zoo
+from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
+from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
+from regauge.zoo.formats.ray_tune import read_ray_tune
+from regauge.zoo.formats.source import Source
+
+FORMATS: dict[str, Callable[..., Source]] = {
+    "folder": read_folder,
+    "dwsnets": read_dwsnets,
+    "deep-align": read_deep_align,
+    "small-cnn-zoo": read_small_cnn_zoo,
+    "model-zoo-dataset": read_ray_tune,
+    "hdf5": read_hdf5,
+}
+"""The importers by the names of the command line."""
+
+EXPORTERS = {
+    "safetensors": export_safetensors,
+    "npy": export_npy,
+    "small-cnn-zoo": export_small_cnn_zoo,
+    "dwsnets": export_dwsnets,
+}
+"""The exporters by the names of the command line."""
+
+GROUP = "regauge.formats"
+"""Entry points of other packages that are importers too."""
+
+
+def importer(name: str) -> Callable[..., Source]:
+    """The importer of a format, of this package or of another one that is installed."""
+    if name in FORMATS:
+        return FORMATS[name]
+    others = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in others:
+        raise ValueError(f"there is no format {name!r}; there are {', '.join((*FORMATS, *others))}")
+    found: Callable[..., Source] = others[name].load()
+    return found
