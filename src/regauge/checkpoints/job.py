@@ -44,6 +44,12 @@ COPIES = {
 }
 """Copies in float32 of each network that work in memory holds besides the stored values, measured with few networks."""
 
+DICTIONARIES = (
+    "networks with `out` or `memory` must all be checkpoints, given by their paths; save the dictionaries as "
+    ".safetensors, or give dictionaries only and save the result yourself"
+)
+"""The refusal of networks that are in no files."""
+
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
 
@@ -251,10 +257,7 @@ def open_job(
     if not checkpoints and out is None and memory is None:
         return None
     if len(checkpoints) < len(networks):
-        raise TypeError(
-            "networks with `out` or `memory` must all be checkpoints, given by their paths; save the dictionaries as "
-            ".safetensors, or give dictionaries only and save the result yourself"
-        )
+        raise TypeError(DICTIONARIES)
     output = None if out is None else Output.of(out)
     if output is not None and output.form != AS_STORED:
         checkpoints = tuple(one.written_as(output.form) for one in checkpoints)
@@ -297,13 +300,63 @@ def open_call(
     Raises:
         FileExistsError: The output exists, and may not be replaced.
     """
-    output = None if out is None else Output.of(out)
-    if output is not None and output.provenance is None:
-        seed = None if generator is None else generator.initial_seed()
-        origin = Provenance(command, {**settings, **output.form.settings}, name_networks(**named), seed, element)
-        output = replace(output, provenance=origin)
+    output = None if out is None else _from_call(Output.of(out), command, settings, named, generator, element)
     job = open_job(networks, number, beside, out=output, memory=memory, work=work)
     if job is None:
         return None
     job.require_output()
     return job if symmetry is None else job.named_by(symmetry)
+
+
+def open_calls(
+    command: str,
+    settings: Mapping[str, Any],
+    networks: Sequence[Network],
+    beside: Callable[[Path], Path],
+    *,
+    symmetry: Symmetry,
+    generator: torch.Generator | None,
+    element: Callable[[Output], str],
+    out: Sequence[Output | str | Path | None] | None,
+    memory: int | str | MemoryLimit | None,
+    work: str,
+) -> list[FileJob]:
+    """Open the checkpoints of a call that may write each of them: a job for each.
+
+    Raises:
+        FileExistsError: An output exists, and may not be replaced.
+        TypeError: Networks are dictionaries.
+        ValueError: There are not as many outputs as networks, or memory does not suffice.
+    """
+    job = open_job(networks, 0, beside, memory=memory, work=work)
+    if job is None:
+        raise TypeError(DICTIONARIES)
+    if out is not None and len(out) != len(networks):
+        raise ValueError(f"there are {len(networks)} networks, but {len(out)} outputs; give one for each, or None")
+    job.require_memory()
+    job, jobs = job.named_by(symmetry), []
+    for k, one in enumerate(out or [None] * len(networks)):
+        output = None if one is None else Output.of(one)
+        if output is not None:
+            named = {"networks": list(networks)}
+            output = _from_call(output, command, {**settings, "number": k}, named, generator, element(output))
+        own = job if output is None else job.of(*(one.written_as(output.form) for one in job.checkpoints))
+        jobs.append(replace(own, number=k, output=output))
+        jobs[-1].require_output()
+    return jobs
+
+
+def _from_call(
+    output: Output,
+    command: str,
+    settings: Mapping[str, Any],
+    named: Mapping[str, object],
+    generator: torch.Generator | None,
+    element: str | None,
+) -> Output:
+    """An output whose provenance is the call that writes it, unless it has one."""
+    if output.provenance is not None:
+        return output
+    seed = None if generator is None else generator.initial_seed()
+    origin = Provenance(command, {**settings, **output.form.settings}, name_networks(**named), seed, element)
+    return replace(output, provenance=origin)

@@ -21,11 +21,13 @@ from regauge.connect.affine_layers import Layer
 from regauge.connect.moments import Moments, Statistics
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
-from regauge.core.interpolation import shares_of
+from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params, equal_names, require_finite, require_same_shapes
 from regauge.core.rounding import round_alike
 from regauge.core.task import Task, call, evaluating
 
+FAR = 0.05
+"""A note is given if the mean of the endpoints is this share of their distance away from the network."""
 CONSTANT = 1e-6
 """A unit whose standard deviation is below this share of its size counts as constant."""
 
@@ -39,23 +41,33 @@ class RepairResult:
         layers: Names of the layers whose weights were rescaled, in the order of the graph.
         losses: With a task, the losses of the interpolated network and of the repaired one.
         is_kept: Whether `params` are those of the repaired network, not of the interpolated one.
+        off: The distance of the interpolated network from the mean of the endpoints.
+        spread: The largest distance of an endpoint from the first one.
     """
 
     params: Params = field(repr=False)
     layers: tuple[str, ...]
     losses: Mapping[str, float] = field(default_factory=dict)
     is_kept: bool = True
+    off: float = 0.0
+    spread: float = 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence about a repair that was dropped; empty where it was kept."""
-        if self.is_kept:
-            return ()
-        before, after = self.losses["interpolated"], self.losses["repaired"]
-        return (
-            f"repairing raises the loss on the data that choose from {before:.4g} to {after:.4g}: the network stays as "
-            "it is",
-        )
+        """Sentences about endpoints that do not fit the network, and about a repair that was dropped."""
+        notes = []
+        if self.off > FAR * self.spread:
+            notes.append(
+                f"note: the mean of the endpoints is {self.off:.4g} away from the merged checkpoint, and they are up "
+                f"to {self.spread:.4g} apart; where they were aligned for merging, give them aligned, or say --align"
+            )
+        if not self.is_kept:
+            before, after = self.losses["interpolated"], self.losses["repaired"]
+            notes.append(
+                f"repairing raises the loss on the data that choose from {before:.4g} to {after:.4g}: the network "
+                "stays as it is"
+            )
+        return tuple(notes)
 
 
 @dataclass(frozen=True)
@@ -188,6 +200,8 @@ def _repair(
     """Repair a network, unless the loss of the task rises."""
     if len(endpoints):
         result = Repairer(module, endpoints, batches).repair(params, weights)
+        off = distance(params, mean(endpoints, shares_of(weights, len(endpoints))))
+        result = replace(result, off=off, spread=max(distance(endpoints[0], end) for end in endpoints))
     elif _layers(module):
         result = RepairResult(reset_batchnorm(params, module, batches), ())
     else:
