@@ -38,12 +38,12 @@ layers: $(STAMP)
 check: test lint types layers
 
 # Without compiling, as most modules of torch and transformers are never imported: that takes less than half as long.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regauge needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
 	@$(PYTHON) -m pip --version > /dev/null || { echo "$(PYTHON) has no pip; install it (Debian: apt install python3-pip), or name another Python: make PYTHON=..." >&2; exit 1; }
 	@echo "setting up .venv; torch is large, this can take minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv --without-pip .venv
-	@$(PYTHON) -m pip --python $(BIN)/python install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint]'
+	@$(PYTHON) -m pip --python $(BIN)/python install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint]' --editable ./papers
 	@touch $@
 
 clean:

@@ -33,6 +33,7 @@ import regauge as rg
 from regauge import weightspace as ws
 from regauge.nets.mlp import MLP
 from regauge.weightspace.features import Features
+from regauge_papers import chains
 
 DEEP_ALIGN = (784, 128, 128, 128, 10)
 NINE = (2, *[32] * 8, 1)
@@ -118,7 +119,7 @@ def published_net(folder: Path) -> Step:
 def chain_net() -> Step:
     """The net here that computes what the published one does."""
     symmetry, params = networks(DEEP_ALIGN, 2)
-    net = ws.ChainDWS(symmetry, ws.ChainConfig(inputs_to=8), head=ws.UnitFeatures(128))
+    net = chains.ChainDWS(symmetry, chains.ChainConfig(inputs_to=8), head=ws.UnitFeatures(128))
     return train(net, lambda: list(net(params).values()))
 
 

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import weightspace as ws
 from regauge.nets.mlp import MLP
-from regauge.weightspace.chains.scale_maps import Message, Perceptron, Product, Remainder, WeightUpdate
+from regauge_papers import chains
+from regauge_papers.chains.scale_maps import Message, Perceptron, Product, Remainder, WeightUpdate
 
 SIREN, DEEP = (2, 32, 32, 1), (3, 6, 5, 7, 2)
 NETWORKS = 64
@@ -87,10 +88,10 @@ def settings_of(folder: Path, name: str, widths: tuple[int, ...], **changes: Any
     return found
 
 
-def config_of(settings: dict[str, Any]) -> ws.ChainScaleConfig:
+def config_of(settings: dict[str, Any]) -> chains.ChainScaleConfig:
     """The settings of `ChainScaleGMN` that equal published ones."""
     gnn = settings["gnn_args"]
-    return ws.ChainScaleConfig(
+    return chains.ChainScaleConfig(
         hidden=settings["d_hid"],
         layers=settings["num_layers"],
         is_bidirectional=settings["direction"] == "bidirectional",
@@ -112,11 +113,11 @@ def published_net(settings: dict[str, Any]) -> nn.Module:
     return net
 
 
-def our_net(settings: dict[str, Any]) -> ws.ChainScaleGMN:
+def our_net(settings: dict[str, Any]) -> chains.ChainScaleGMN:
     module = MLP(settings["layer_layout"], torch.relu if settings["symmetry"] == "scale" else torch.tanh)
     symmetry = rg.discover(module, (torch.randn(2, settings["layer_layout"][0]),), verify=False)
     head = ws.Equivariant() if settings["equivariant"] else ws.Invariant(settings["readout_args"]["d_out"])
-    return ws.ChainScaleGMN(symmetry, config_of(settings), head=head)
+    return chains.ChainScaleGMN(symmetry, config_of(settings), head=head)
 
 
 def networks(widths: tuple[int, ...], count: int, dtype: torch.dtype = torch.float32) -> rg.Params:
@@ -157,7 +158,7 @@ def as_published(settings: dict[str, Any], params: rg.Params) -> tuple[Any, list
     return Batch.from_data_list([to_pyg_batch(x, e, edges, *common)[0] for x, e in graphs]), weights, biases
 
 
-def names_of(net: ws.ChainScaleGMN) -> dict[nn.Module, str]:
+def names_of(net: chains.ChainScaleGMN) -> dict[nn.Module, str]:
     """For each module of a net here, the name of that module in the published code."""
     config, names = net.config, dict[nn.Module, str]()
 
@@ -213,7 +214,7 @@ def names_of(net: ws.ChainScaleGMN) -> dict[nn.Module, str]:
 
 
 @torch.no_grad()
-def give_parameters(net: ws.ChainScaleGMN, published: nn.Module) -> None:
+def give_parameters(net: chains.ChainScaleGMN, published: nn.Module) -> None:
     """Set the parameters of the published net to those of one here; others have no effect."""
     theirs = dict(published.named_parameters())
     for module, name in names_of(net).items():

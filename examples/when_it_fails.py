@@ -18,9 +18,9 @@ from torch import nn
 
 import regauge as rg
 from regauge.data import digits
-from regauge.papers.table import Chart, Series
-from regauge.papers.tempered import TemperedJudge
 from regauge.report.figures import picture_figure
+from regauge.report.pictures import Chart, Series
+from regauge_papers.tempered import TemperedJudge
 
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS, PICTURE = DOCS / "records" / "limits.jsonl", DOCS / "limits.png"

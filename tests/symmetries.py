@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -289,3 +291,21 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: flo
         assert a[name].shape == b[name].shape
         assert a[name].dtype == b[name].dtype
         assert torch.allclose(a[name], b[name], rtol=tolerance, atol=tolerance), name
+
+
+def without_shifts(symmetry: Symmetry) -> Symmetry:
+    """The subgroup of permutations, signs and scales."""
+    return _smaller(symmetry, "shifts", parity=(), shift=())
+
+
+def permutations_only(symmetry: Symmetry) -> Symmetry:
+    """The subgroup of permutations, where no group acts by matrices."""
+    return _smaller(symmetry, "shifts", "signs", "scales", parity=(), shift=(), sign=(), scale=())
+
+
+def _smaller(symmetry: Symmetry, *families: str, **places: Any) -> Symmetry:
+    groups = (
+        replace(group, **dict.fromkeys(families, 0), placements=tuple(replace(p, **places) for p in group.placements))
+        for group in symmetry.groups
+    )
+    return replace(symmetry, groups=tuple(groups))

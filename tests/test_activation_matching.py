@@ -7,6 +7,7 @@ import torch
 from coverings import every_other
 from models import CASES, symmetry_of
 from scipy.optimize import linear_sum_assignment
+from symmetries import permutations_only
 from torch import Tensor, nn
 
 import regauge as rg
@@ -21,7 +22,6 @@ from regauge.alignment.activations.costs import (
 )
 from regauge.core.probe import perturb
 from regauge.discovery import activations
-from regauge.papers.ways import permutations_only
 
 PLANTED = (
     *("mlp_relu", "mlp_tanh", "mlp_sine", "mlp_linear", "cnn_flatten", "glu", "lstm", "concatenation", "skip_nerf"),

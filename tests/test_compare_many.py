@@ -110,6 +110,17 @@ def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_python_finds_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["compare", "all", "--symmetry", "symmetry.json", "--draws", "99", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    paths = rg.comparison.find_checkpoints(["all"])
+    symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text())
+    found = rg.comparison.compare_files(paths, symmetry=symmetry, draws=99)
+    for name in ("pairs", "families", "averages", "trees", "left_out"):
+        assert json.loads(json.dumps(found.facts[name])) == printed[name]
+
+
+@pytest.mark.usefixtures("folder")
 def test_networks_with_more_outputs_join_a_family(capsys: pytest.CaptureFixture[str]) -> None:
     base = family()["base"]
     more = {n: torch.cat([t, t[:2]]) if n.startswith("1.") else t for n, t in base.items()}

@@ -1,6 +1,5 @@
 """The demo, on narrow networks: what it writes is consistent, repeatable, and says what it should."""
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -19,7 +18,7 @@ from regauge.data.images import digits
 from regauge.nets.classification import split_batches
 from regauge.report.demo_page import demo_page
 from regauge.report.figures import data_uri, data_uris, permutation_figure, weights_figures
-from regauge.report.line_figures import CHORD, line_figure, methods_figure, path_figure
+from regauge.report.line_figures import CHORD, line_figure, path_figure
 
 SIZES = {"mlp": [24, 24], "cnn": [4, 8, 16]}
 
@@ -143,23 +142,6 @@ def test_a_path_shows_files_chord_barrier_and_accuracy() -> None:
     (chord,) = (line for line in loss.lines if line.get_label() == CHORD)
     assert list(chord.get_ydata()) == [5, 9]
     assert [tick.get_text() for tick in loss.get_xticklabels()] == ["A: first.safetensors", "", "B: second.safetensors"]
-
-
-def test_many_methods_have_names_at_their_curves_and_few_to_a_panel() -> None:
-    curves = {
-        f"method {k}": [{"t": t / 2, "loss": 4.8 + (k + 1) * t * (2 - t) / 10} for t in range(3)] for k in range(9)
-    }
-    figure = methods_figure(curves, "loss")
-    assert [len(axes.texts) for axes in figure.axes] == [3, 3, 3]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["method 6", "method 7", "method 8"]
-    for axes in figure.axes:
-        heights = [text.xy[1] for text in axes.texts]
-        assert heights == sorted(heights)
-        low, high = axes.get_ylim()
-        assert low > 4.7
-        assert min(b - a for a, b in itertools.pairwise(heights)) > 0.1 * (high - low), "names cover each other"
-        drawn = {line.get_color() for line in axes.lines}
-        assert {text.get_color() for text in axes.texts} == drawn
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ import regauge as rg
 from regauge.alignment.engine.climbs import make_ascent
 from regauge.core.families import compared
 from regauge.core.symmetry import Symmetry
-from regauge.papers.experiment import Run
-from regauge.papers.experiments import EXPERIMENTS
 from regauge.training import Adam
 
 LEAVING = (Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__)
@@ -189,25 +186,6 @@ def test_what_lies_between_networks_is_on_their_device(there: OnDevice) -> None:
     there.require(merged, rg.repair(merged, there.module, [a, b], [inputs for inputs, _ in task.batches]).params)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("paper", "name"), [("merging", "mnist"), ("004", "figure8"), ("001", "table2")])
-def test_experiments_train_and_evaluate_on_the_device_of_the_run(paper: str, name: str, tmp_path: Path) -> None:
-    experiment = EXPERIMENTS[paper][name]
-    assert experiment.takes_device
-    with PretendDevice() as device:
-        run = Run("smoke", 0, tmp_path, device=DEVICE)
-        assert all(device.holds(tensor) for tensor in run.network("settings", "key", mlp_params).values())
-        table = experiment(run)
-    here = experiment(Run("smoke", 0, tmp_path / "here"))
-    assert "CPU s" not in {name for row in table.rows for name in row.values}
-    for there, expected in zip(table.rows, here.rows, strict=True):
-        assert there.values == {name: values for name, values in expected.values.items() if name != "CPU s"}
-
-
-def mlp_params() -> rg.Params:
-    return {"weight": torch.ones(3, 2)}
-
-
 def test_signals_are_fitted_on_their_device() -> None:
     inr, chance = rg.inr.image_inr(8, 8), torch.Generator().manual_seed(0)
     with PretendDevice() as device:
@@ -215,26 +193,3 @@ def test_signals_are_fitted_on_their_device() -> None:
         start, config = device.bring(inr.start(chance)), rg.inr.Fit(steps=2, optimizer=Adam(1e-3))
         found = rg.inr.fit(inr, rg.inr.image_samples(image), config, start=start, generator=chance)
         assert all(device.holds(tensor) for tensor in found.params.values())
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "expected"),
-    [
-        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False}, False),
-        ({"avx2": True, "avx512_bf16": True, "amx_bf16": False}, True),
-        ({"avx512_bf16": False, "amx_bf16": True}, True),
-        ({"neon": True, "arm_bf16": True}, True),
-        ({}, False),
-    ],
-)
-def test_bfloat16_is_for_processors_that_multiply_in_it(
-    capabilities: dict[str, bool], expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    run = Run("smoke", 0, tmp_path)
-    assert run.has_bfloat16 == expected
-    assert run.half_precision.startswith("bfloat16" if expected else "float32")
-    with run.autocast(is_bfloat16=True):
-        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == (torch.bfloat16 if expected else torch.float32)
-    with run.autocast(is_bfloat16=False):
-        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float32

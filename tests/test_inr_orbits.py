@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from symmetries import permutations_only, without_shifts
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -15,7 +16,6 @@ from regauge.core.params import Params
 from regauge.inr.orbits import Orbit, lines, orbit, recovery, write_orbit
 from regauge.inr.representation import Inr
 from regauge.nets.siren import Siren
-from regauge.papers.ways import permutations_only, without_shifts
 from regauge.storage import Architecture, Store
 
 PARTS = [("permutation",), ("sign",), ("permutation", "sign"), None]

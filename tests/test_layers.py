@@ -33,7 +33,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bayes", "inr"),
     ("learn",),
     ("flow",),
-    ("papers",),
     ("report",),
     ("cli",),
 )
@@ -132,7 +131,7 @@ def test_imports_point_one_way() -> None:
                 other = name.split(".")[1]
                 if other != part and LEVEL[other] >= LEVEL[part]:
                     wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
-            elif name == "regauge" and LEVEL[part] < LEVEL["papers"]:
+            elif name == "regauge" and LEVEL[part] < LEVEL["report"]:
                 wrong.append(f"{path.relative_to(SOURCE)} imports the whole package")
     assert not wrong
 
@@ -239,7 +238,7 @@ def test_merging_imports_no_applications(command: str) -> None:
     code = (
         f"import sys\nimport regauge.cli.{command}\n"
         "parts = {name.split('.')[1] for name in sys.modules if name.startswith('regauge.')}\n"
-        "assert not parts & {'inr', 'bayes', 'zoo', 'papers', 'report', 'nets', 'weightspace', 'learn'}, parts\n"
+        "assert not parts & {'inr', 'bayes', 'zoo', 'report', 'nets', 'weightspace', 'learn'}, parts\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

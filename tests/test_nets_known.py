@@ -15,7 +15,6 @@ from regauge.nets.resnet import resnet20, resnet50
 from regauge.nets.siren import Siren, plain_population
 from regauge.nets.unet import UNet
 from regauge.nets.vgg import vgg16
-from regauge.papers.deep_align import CNN_TRAINING, cnns, mlps
 
 
 @pytest.mark.parametrize(
@@ -30,12 +29,6 @@ from regauge.papers.deep_align import CNN_TRAINING, cnns, mlps
         (DenseNet, 7_978_856),
         (ConvNeXt, 28_589_128),
         (lambda: ResidualMLP(784, 128, 256, 6, 10), 785 * 128 + 6 * (129 * 256 + 257 * 128) + 129 * 10),
-        (mlps("MNIST").make, 134_794),
-        # Deep-Align's table 4: seven 3 x 3 convolutions, three times pooled, and a linear layer on 2,048 features.
-        (
-            cnns("CIFAR-10", CNN_TRAINING, examples=1).make,
-            28 * 16 + 145 * 32 + 289 * 32 + 289 * 64 + 577 * 64 + 577 * 128 + 1153 * 128 + 2049 * 10,
-        ),
         # SDXL's 2,567,463,684 without its embedding of sizes and crops, 2816 -> 1280 -> 1280.
         (
             lambda: UNet(4, channels=(320, 640, 1280), depths=(0, 2, 10), head_size=64, context=2048),

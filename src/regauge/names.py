@@ -32,7 +32,7 @@ def attach(
         package: The `__name__` of the package.
         file: Its `__file__`; the stub is the `.pyi` file next to it. None for a package without public names.
         moved: Names of earlier versions, which still work and are not listed, and where they are now:
-            `package` or `package:name`.
+            `package` or `package:name`. The package may be one of a distribution of its own.
     """
     load, listed, public = lazy_loader.attach(package) if file is None else lazy_loader.attach_stub(package, file)
 
@@ -41,7 +41,16 @@ def attach(
             return load(name)
         if moved and name in moved:
             place, _, new = moved[name].partition(":")
-            return getattr(import_module(place), new or name)
+            try:
+                return getattr(import_module(place), new or name)
+            except ModuleNotFoundError as error:
+                if error.name != place.partition(".")[0]:
+                    raise
+                distribution = error.name.replace("_", "-")
+                raise ImportError(
+                    f"{package}.{name} is now in the distribution {distribution}; install it with "
+                    f"`pip install {distribution}`"
+                ) from error
         from difflib import get_close_matches
 
         close = get_close_matches(name, public, n=1)

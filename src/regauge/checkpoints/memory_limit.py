@@ -41,6 +41,10 @@ class MemoryLimit:
             return cls(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
         return cls(read_size(memory, "memory"))
 
+    def from_now(self) -> "MemoryLimit":
+        """The same limit above what the process holds now, unless its base is known."""
+        return self if self.base is not None else MemoryLimit(self.nbytes, resident())
+
     def held(self) -> int:
         """Bytes of the limit that the process holds already, such as what tracing the model left behind."""
         if self.base is None:

@@ -1,8 +1,11 @@
 """The commands by name: which words name one, and what the help says of options without a default."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
 from inspect import get_annotations
 from itertools import chain, pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -29,6 +32,41 @@ def as_options(text: str) -> str:
         return f"--{name}" if value in ("", "True", "...") else f"--{name} {value}"
 
     return ARGUMENT.sub(option, text)
+
+
+GROUP = "regauge.commands"
+"""Entry points by which other distributions add commands: each names an options class, and the command runs in the
+module of its name in the package of that class."""
+ELSEWHERE = {"reproduce": "regauge-papers"}
+"""Commands of the project's other distributions."""
+
+
+def with_others(commands: Any, words: Sequence[str]) -> Any:
+    """The commands of regauge and, unless the words name one of these, those that other distributions add.
+
+    Args:
+        commands: The union of the options of regauge's commands.
+        words: What the user typed.
+    """
+    word = words[0] if words else ""
+    if word in _by_name(commands):
+        return commands
+    others = other_commands()
+    if word in ELSEWHERE and word not in others:
+        name = ELSEWHERE[word]
+        raise UsageError(f"'regauge {word}' is in a distribution of its own; install it with `pip install {name}`")
+    for options in others.values():
+        commands |= options
+    return commands
+
+
+@cache
+def other_commands() -> dict[str, Any]:
+    """The options of the commands that other distributions add, by name."""
+    found = {one.name: one.load() for one in entry_points(group=GROUP)}
+    for options in found.values():
+        hide_empty_defaults(options)
+    return found
 
 
 def require_command(words: list[str], commands: Any) -> None:

@@ -1,88 +1,99 @@
 """`regauge compare`: are checkpoints the same network, one the other's descendant, or neither?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import regauge as rg
-from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
-from regauge.checkpoints.formats.file_formats import weight_suffixes
-from regauge.checkpoints.formats.location import locate
-from regauge.checkpoints.writing import require_writable, save_text
-from regauge.cli.compare_many import run_many
 from regauge.cli.compare_options import Compare
-from regauge.cli.compared import Opened
+from regauge.cli.main import sentence
 from regauge.cli.options import UsageError
-from regauge.cli.output import tell, tell_notes, tell_table, tell_written
+from regauge.cli.output import require_page, show_progress, show_status, tell, tell_notes, tell_table, write_page
 from regauge.cli.streaming import show_work
-from regauge.names import VERSION
+from regauge.cli.tasks import matching_tasks
+from regauge.comparison import compare_files, find_checkpoints, open_relatives, tree_lines
+from regauge.hub import read_symmetry
 
 
 def run(options: Compare) -> None:
     """Print the verdict with the evidence, and write the page."""
-    if options.output is not None:
-        require_writable(options.output, overwrite=options.overwrite, suffixes=(".html",))
+    require_page(options.output, overwrite=options.overwrite)
     paths = find_checkpoints(options.checkpoints)
     if len(paths) < 2:
         raise UsageError(f"{len(paths)} checkpoints are given; two or more are compared")
+    settings: dict[str, Any] = {
+        "model": options.model,
+        "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),
+        "tracing": vars(options.inputs),
+        "memory": options.memory or None,
+    }
     if len(paths) > 2:
-        run_many(options, paths)
-        return
-    a, b = paths
-    opened = Opened.of(options, paths)
+        _compare_many(options, paths, settings)
+    else:
+        _compare_two(options, paths, settings)
+
+
+def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any]) -> None:
+    """Compare two networks, with their outputs on data if there are any."""
+    with show_status("building and tracing the model, and reading the checkpoints"):
+        opened = open_relatives(paths, **settings, data=options.data is not None)
+    tell_notes(opened.networks.notes)
+    choosing, task = matching_tasks(options, opened.networks, is_matched=False)
     with show_work("comparing", is_streamed=opened.is_streamed) as progress:
-        first, second = opened.networks.checkpoints
-        found = opened.compare(first, second, progress)
-    facts = facts_of(found)
+        a, b = opened.networks.checkpoints
+        chance = torch.Generator().manual_seed(options.seed)
+        found = opened.compare(a, b, task=task, draws=options.draws, generator=chance, progress=progress)
+    facts = found.facts
     tell(f"{found.verdict}: {found.reason}", verdict=found.verdict, reason=found.reason)
-    numbers = {name: value for name, value in found.numbers.items() if value is not None}
-    tell_table("numbers", [{"": name, "value": value} for name, value in numbers.items()], digits=6)
+    tell_table("numbers", [{"": name, "value": value} for name, value in facts["numbers"].items()], digits=6)
     tell_table("layers", found.layers, "\nshare of A that B explains, as stored and after alignment")
     tell("", **{name: facts[name] for name in ("tested_groups", "draws", "tensors")})
-    tell_notes((*found.notes, *filter(None, [opened.note, opened.statistics])))
+    tell_notes((*found.notes, *filter(None, [opened.note, _statistics(choosing, task)])))
     if options.output is not None:
         from regauge.report.comparison_page import comparison_page
 
-        page = comparison_page(facts | {"a": str(a), "b": str(b), "version": VERSION, "seed": options.seed})
-        save_text(page, options.output)
-        tell_written(options.output)
+        facts |= {"a": str(paths[0]), "b": str(paths[1]), "version": rg.__version__, "seed": options.seed}
+        write_page(comparison_page(facts), options.output)
 
 
-def find_checkpoints(paths: Sequence[Path]) -> list[Path]:
-    """The checkpoints that are named; for a folder without one those in it, as files and as folders."""
-    found: list[Path] = []
-    for path in paths:
-        inside = [] if not path.is_dir() or _is_checkpoint(path) else sorted(path.iterdir())
-        if path.is_dir() and inside and not any(map(_is_checkpoint, inside)):
-            raise UsageError(f"there is no checkpoint in the folder {str(path)!r}, nor in the folders in it")
-        found += [one for one in inside if _is_checkpoint(one)] or [path]
-    return found
+def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
+    """Where the statistics of batch normalization come from that outputs, losses and barriers are measured with."""
+    if choosing is None or task is None or task.prepare is None:
+        return ""
+    return (
+        "losses and barriers are those of networks whose statistics of batch normalization were recomputed from "
+        f"{choosing.name}, the ends too; judged by {task.name}"
+    )
 
 
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a path is a folder with a checkpoint, or a file of weights."""
-    if not path.is_dir():
-        return path.suffix in weight_suffixes(is_read=True) and not path.name.endswith(ALIGNMENT)
-    try:
-        locate(path)
-    except (OSError, ValueError):
-        return False
-    return True
+def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any]) -> None:
+    """Compare networks of one architecture with one another, and say which have another one."""
+    if options.data is not None:
+        raise UsageError("--data is for two checkpoints; compare the pair of interest with it")
+    chance = torch.Generator().manual_seed(options.seed)
+    with show_progress() as progress:
+        found = compare_files(paths, **settings, draws=options.draws, generator=chance, progress=progress)
+    facts = found.facts
+    tell_notes(found.notes)
+    tell_table("pairs", facts["pairs"])
+    for lineage in found.lineages:
+        for tree in lineage.trees:
+            tell("\n" + "\n".join(tree_lines(list(tree))))
+        for average in lineage.averages:
+            tell(f"\n{average}")
+    if found.unrelated:
+        tell(f"\nunrelated to all others: {', '.join(found.unrelated)}", unrelated=found.unrelated)
+    for failure in found.failures:
+        tell(f"not compared: {sentence(failure)}")
+    if found.left_out:
+        names = ", ".join(found.left_out)
+        tell(f"left out, because no other network that was compared has their tensors: {names}")
+    tell("", **{name: facts[name] for name in ("left_out", "families", "averages", "trees")})
+    if options.output is not None:
+        from regauge.report.comparison_page import lineage_page
 
-
-def facts_of(found: rg.comparison.Comparison) -> dict[str, object]:
-    """A comparison as plain values, for JSON and pages."""
-    return {
-        "verdict": found.verdict,
-        "reason": found.reason,
-        "numbers": {name: value for name, value in found.numbers.items() if value is not None},
-        "layers": found.layers,
-        "tensors": [
-            {"tensor": one.name, "size": torch.Size(one.shape).numel(), "before": one.before, "after": one.after}
-            for one in found.shares
-        ],
-        "tested_groups": list(found.tested_groups),
-        "draws": found.draws,
-        "notes": list(found.notes),
-    }
+        matrices = {f"{len(one.names)} networks": one.distances.numpy() for one in found.lineages}
+        facts |= {"version": rg.__version__, "seed": options.seed}
+        write_page(lineage_page(facts, matrices), options.output)

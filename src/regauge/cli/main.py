@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias
 import tyro
 
 from regauge.checkpoints.plain_files import require_plain
-from regauge.cli.commands import as_options, hide_empty_defaults, require_command
+from regauge.cli.commands import as_options, hide_empty_defaults, require_command, with_others
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
 from regauge.cli.flow_options import Flow
@@ -47,14 +47,16 @@ def main(args: Sequence[str] | None = None) -> None:
         words = list(sys.argv[1:] if args is None else args)
         if words in (["--version"], ["-V"]):
             return print(f"regauge {VERSION}")
-        require_command(words, Command)
+        require_command(words, with_others(Command, words))
         options = parse(words)
-        _tell()
+        package = type(options).__module__.rpartition(".")[0]
+        _tell(package)
         _require_plain(options)
         require_ready(options)
         name = type(options).__name__.lower()
         with _ending_at_once():
-            command, output = (import_module(f"regauge.cli.{one}") for one in (name, "output"))  # imports torch
+            command = import_module(f"{package}.{name}")  # imports torch
+            output = import_module("regauge.cli.output")
         as_json = getattr(getattr(options, "command", options), "json", False)
         with output.report(name, as_json=as_json):
             command.run(options)
@@ -127,9 +129,9 @@ class _Sentences(logging.Handler):
         print(escape_lines(as_options(record.getMessage())), file=sys.stderr)
 
 
-def _tell() -> None:
-    """Print what storage and experiments say, once however many commands this process runs."""
-    for name in ("regauge.checkpoints", "regauge.hub", "regauge.merging", "regauge.papers"):
+def _tell(package: str) -> None:
+    """Print what files, folders and the command's package say, once however many commands this process runs."""
+    for name in {"regauge.checkpoints", "regauge.hub", "regauge.merging", package} - {"regauge.cli"}:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
             logger.addHandler(_Sentences(logging.INFO))
@@ -139,7 +141,7 @@ def _tell() -> None:
 def parse(args: Sequence[str] | None = None) -> Command:
     """The options of one command; prints help or what is wrong with them and exits otherwise."""
     options: Command = tyro.cli(
-        Command,
+        with_others(Command, sys.argv[1:] if args is None else args),
         prog="regauge",
         description=DESCRIPTION,
         args=args,

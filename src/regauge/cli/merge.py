@@ -1,122 +1,140 @@
-"""`regauge merge`: one checkpoint out of many, and a model card with the numbers beside it."""
+"""`regauge merge`: one checkpoint out of many, and a model card with the numbers next to it."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.alignment.streamed.job import plan_job
-from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.cli.assemble import Request, assemble
-from regauge.cli.options import Merge, UsageError
+from regauge.checkpoints.memory_limit import size_text
+from regauge.cli.checkpoint_jobs import output_of
+from regauge.cli.options import Matching, Merge, UsageError
+from regauge.cli.output import tell
 from regauge.cli.provenance import provenance_of
-from regauge.cli.recipe import run_recipe
-from regauge.cli.streaming import configure, method_of, read_job, show_memory, show_plan, show_work, tell_merged
+from regauge.cli.streaming import (
+    configure,
+    method_of,
+    read_job,
+    show_memory,
+    show_plan,
+    show_work,
+    tell_merged,
+)
 from regauge.cli.tasks import matching_tasks
-from regauge.hub.tokens import Vocabulary
-from regauge.hub.vocabulary import read_choice
-from regauge.merging.assembly import Part
-from regauge.merging.merge_record import card_path
-from regauge.merging.recipes.plan_parts import plan_rule
-from regauge.merging.rule import Rule, draw_seed, require_networks
-from regauge.merging.settings import Number, read_number, read_numbers
-from regauge.merging.streamed import merge_job, plan_blend
-from regauge.merging.table import RULES
+from regauge.hub import open_model, read_symmetry
+from regauge.merging import RULES, Rule
+
+SHARED = ("output", "recipe", *(one.name for one in fields(Matching)))
+SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
+"""Options for what a recipe says."""
 
 
 def run(options: Merge) -> None:
     """Write the merged checkpoint and its card, and print the card."""
     if options.recipe is not None:
-        return run_recipe(options)
+        return _merge_recipe(options)
     if not options.checkpoints:
         raise UsageError("there is nothing to merge: name the checkpoints, or a recipe with --recipe")
-    rule = rule_of(options)
-    bases = [] if options.base is None else [options.base]
+    rule, bases = rule_of(options), [] if options.base is None else [options.base]
+    weights = options.weights or None
     if options.tokenizer is not None:
-        return _unite(options, rule, (*bases, *options.checkpoints))
-    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=card_path)
-    method, (task, test) = _method(options, is_streamed=job.is_streamed), matching_tasks(options, found)
-    weights: list[Number] | None = [read_number(text) for text in options.weights] or None
-    generator, streamed = torch.Generator().manual_seed(options.seed), None
+        return _merge_folders(options, rule, weights)
+    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=rg.merging.card_path)
+    task, test = matching_tasks(options, found)
+    method = _method(options, is_streamed=job.is_streamed)
+    ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task}
     if job.is_streamed:
-        streamed = plan_job(job, found.symmetry, method, task)
-        streamed, _ = plan_blend(streamed, rule=rule, weights=weights, has_base=bool(bases))
-        show_plan(streamed)
+        show_plan(rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
     elif options.dry_run:
         show_memory(job)
     if options.dry_run:
         return
+    generator = torch.Generator().manual_seed(options.seed)
     with show_work("aligning and merging", is_streamed=job.is_streamed) as progress:
-        if streamed is not None:
-            result = merge_job(
-                streamed,
-                rule=rule,
-                weights=weights,
-                has_base=bool(bases),
-                seed=draw_seed(rule, generator),
-                progress=progress,
-            )
-        else:
-            result = rg.merge(
-                found.checkpoints[len(bases) :],
-                found.symmetry,
-                method=method,
-                weights=weights,
-                rule=rule,
-                base=found.checkpoints[0] if bases else None,
-                task=task,
-                test=test,
-                generator=generator,
-                out=job.output,
-                memory=job.limit,
-            )
+        result = rg.merge(
+            found.checkpoints[len(bases) :],
+            found.symmetry,
+            base=found.checkpoints[0] if bases else None,
+            test=test,
+            generator=generator,
+            out=job.output,
+            memory=job.limit,
+            progress=progress,
+            **ways,
+        )
     tell_merged(result.record, options.output)
 
 
-def _unite(options: Merge, rule: Rule, folders: tuple[Path, ...]) -> None:
+def _merge_recipe(options: Merge) -> None:
+    """Merge as a recipe says."""
+    blank = {one.name: one.default for one in fields(Merge)} | {"checkpoints": ()}
+    given = [name for name in SAID if getattr(options, name) != blank[name]]
+    if given:
+        what = "checkpoints" if given[0] == "checkpoints" else f"--{given[0]}"
+        raise UsageError(f"the recipe says what is merged and how; leave {what} out, or merge without --recipe")
+    assert options.recipe is not None
+    provenance = provenance_of(options)
+    settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
+    merge = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
+    out = output_of(options, replace(provenance, settings=settings))
+    with show_work("merging", is_streamed=True) as progress:
+        made = merge(options.recipe, out, progress=progress, **_setting(options))
+    _tell_assembled(options, made)
+
+
+def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
     """Merge folders with different tokens."""
     if rule.needs_task:
         raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
-    weights: list[Number] | None = [read_number(text) for text in options.weights] or None
-    assert options.tokenizer is not None
-    vocabulary = Vocabulary(read_choice(options.tokenizer, folders))
+    ways: dict[str, Any] = {"tokenizer": options.tokenizer, "rule": rule, "weights": weights, "base": options.base}
+    merge = rg.merging.plan_folders if options.dry_run else rg.merging.merge_folders
+    out = output_of(options, provenance_of(options))
+    with show_work("merging", is_streamed=True) as progress:
+        made = merge(options.checkpoints, out, **ways, progress=progress, **_setting(options))
+    _tell_assembled(options, made)
 
-    def plan(
-        networks: Sequence[Checkpoint], order: Sequence[str], statistics: frozenset[str], keys: Mapping[str, str]
-    ) -> dict[str, Part]:
-        has_base = options.base is not None
-        return plan_rule(rule, weights, networks, has_base=has_base, statistics=statistics, keys=keys)
 
-    assemble(
-        options,
-        Request(folders, options.base is not None, plan, str(rule), provenance_of(options), vocabulary=vocabulary),
-    )
+def _tell_assembled(options: Merge, made: "rg.merging.MergeResult | rg.merging.Assembled") -> None:
+    """Tell what was merged tensor by tensor, or would be."""
+    if isinstance(made, rg.merging.MergeResult):
+        tell_merged(made.record, options.output)
+        return
+    if made.alignment is not None:
+        show_plan(made.alignment)
+    size = size_text(sum(one.nbytes for one in made.shards))
+    files = [{"file": one.file, "bytes": one.nbytes} for one in made.shards]
+    tell(f"to be written: {len(files)} file{'s' * (len(files) > 1)} of {size}: {options.output}", files=files)
+
+
+def _setting(options: Merge) -> dict[str, Any]:
+    """Options of merges that are made tensor by tensor, as arguments."""
+    if options.data is not None or options.refine:
+        raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
+    method = method_of(options) if options.method != "auto" else configure(rg.WeightMatching(), options)
+    return {
+        "model": None if options.model is None else open_model(options.model, **vars(options.inputs), values="never"),
+        "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),
+        "method": method,
+        "generator": torch.Generator().manual_seed(options.seed),
+        "memory": options.memory or None,
+    }
 
 
 def rule_of(options: Merge) -> Rule:
     """The rule that the options ask for."""
     row = RULES[options.rule]
-    given: dict[str, Any] = {
-        name: read_numbers(texts)
-        for name in ("density", "drop", "epsilon", "gamma")
-        if (texts := getattr(options, name))
-    }
-    given |= {name: read_number(text) for name in ("scale", "reach") if (text := getattr(options, name))}
+    named = ("density", "drop", "epsilon", "gamma", "scale", "reach")
+    given: dict[str, str | tuple[str, ...]] = {name: one for name in named if (one := getattr(options, name))}
     unused = [name for name in given if name not in row.settings]
-    if options.normalize != "auto":
-        given["is_normalized"] = options.normalize == "yes"
+    is_normalized = {} if options.normalize == "auto" else {"is_normalized": options.normalize == "yes"}
+    if is_normalized:
         unused += ["normalize"] * ("is_normalized" not in row.settings)
     if unused:
-        able = [
-            name
-            for name, other in RULES.items()
-            if {"normalize": "is_normalized"}.get(unused[0], unused[0]) in other.settings
-        ]
-        raise UsageError(f"--{unused[0]} is for --rule {', '.join(able)}; {options.rule} has no use for it")
-    rule, has_base = row.build(**given), options.base is not None
+        setting = {"normalize": "is_normalized"}.get(unused[0], unused[0])
+        able = ", ".join(name for name, other in RULES.items() if setting in other.settings)
+        raise UsageError(f"--{unused[0]} is for --rule {able}; {options.rule} has no use for it")
+    rule, has_base = row.read(given, **is_normalized), options.base is not None
     if rule.base == "needed" and not has_base:
         raise UsageError(f"--rule {options.rule} combines what the checkpoints differ by from a base: give --base")
     if rule.base == "none" and has_base:
@@ -128,7 +146,6 @@ def rule_of(options: Merge) -> Rule:
             f"there is only one checkpoint, and --rule {options.rule} combines several: name more of them, or give "
             "what it was trained from as --base with a rule for task vectors, such as task-arithmetic"
         )
-    require_networks(rule, len(options.checkpoints), has_base=has_base)
     return rule
 
 

@@ -137,6 +137,18 @@ def require_pictures(path: Path, *, overwrite: bool) -> None:
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
 
 
+def require_page(path: Path | None, *, overwrite: bool) -> None:
+    """Raise unless a page can be written, if one is wanted."""
+    if path is not None:
+        require_writable(path, overwrite=overwrite, suffixes=(".html",))
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, and tell where it is."""
+    save_text(page, path)
+    tell_written(path)
+
+
 def name_files(paths: Sequence[Path]) -> list[str]:
     """Names of files or folders in pictures: without the folders that they are in, unless two were the same then."""
     names = [path.name for path in paths]

@@ -1,4 +1,7 @@
 from .averages import Average as Average
+from .compare_files import Lineages as Lineages
+from .compare_files import compare_files as compare_files
+from .compare_files import find_checkpoints as find_checkpoints
 from .compare_networks import compare as compare
 from .comparison import Comparison as Comparison
 from .fingerprints import SIZE as SIZE
@@ -6,6 +9,8 @@ from .fingerprints import fingerprint as fingerprint
 from .many import Lineage as Lineage
 from .many import compare_many as compare_many
 from .origins import named_parents as named_parents
+from .relatives import Relatives as Relatives
+from .relatives import open_relatives as open_relatives
 from .shares import TensorShare as TensorShare
 from .trees import Branch as Branch
 from .trees import join_neighbors as join_neighbors

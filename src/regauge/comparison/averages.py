@@ -37,6 +37,11 @@ class Average:
     weights: tuple[float, ...]
     is_told: bool
 
+    def __str__(self) -> str:
+        made = ", ".join(f"{name} ({weight:.0%})" for name, weight in zip(self.parents, self.weights, strict=True))
+        why = "its provenance names them" if self.is_told else "its weights lie between theirs"
+        return f"{self.child} is made of {made}: {why}"
+
 
 def find_averages(
     names: Sequence[str],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from jaxtyping import Int
@@ -104,6 +105,23 @@ class Comparison:
             "p-value among references": self.reference_p_value,
             "distance of fingerprints": self.fingerprint_distance,
             **(self.function or {}),
+        }
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that was found as plain values, for JSON and pages."""
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "numbers": {name: value for name, value in self.numbers.items() if value is not None},
+            "layers": self.layers,
+            "tensors": [
+                {"tensor": one.name, "size": prod(one.shape), "before": one.before, "after": one.after}
+                for one in self.shares
+            ],
+            "tested_groups": list(self.tested_groups),
+            "draws": self.draws,
+            "notes": list(self.notes),
         }
 
     @property

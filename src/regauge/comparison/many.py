@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -39,6 +40,22 @@ class Lineage:
     families: tuple[tuple[str, ...], ...]
     averages: tuple[Average, ...]
     trees: tuple[tuple[Branch, ...], ...]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A table of the pairs."""
+        return [
+            {
+                "a": a,
+                "b": b,
+                "verdict": found.verdict,
+                "distance": found.orbit_distance / found.norm if found.norm else 0.0,
+                "explained": found.share_after,
+                "p-value": found.p_value,
+                "compared": found.compared,
+            }
+            for (a, b), found in self.pairs.items()
+        ]
 
 
 def compare_many(

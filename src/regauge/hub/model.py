@@ -115,6 +115,10 @@ class Model:
         settings = [self.values, self.verify]
         return trace_once(self.name, self.tracing, settings, lambda: self._traced_now, retrace=self.retrace)
 
+    def in_folder(self, folder: Path) -> "Model":
+        """The model of another folder, traced in the same way."""
+        return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
+
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
         """The same model on other inputs, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())

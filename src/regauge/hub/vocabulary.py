@@ -27,6 +27,8 @@ from regauge.hub.tokenizers import (
 from regauge.hub.tokens import Retokenized, TokenPlan, Vocabulary
 
 LOG = logging.getLogger("regauge.hub")
+UNION = "`tokenizer=union`"
+"""The argument that brings vocabularies together."""
 
 
 @dataclass(frozen=True)

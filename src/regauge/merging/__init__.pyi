@@ -1,3 +1,4 @@
+from .align_tokens import align_tokens as align_tokens
 from .arcee_fusion import ArceeFusion as ArceeFusion
 from .means import Average as Average
 from .means import GreedySoup as GreedySoup
@@ -6,14 +7,20 @@ from .means import WeightedSum as WeightedSum
 from .merge_networks import merge as merge
 from .merge_record import MergeRecord as MergeRecord
 from .merge_record import MergeResult as MergeResult
-from .merge_widths import merge_widths as merge_widths
+from .merge_record import card_path as card_path
 from .nearswap import NearSwap as NearSwap
 from .ram import Ram as Ram
+from .recipes.assemble import Assembled as Assembled
+from .recipes.merge_recipe import merge_folders as merge_folders
+from .recipes.merge_recipe import merge_recipe as merge_recipe
+from .recipes.merge_recipe import plan_folders as plan_folders
+from .recipes.merge_recipe import plan_recipe as plan_recipe
 from .rule import Rule as Rule
 from .sce import Sce as Sce
 from .settings import Setting as Setting
 from .spheres import KarcherMean as KarcherMean
 from .spheres import Slerp as Slerp
+from .streamed import plan_merge as plan_merge
 from .table import RULES as RULES
 from .vectors import Breadcrumbs as Breadcrumbs
 from .vectors import Dare as Dare

@@ -26,7 +26,7 @@ from regauge.merging.blend import Blend
 from regauge.merging.means import Average
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
-from regauge.merging.settings import Number, Setting
+from regauge.merging.settings import Number, Setting, as_weights
 from regauge.merging.streamed import merge_job
 from regauge.merging.table import RULES
 
@@ -37,7 +37,7 @@ def merge(
     symmetry: Symmetry,
     *,
     method: Method | None = None,
-    weights: Sequence[Number] | None = None,
+    weights: Sequence[Number | str] | None = None,
     rule: Rule | None = None,
     base: Network | None = None,
     task: Task | None = None,
@@ -95,6 +95,7 @@ def merge(
         Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3; those of the rules.
     """
     rule = Average() if rule is None else rule
+    weights = as_weights(weights)
     require_instance(rule, Rule, "rule", {name: f"rule=regauge.merging.{row.name}()" for name, row in RULES.items()})
     params = [_given(network, label(k)) for k, network in enumerate(as_networks(params))]
     base = None if base is None else _given(base, "the base")
@@ -137,7 +138,7 @@ def merge(
         symmetry=symmetry.bind(networks[0]),
         networks=tuple(networks[start:]),
         base=networks[0] if has_base else None,
-        weights=None if weights is None else tuple(weights),
+        weights=weights,
         seed=seed,
     )
     blend.check()  # before the work of aligning

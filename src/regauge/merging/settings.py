@@ -134,6 +134,13 @@ def read_numbers(texts: Sequence[str]) -> Numbers:
     return found[0] if len(found) == 1 else found
 
 
+def as_weights(weights: "Sequence[Number | str] | None") -> tuple[Number, ...] | None:
+    """Weights of networks, each as it is or from its text form."""
+    if weights is None:
+        return None
+    return tuple(read_number(one) if isinstance(one, str) else one for one in weights)
+
+
 def _read_values(text: str, whole: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))

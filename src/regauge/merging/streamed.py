@@ -4,18 +4,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from regauge.alignment.streamed.job import StreamedJob
+from regauge.alignment import Method
+from regauge.alignment.streamed.job import StreamedJob, plan_job
 from regauge.alignment.streamed.match import StreamedResult
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.dtypes import dtype_notes
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import large_blocks_returned
 from regauge.checkpoints.writing import save_text
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 from regauge.merging.blend import Blend
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule
-from regauge.merging.settings import Number
+from regauge.merging.settings import Number, as_weights
 
 
 def plan_blend(
@@ -39,6 +43,25 @@ def plan_blend(
     )
     blend.check()
     return streamed.with_memory(blend.held(), f"combining {len(blend.networks)} networks by {rule}"), blend
+
+
+def plan_merge(
+    job: FileJob,
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    rule: Rule,
+    weights: Sequence[Number | str] | None = None,
+    has_base: bool = False,
+    task: Task | None = None,
+) -> StreamedJob:
+    """Plan how streamed checkpoints are aligned and combined: what is read, and what is held.
+
+    Raises:
+        ValueError: They cannot be merged in this way, or the memory does not suffice.
+    """
+    streamed = plan_job(job, symmetry, method, task)
+    return plan_blend(streamed, rule=rule, weights=as_weights(weights), has_base=has_base)[0]
 
 
 def report_of(found: StreamedResult, label: str) -> str:

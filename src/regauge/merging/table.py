@@ -1,6 +1,6 @@
 """The table of rules, which the command line, recipes, the docs and the tests read. It imports nothing heavy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,13 @@ class Row:
     def settings(self) -> tuple[str, ...]:
         """The names of the settings that `build` takes."""
         return tuple(dict.fromkeys(name for kind in self.classes for name in _settings(kind)))
+
+    def read(self, texts: "Mapping[str, str | Sequence[str]]", **settings: Any) -> "Rule":
+        """Build the rule with settings in their text form, such as `{"density": ["0.5", "mlp=0.5/0.3"]}`."""
+        from regauge.merging.settings import read_number, read_numbers
+
+        given = {name: read_number(one) if isinstance(one, str) else read_numbers(one) for name, one in texts.items()}
+        return self.build(**given, **settings)
 
     def build(self, **settings: Any) -> "Rule":
         """The rule with these settings, each of them for the class that has it.

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedFormatter, Formatter, FuncFormatter, LogLocat
 from numpy.typing import NDArray
 
 from regauge.core.escaping import escape, escape_lines
-from regauge.papers.table import Chart, Images, Picture, Surface
+from regauge.report.pictures import Chart, Images, Picture, Surface
 
 Floats = NDArray[np.float64]
 

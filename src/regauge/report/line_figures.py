@@ -14,8 +14,6 @@ Row = Mapping[str, float]
 Curves = Mapping[str, Sequence[Row]]
 
 WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
-FEW = 4
-"""Most curves in one panel; further ones have panels of their own."""
 FLOOR = 0.4
 """An axis begins at zero if the least value is smaller than this part of the largest one."""
 LONG = 12
@@ -30,7 +28,7 @@ def line_figure(
     """A metric along the lines between two networks, from t = 0 to 1; for the loss with the first barrier marked."""
     with draw_figure(4.6, 3.2) as figure:
         axes = figure.add_subplot()
-        _draw(axes, curves, metric, title or WORDS.get(metric, metric), ends)
+        draw_curves(axes, curves, metric, title or WORDS.get(metric, metric), ends)
         _write_legend(figure)
         return figure
 
@@ -42,34 +40,8 @@ def path_figure(rows: Sequence[Row], title: str, ends: tuple[str, str]) -> Figur
         for k, metric in enumerate(metrics):
             axes = figure.add_subplot(len(metrics), 1, k + 1)
             heading = WORDS["accuracy"] if metric == "accuracy" else f"{title}: barrier {_barrier(rows)[1]:.3g}"
-            _draw(axes, {"": rows}, metric, heading, ends)
+            draw_curves(axes, {"": rows}, metric, heading, ends)
         _write_legend(figure)
-        return figure
-
-
-def methods_figure(curves: Curves, title: str) -> Figure:
-    """The losses of several methods along their lines: a few in each panel, each with its name at its curve's height.
-
-    The highest curves come first, so that those in a panel are of similar height; every panel has an axis of its own.
-    """
-    names = sorted(curves, key=lambda name: -max(row["loss"] for row in curves[name]))
-    count = -(-len(names) // FEW)
-    share = -(-len(names) // count)
-    parts = [names[k : k + share] for k in range(0, len(names), share)]
-    columns = min(2, len(parts))
-    rows = -(-len(parts) // columns)
-    with draw_figure(5.6 * columns, 2.7 * rows + 0.3) as figure:
-        for k, part in enumerate(parts):
-            axes = figure.add_subplot(rows, columns, k + 1)
-            _draw(
-                axes,
-                {name: curves[name] for name in part},
-                "loss",
-                title or "loss" if k == 0 else "",
-                ("A", "B"),
-                has_barrier=False,
-            )
-            _name_curves(axes, {name: curves[name] for name in part})
         return figure
 
 
@@ -80,7 +52,7 @@ def _write_legend(figure: Figure) -> None:
         figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), frameon=False, fontsize=9)
 
 
-def _draw(
+def draw_curves(
     axes: Axes, curves: Curves, metric: str, title: str, ends: tuple[str, str], *, has_barrier: bool = True
 ) -> None:
     """Curves with their ends marked, in an axis that holds them; the first one with its barrier if `has_barrier`."""
@@ -136,25 +108,3 @@ def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
     behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
     side = "right" if is_left else "left"
     axes.text(*where, f"barrier {height:.2f}", color=MUTED, fontsize=9, va="center", ha=side, bbox=behind, zorder=1.5)
-
-
-def _name_curves(axes: Axes, curves: Curves) -> None:
-    """Write each curve's name to the right of the panel, as high as its middle; a thin line leads there."""
-    low, high = axes.get_ylim()
-    heights = {name: float(np.clip(rows[len(rows) // 2]["loss"], low, high)) for name, rows in curves.items()}
-    order = sorted(heights, key=lambda name: heights[name])
-    gap = 0.16 * (high - low)
-    places = [heights[name] for name in order]
-    for k in range(1, len(places)):
-        places[k] = max(places[k], places[k - 1] + gap)
-    over = max(0.0, places[-1] - high)
-    for k in reversed(range(len(places))):
-        places[k] = min(places[k], high - gap * (len(places) - 1 - k)) if over else places[k]
-    for name, place in zip(order, places, strict=True):
-        color = COLORS[list(curves).index(name)]
-        axes.plot([0.5, 1.06], [heights[name], place], color=color, linewidth=0.6, alpha=0.7, clip_on=False)
-        words = textwrap.fill(name, 24)
-        axes.annotate(
-            words, (1.07, place), color=color, linespacing=0.9, fontsize=9, va="center", annotation_clip=False
-        )
-    axes.set_xlim(-0.03, 1.03)

@@ -1,7 +1,3 @@
-from .chains import ChainConfig as ChainConfig
-from .chains import ChainDWS as ChainDWS
-from .chains import ChainScaleConfig as ChainScaleConfig
-from .chains import ChainScaleGMN as ChainScaleGMN
 from .decoder import Decoder as Decoder
 from .decoder import MLPDecoder as MLPDecoder
 from .decoders import DECODERS as DECODERS

@@ -1,0 +1,8 @@
+"""Nets over networks as their published code computes them, on chains of linear layers, to compare with."""
+
+from regauge_papers.chains.config import ChainConfig
+from regauge_papers.chains.net import ChainDWS
+from regauge_papers.chains.scale_config import ChainScaleConfig
+from regauge_papers.chains.scale_net import ChainScaleGMN
+
+__all__ = ["ChainConfig", "ChainDWS", "ChainScaleConfig", "ChainScaleGMN"]

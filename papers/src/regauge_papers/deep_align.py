@@ -1,0 +1,251 @@
+"""Paper 001, Equivariant Deep Weight Space Alignment (Deep-Align): what is aligned without learning to align.
+
+References:
+    Navon et al. (2024), tables 1, 2 and 4, section 6 and appendix E.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import regauge as rg
+from regauge.alignment import Method
+from regauge.nets.classification import Training
+from regauge.nets.mlp import mlp
+from regauge.nets.vgg import VGG
+from regauge.training.optimizers import Adam
+from regauge.training.schedules import Constant
+from regauge_papers.experiment import Experiment, Run, Scale
+from regauge_papers.populations import (
+    COMPARED,
+    SECONDS,
+    ClassifierWay,
+    Comparison,
+    DataName,
+    Population,
+    compare,
+    small_images,
+)
+from regauge_papers.table import AREA, BARRIER, Table
+from regauge_papers.ways import PUBLISHED_ACTIVATIONS, PUBLISHED_WEIGHTS, TEMPERED, TEMPERED_NOTE
+
+Printed = Mapping[str, tuple[str, str]]
+"""For each method the barrier and the AUC as the paper prints them."""
+
+TABLE_1_MNIST = {
+    "Naive": ("2.007 ± 0.00", "0.835 ± 0.00"),
+    "Weight Matching": ("0.047 ± 0.00", "0.011 ± 0.00"),
+    "Activation Matching": ("0.024 ± 0.00", "0.007 ± 0.00"),
+    "Sinkhorn": ("0.027 ± 0.00", "0.002 ± 0.00"),
+    "WM + Sinkhorn": ("0.012 ± 0.00", "0.000 ± 0.00"),
+}
+TABLE_1_CIFAR10 = {
+    "Naive": ("0.927 ± 0.00", "0.493 ± 0.00"),
+    "Weight Matching": ("0.156 ± 0.00", "0.068 ± 0.00"),
+    "Activation Matching": ("0.066 ± 0.00", "0.024 ± 0.00"),
+    "Sinkhorn": ("0.183 ± 0.00", "0.072 ± 0.00"),
+    "WM + Sinkhorn": ("0.137 ± 0.00", "0.050 ± 0.00"),
+}
+TABLE_2_CIFAR10 = {
+    "Naive": ("1.124 ± 0.01", "0.524 ± 0.00"),
+    "Weight Matching": ("0.661 ± 0.02", "0.178 ± 0.01"),
+    "Activation Matching": ("0.238 ± 0.01", "0.000 ± 0.00"),
+    "Sinkhorn": ("0.313 ± 0.01", "0.000 ± 0.00"),
+    "WM + Sinkhorn": ("0.333 ± 0.01", "0.000 ± 0.00"),
+}
+
+PIXELS: Mapping[DataName, int] = {"digits": 64, "MNIST": 784, "CIFAR-10": 3072}
+EXAMPLES: Mapping[DataName, int] = {"digits": 1000, "MNIST": 54_000, "CIFAR-10": 45_000}
+"""Training images without the tenth that the paper keeps for validation, which nothing here looks at."""
+NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
+    "digits": (0.0, 1.0),
+    "MNIST": (0.1307, 0.3081),
+    "CIFAR-10": (0.5, 0.5),
+}
+"""Mean and standard deviation of pixels as in the code that the authors published; the paper does not say."""
+MLP_TRAINING = Training(epochs=5, batch=128, optimizer=Adam(5e-3), schedule=Constant())
+"""The paper says 5 epochs, batches of 128 and 5e-3, but not which optimizer; this is Adam."""
+CNN_TRAINING = Training(epochs=20, batch=128, optimizer=Adam(1e-4), schedule=Constant())
+"""The paper says 20 epochs of Adam with 1e-4; the batch size is that of the MLPs."""
+
+SINKHORN_LR = 0.1
+"""Learning rate of the paper: with 1,000 steps a larger one ends in worse optima."""
+SINKHORN_BATCH = 256
+"""Images per step; the paper does not say."""
+REFINING = 10_000
+"""Training images for the refinement of a mixed matching."""
+
+
+def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, seeds: int) -> Comparison:
+    """MLPs; the paper's scale has 500 pairs for each of three seeds, its 1,000 test networks."""
+    if scale == "smoke":
+        small = small_images() if data == "MNIST" else "digits"
+        population = mlps(small, width=16, training=replace(MLP_TRAINING, epochs=2))
+        return Comparison(population, _ways(printed, iterations=3), pairs=2, seeds=1, points=5, test=500)
+    if scale == "paper":
+        pairs, seeds = 500, 3
+    return Comparison(mlps(data), _ways(printed), pairs, seeds, points=25)
+
+
+def sinkhorn_config(scale: Scale, data: DataName, printed: Printed, pairs: int) -> Comparison:
+    """The first set of pairs of table 1, and a way for each thing that our Sinkhorn re-basin changes."""
+    whole = table1_config(scale, data, printed, pairs, 1)
+    return replace(whole, ways=_sinkhorn_ways(printed, 3 if scale == "smoke" else 1000))
+
+
+def table2_config(scale: Scale) -> Comparison:
+    """The CNN of table 4 on CIFAR-10; on a CPU with half the channels, trained shortly on a fifth of the images."""
+    short = replace(CNN_TRAINING, epochs=4, optimizer=Adam(1e-3))
+    if scale == "smoke":
+        population = cnns("digits", replace(short, epochs=1), examples=500, narrow=8)
+        return Comparison(population, _ways(TABLE_2_CIFAR10, iterations=2), pairs=1, seeds=1, points=3, test=100)
+    if scale == "cpu":
+        population = cnns("CIFAR-10", short, examples=10_000, narrow=2)
+        ways = _ways(TABLE_2_CIFAR10, iterations=100)
+        notes = (
+            "reduced: half the channels, 10,000 training images, 4 epochs of Adam with 1e-3 (the paper: 20 epochs with "
+            "1e-4 on all), 100 iterations of Sinkhorn (1,000), 2,000 test images, 2 pairs",
+        )
+        return Comparison(population, ways, pairs=2, seeds=1, points=11, test=2000, notes=notes)
+    population = cnns("CIFAR-10", CNN_TRAINING, examples=EXAMPLES["CIFAR-10"])
+    return Comparison(population, _ways(TABLE_2_CIFAR10), pairs=125, seeds=3, points=25)
+
+
+def mlps(data: DataName, *, width: int = 128, training: Training = MLP_TRAINING) -> Population:
+    """MLPs with three hidden layers of that width."""
+    widths = (PIXELS[data], width, width, width, 10)
+    return Population(
+        data, f"MLP {'-'.join(map(str, widths))}", lambda: mlp(*widths), training, EXAMPLES[data], NORMALIZATION[data]
+    )
+
+
+def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) -> Population:
+    """The network of table 4, or one with fewer channels."""
+    channels = [c // narrow for c in (16, 32, 32, 64, 64, 128, 128)]
+    image, in_channels = (32, 3) if data == "CIFAR-10" else (8, 1)
+    plan: list[int | Literal["pool"]] = [*channels[:3], "pool", *channels[3:5], "pool", *channels[5:], "pool"]
+
+    def make() -> VGG:
+        return VGG(plan, (), 10, image=image, in_channels=in_channels, norm="none")
+
+    return Population(data, f"CNN {'-'.join(map(str, plan))}", make, training, examples, NORMALIZATION[data])
+
+
+def measure(config: Comparison, run: Run) -> Table:
+    """Every method on every pair."""
+    population, training = config.population, config.population.training
+    data = population.read(run)
+    notes: tuple[str, ...] = (
+        f"{population.architecture} on {data.name}, pixels normalized as in the published code; "
+        f"{population.examples:,} images for training, "
+        f"{training.epochs} epochs of Adam with {training.optimizer.lr:g}, batches of {training.batch}",
+        f"{config.seeds} x {config.pairs} pairs of {2 * config.pairs} networks each, none in two pairs; losses are "
+        f"cross entropies in nats on {min(config.test, len(data.test_targets)):,} test images, at {config.points} "
+        "equally spaced points of each line",
+        "barrier: largest excess of the loss over the straight line between the losses of the two networks; AUC: its "
+        "integral, not below zero",
+        f"Sinkhorn reads batches of {SINKHORN_BATCH} images, with the paper's constant learning rate "
+        f"{SINKHORN_LR:g} unless a row says otherwise",
+        "Weight Matching begins at the identity and keeps scales, as published",
+    )
+    if any(way.is_tempered for way in config.ways):
+        notes += (
+            "Activation Matching takes products that are not centered and keeps scales, as published; balanced scales, "
+            "the start at the barycenter and correlations are ours. Mixed Matching and its refinement, on "
+            f"{REFINING:,} images, are not in the paper",
+            TEMPERED_NOTE,
+        )
+    else:
+        notes += (
+            "ours begins with a confidence of 0.1 and returns the best of what it judges (its start, the identity, and "
+            "its plans rounded at two times) by the loss on all training images at three points of the line; the "
+            "published one begins with 0.02 and returns the last",
+        )
+    return compare(config, data, run, (BARRIER, AREA, SECONDS), notes)
+
+
+def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, ...]:
+    """The rows that need no learning, and what this library does by itself where there are data."""
+
+    def way(label: str, method: Method | None, batch: int = 1000) -> ClassifierWay:
+        barrier, auc = printed[label]
+        return ClassifierWay(label, method, batch=batch, paper={"barrier": barrier, "AUC": auc})
+
+    def sinkhorn(init: Method | None) -> rg.Sinkhorn:
+        return rg.Sinkhorn(loss="random", init=init, steps=iterations, lr=SINKHORN_LR)
+
+    mixed = rg.alignment.MixedMatching()
+    refined = rg.Sinkhorn(loss="midpoint", init=mixed, steps=min(iterations, rg.Sinkhorn.steps))
+    return (
+        way("Naive", None),
+        ClassifierWay(TEMPERED, is_tempered=True),
+        way("Weight Matching", PUBLISHED_WEIGHTS),
+        way("Activation Matching", PUBLISHED_ACTIVATIONS),
+        way("Sinkhorn", sinkhorn(None), SINKHORN_BATCH),
+        way("WM + Sinkhorn", sinkhorn(PUBLISHED_WEIGHTS), SINKHORN_BATCH),
+        ClassifierWay("Weight Matching, balanced", rg.WeightMatching()),
+        ClassifierWay("Activation Matching, correlations", rg.ActivationMatching()),
+        ClassifierWay("Balanced WM + Sinkhorn", sinkhorn(rg.WeightMatching()), batch=SINKHORN_BATCH),
+        ClassifierWay("Mixed Matching", mixed),
+        ClassifierWay("Mixed + Sinkhorn, midpoint", refined, batch=SINKHORN_BATCH, examples=REFINING),
+    )
+
+
+def _sinkhorn_ways(printed: Printed, iterations: int) -> tuple[ClassifierWay, ...]:
+    """From weight matching: as in table 1, as published, with one of the differences each, and by the learning rate."""
+    ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, lr=SINKHORN_LR)
+    published = replace(ours, confidence=0.02, keeps="last")
+    methods = {
+        "WM + Sinkhorn, as in table 1": ours,
+        "confidence 0.02": replace(ours, confidence=published.confidence),
+        "the last element": replace(ours, keeps=published.keeps),
+        "confidence 0.02, the last element": published,
+        "learning rate 0.03": replace(ours, lr=0.03),
+        "learning rate 0.3": replace(ours, lr=0.3),
+        "learning rate 1": replace(ours, lr=1.0),
+    }
+    barrier, auc = printed["WM + Sinkhorn"]
+    return (
+        ClassifierWay(COMPARED, PUBLISHED_WEIGHTS),
+        *(
+            ClassifierWay(
+                label,
+                method,
+                batch=SINKHORN_BATCH,
+                paper={"barrier": barrier, "AUC": auc} if method is published else {},
+            )
+            for label, method in methods.items()
+        ),
+    )
+
+
+EXPERIMENTS = {
+    "table1": Experiment(
+        "MLPs on MNIST: barrier and AUC of five methods",
+        partial(table1_config, data="MNIST", printed=TABLE_1_MNIST, pairs=7, seeds=3),
+        measure,
+        takes_device=True,
+    ),
+    "table1-cifar10": Experiment(
+        "MLPs on CIFAR-10: barrier and AUC of five methods",
+        partial(table1_config, data="CIFAR-10", printed=TABLE_1_CIFAR10, pairs=5, seeds=1),
+        measure,
+        takes_device=True,
+    ),
+    "sinkhorn": Experiment(
+        "what Sinkhorn re-basin after weight matching owes to our changes, on MNIST",
+        partial(sinkhorn_config, data="MNIST", printed=TABLE_1_MNIST, pairs=7),
+        measure,
+        takes_device=True,
+    ),
+    "sinkhorn-cifar10": Experiment(
+        "the same on CIFAR-10",
+        partial(sinkhorn_config, data="CIFAR-10", printed=TABLE_1_CIFAR10, pairs=5),
+        measure,
+        takes_device=True,
+    ),
+    "table2": Experiment(
+        "the CNN of table 4 on CIFAR-10: barrier and AUC of five methods", table2_config, measure, takes_device=True
+    ),
+}

@@ -1,0 +1,136 @@
+"""The networks of paper 000: populations, divided by run, and the data that they are judged on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regauge import flow
+from regauge.core.params import Params
+from regauge.core.task import Task
+from regauge.data.images import ImageData, digits, fashion_mnist, mnist
+from regauge.data.packaged import breast_cancer
+from regauge.learn.populations import spread
+from regauge.storage.store import Store
+from regauge.zoo import Config
+from regauge.zoo.presets import mlp_architecture
+from regauge.zoo.training.examples import load_examples
+from regauge_papers.experiment import Run, make_once
+from regauge_papers.zoo_populations import train_population
+
+BATCH = 500
+IMAGES = 2000
+"""Test images by which convolutional networks are judged, which take longer than others."""
+
+Examples = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Inputs and classes for training, and those for testing."""
+
+
+def _cancer() -> Examples:
+    data = breast_cancer()
+    return data.train_inputs, data.train_labels, data.test_inputs, data.test_labels
+
+
+def _images(data: ImageData) -> Examples:
+    return data.train_images, data.train_labels, data.test_images, data.test_labels
+
+
+DATA: dict[str, Callable[[], Examples]] = {
+    "breast-cancer": _cancer,
+    "digits": lambda: _images(digits()),
+    "mnist": lambda: _images(mnist().normalized(0.1307, 0.3081)),
+    "mnist-16": lambda: _images(mnist().shrunk(16).normalized(0.1307, 0.3081)),
+    "fashion-mnist": lambda: _images(fashion_mnist().normalized(0.2860, 0.3530)),
+}
+"""Inputs and classes for training and for testing, as the networks read them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """A trained population.
+
+    Attributes:
+        store: Of all of it.
+        settings: That it was trained with.
+        run: Whose folder it is in.
+    """
+
+    store: Store
+    settings: Config
+    run: Run
+
+    @classmethod
+    def of(cls, name: str, settings: Config, run: Run) -> "Networks":
+        """The population, trained unless an earlier run did."""
+        return cls(train_population(name, settings, run), settings, run)
+
+    @property
+    def data(self) -> str:
+        """Name of what it was trained on."""
+        return self.settings.data
+
+    @cached_property
+    def parts(self) -> dict[str, NDArray[np.int64]]:
+        """Networks for training, validation and testing, divided by run."""
+        return flow.divide(self.store, checkpoints="all")
+
+    def read(self, part: str, most: int | None = None) -> Params:
+        """The networks of a part, or some of them, evenly spread."""
+        return self.store.read(self.parts[part] if most is None else spread(self.parts[part], most))
+
+    def task(
+        self,
+        part: Literal["learned", "train", "test"] = "test",
+        data: str | None = None,
+        widths: tuple[int, ...] = (),
+    ) -> Task:
+        """The task on some examples of data, of networks of these or other widths.
+
+        "learned" examples are those that a population of that data is trained on: all for training but the tenth that
+        is kept for validation.
+        """
+        found = DATA[data or self.data]()
+        inputs, classes = found[2:] if part == "test" else found[:2]
+        if part == "learned":
+            count = len(load_examples(data or self.data).inputs)
+            inputs, classes = inputs[:count], classes[:count]
+        architecture = mlp_architecture(*widths) if widths else self.store.architecture
+        module = architecture.module()
+        if "channels" not in architecture.settings:
+            inputs = inputs.flatten(1)
+        elif part == "test":
+            inputs, classes = inputs[:IMAGES], classes[:IMAGES]
+        pairs = list(zip(torch.split(inputs, BATCH), torch.split(classes, BATCH), strict=True))
+        return Task(module, pairs)
+
+    def fit(self, label: str, settings: flow.Config) -> flow.Flow:
+        """A flow to these networks, fitted unless an earlier run did."""
+        place = self.run.place("flows", (self.settings, label, settings))
+        state = place.with_suffix(".partial.safetensors")
+
+        def write() -> None:
+            generator, progress = self.run.generator("flow", label), self.run.progress
+            made = flow.fit(
+                self.store, config=settings, generator=generator, checkpoints="all", state=state, progress=progress
+            )
+            flow.save_flow(made, place)
+            state.unlink(missing_ok=True)
+
+        make_once(place, write)
+        return flow.load_flow(place)
+
+
+def unit_head(networks: Params, head: str, bias: str) -> Params:
+    """Networks whose last layer is divided by its norm: another loss, the same classes."""
+    norm = torch.linalg.vector_norm(networks[head].flatten(1), dim=1)
+    return {**networks, head: networks[head] / norm.reshape(-1, 1, 1), bias: networks[bias] / norm.reshape(-1, 1)}
+
+
+def fewer(settings: Config, count: int, epochs: int) -> Config:
+    """A population of fewer networks, trained for less time, whose ends alone are kept."""
+    return replace(settings, count=count, epochs=epochs, checkpoints=None)

@@ -1,0 +1,171 @@
+"""Pairs of implicit representations of one shape, from one start or from two, as in chapter 3 of paper 003."""
+
+import functools
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+import regauge as rg
+from regauge.core.params import Params
+from regauge.core.progress import Progress
+from regauge.data.files import present
+from regauge.data.shapes import SHAPES_SHA256, SHARED_START, shape, shared_start
+from regauge.inr.fields.fields import CloudField
+from regauge.inr.fields.signal_samples import EVALUATION, Queries, Samples, field_samples
+from regauge.inr.fitting import Fit, bce, fit
+from regauge.inr.representation import Inr
+from regauge.training import Adam
+from regauge_papers.experiment import Run, Scale
+
+CLOUD = 2048
+"""Points of a shape that a network sees."""
+WIDE = 256
+"""Networks wider than that are fitted with half the batch on a laptop, and judged on fewer samples."""
+SHAPES = ("spot", "stanford-bunny", "fandisk", "horse", "rocker-arm", "cow")
+BALL = "ball"
+"""A made-up shape, for test runs without data."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Networks of several shapes.
+
+    For every shape the first network of all pairs is the same: it begins at the shared start and sees one half of the
+    shape's points. The second network sees other points; it begins there too ("same"), or at a start of its own.
+    """
+
+    shapes: tuple[str, ...]
+    pairs: int  # starts of second networks, for each shape
+    inr: Inr  # the architecture of every network
+    fit: Fit
+    queries: Queries  # samples that the networks are fitted to
+    points: int = 25  # networks on each line, both ends included
+    judged: int = EVALUATION.total  # samples that a loss is measured on
+    notes: tuple[str, ...] = ()  # departures of the scale
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The settings that all results depend on, by which they are stored."""
+        return self.inr, self.fit, self.queries, self.judged
+
+    @property
+    def description(self) -> str:
+        """The protocol in a sentence."""
+        widths = "-".join(map(str, self.inr.widths))
+        return (
+            f"SIREN {widths}, omega {self.inr.omega:g}, fitted to unsigned distances from {CLOUD:,} points (clipped at "
+            f"{self.inr.limit:g}) in {self.fit.steps} steps of {self.fit.batch:,} of {self.queries.total:,} samples, "
+            f"Adam with learning rate {self.fit.optimizer.lr:g}; {len(self.shapes)} shapes ({', '.join(self.shapes)}), "
+            f"{self.pairs} pair(s) of starts; {self.points} points on each line"
+        )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The networks of one shape, and the data that they are judged by and read."""
+
+    name: str
+    study: Study  # the settings of all networks
+    run: Run  # draws the data
+    first: Params  # the network from the shared start
+    same: Params  # one from the shared start, fitted to other points of the shape
+    others: tuple[Params, ...]  # networks from starts of their own, fitted to the same points as `same`
+
+    def prune(self, share: float) -> "Shape":
+        """Set the smallest parameters of every network to zero, that share of all of a network."""
+        if not share:
+            return self
+        first, same, *others = (_prune(params, share) for params in (self.first, self.same, *self.others))
+        return replace(self, first=first, same=same, others=tuple(others))
+
+    @cached_property
+    def judge(self) -> rg.Task:
+        """The loss on samples, half of them from either sampling."""
+        parts = [
+            _samples(self.study, self.name, half, self.run.generator("evaluation", self.name, half), EVALUATION)
+            for half in (0, 1)
+        ]
+        # Evenly spread ones of both: they are sorted by their distance from the surface.
+        every = 2 * EVALUATION.total // self.study.judged
+        points, labels = (
+            torch.cat([getattr(part, field)[::every] for part in parts]) for field in ("points", "labels")
+        )
+        return rg.Task(self.study.inr.module(), [(points, labels)], lambda outputs, labels: bce(outputs, labels).mean())
+
+    @cached_property
+    def symmetry(self) -> rg.Symmetry:
+        """The symmetry of the architecture."""
+        return rg.discover(self.judge.module, (torch.zeros(2, self.study.inr.in_features),))
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Samples that the second networks were fitted to."""
+        return _samples(self.study, self.name, 1, self.run.generator("samples", self.name, 1))
+
+    def read(self, purpose: str, count: int, batch: int) -> rg.Task:
+        """The loss on random ones of the samples."""
+        order = torch.randperm(len(self.samples), generator=self.run.generator(purpose, self.name))[:count]
+        batches = [(self.samples.points[part], self.samples.labels[part]) for part in torch.split(order, batch)]
+        return rg.Task(self.judge.module, batches, self.judge.criterion)
+
+
+def study(scale: Scale, width: int) -> Study:
+    """Six shapes and three pairs of starts; the paper has ModelNet40 and one pair for each of its shapes."""
+    if scale == "smoke":
+        small = Queries(500, 400, 50, 50)
+        return Study((BALL,), 1, Inr(width=12, depth=2), Fit(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5)
+    if scale == "cpu" and width > WIDE:
+        notes = ("batches half as large as the paper's",)
+        return Study(SHAPES, 3, Inr(width=width), Fit(batch=5_000), Queries(), judged=4_000, notes=notes)
+    return Study(SHAPES if scale == "cpu" else tuple(SHAPES_SHA256), 3, Inr(width=width), Fit(), Queries())
+
+
+def networks(study: Study, run: Run) -> list[Shape]:
+    """All networks, fitted unless an earlier run did."""
+    kinds = ("first", "same", *map(str, range(study.pairs)))
+    found = run.grid("fitting", functools.partial(_network, study, run), study.shapes, kinds)
+    return [
+        Shape(name, study, run, first, same, tuple(others))
+        for name, (first, same, *others) in zip(study.shapes, found, strict=True)
+    ]
+
+
+def clouds(name: str) -> tuple[Tensor, Tensor]:
+    """Two samplings of a surface that share no point, `[2048, 3]` each."""
+    if name == BALL:
+        points = torch.randn(2 * CLOUD, 3, generator=torch.Generator().manual_seed(0))
+        points = 0.7 * points / points.norm(dim=1, keepdim=True)
+    else:
+        points = shape(name).points
+    return points[:CLOUD], points[CLOUD : 2 * CLOUD]
+
+
+def starts(study: Study, kind: str, name: str, run: Run) -> Params:
+    """The start of a network: the shared start of inr2vec if it fits and is present, or a drawn one."""
+    if kind in ("first", "same"):
+        if study.inr == Inr() and present(SHARED_START) is not None:
+            return shared_start()
+        return study.inr.start(run.generator("shared start"))
+    return study.inr.start(run.generator("start", name, kind))
+
+
+def _network(study: Study, run: Run, unit: Progress, name: str, kind: str) -> Params:
+    def make() -> Params:
+        half = 0 if kind == "first" else 1
+        start, seen = starts(study, kind, name, run), _samples(study, name, half, run.generator("samples", name, half))
+        generator = run.generator("fit", name, kind)
+        return fit(study.inr, seen, study.fit, start=start, generator=generator, progress=unit).params
+
+    return run.network((study.inr, study.fit, study.queries), f"{name}-{kind}", make)
+
+
+def _samples(study: Study, name: str, half: int, generator: torch.Generator, queries: Queries | None = None) -> Samples:
+    return field_samples(CloudField(clouds(name)[half]), study.inr, queries or study.queries, generator=generator)
+
+
+def _prune(params: Params, share: float) -> Params:
+    sizes = torch.cat([tensor.abs().flatten() for tensor in params.values()])
+    limit = sizes.kthvalue(max(1, round(share * len(sizes)))).values
+    return {name: torch.where(tensor.abs() <= limit, 0.0, tensor) for name, tensor in params.items()}

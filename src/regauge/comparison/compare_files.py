@@ -1,0 +1,216 @@
+"""Many networks in files: which can be compared with which, and the lineages of those that can."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from os.path import commonpath
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.file_formats import weight_suffixes
+from regauge.checkpoints.formats.location import locate
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.comparison.comparison import Comparison
+from regauge.comparison.independence import DRAWS
+from regauge.comparison.many import Lineage, compare_many
+from regauge.comparison.origins import named_parents
+from regauge.comparison.relatives import NO_TRACING, Relatives, open_relatives
+from regauge.core.arguments import check_arguments
+from regauge.core.families import connected
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.hub import Model
+
+
+@dataclass(frozen=True)
+class Lineages:
+    """Networks in files, compared with all others that have an architecture in common with them.
+
+    Attributes:
+        lineages: One for each architecture.
+        left_out: Names of the networks that have nothing in common with another one.
+        failures: Why networks could not be opened.
+        notes: What tracing left out, in sentences.
+    """
+
+    lineages: tuple[Lineage, ...]
+    left_out: tuple[str, ...]
+    failures: tuple[Exception, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unrelated(self) -> list[str]:
+        """Names of the networks that were compared and are related to no other one."""
+        return [one for lineage in self.lineages for family in lineage.families if len(family) == 1 for one in family]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Pairs, families, averages and trees as plain values, for JSON and pages."""
+        return {
+            "pairs": [row for lineage in self.lineages for row in lineage.rows],
+            "families": [list(family) for lineage in self.lineages for family in lineage.families],
+            "averages": [
+                {"child": one.child, "parents": list(one.parents), "weights": list(one.weights), "is_told": one.is_told}
+                for lineage in self.lineages
+                for one in lineage.averages
+            ],
+            "trees": [
+                [{"parent": one.parent, "child": one.child, "length": one.length} for one in tree]
+                for lineage in self.lineages
+                for tree in lineage.trees
+            ],
+            "names": [list(lineage.names) for lineage in self.lineages],
+            "left_out": list(self.left_out),
+        }
+
+
+@check_arguments
+def compare_files(
+    paths: Sequence[str | Path],
+    model: Model | str | Path | None = None,
+    *,
+    symmetry: Symmetry | None = None,
+    tracing: Mapping[str, Any] = NO_TRACING,
+    draws: int = DRAWS,
+    generator: torch.Generator | None = None,
+    memory: int | str | MemoryLimit | None = None,
+    progress: Progress = no_progress,
+) -> Lineages:
+    """Compare all pairs of networks in files, and make trees of those that are related.
+
+    Networks of the same shapes are opened together. Those of which no other one has the shapes join those with which
+    they have something in common: other widths, vocabularies or numbers of layers.
+
+    Args:
+        paths: The checkpoints. Their names in the result are their paths without the folder that all are in.
+        model: Their model, or its name; found as by `rg.open_networks` unless given.
+        symmetry: Their symmetry, instead of that of the model.
+        tracing: Further settings of `rg.open_model`, for a model that is named.
+        draws: Random elements of each test of independence.
+        generator: Their source, from whose state the test of each pair begins; one with seed 0 unless given.
+        memory: How much networks may hold, as in `rg.compare`.
+        progress: Counts pairs.
+
+    Raises:
+        FileNotFoundError: A checkpoint does not exist.
+        KeyError: None of the networks could be opened, because a parameter that the symmetry moves is missing.
+        ValueError: A checkpoint is named twice; none could be opened, or no two have anything in common.
+    """
+    names = dict(zip(_short([Path(path) for path in paths]), map(Path, paths), strict=True))
+    state = (torch.Generator().manual_seed(0) if generator is None else generator).get_state()
+    places, failures = _open(
+        names, partial(open_relatives, model=model, symmetry=symmetry, tracing=tracing, memory=memory)
+    )
+    if not places and failures:
+        raise failures[0]
+
+    def compare(a: str, b: str) -> Comparison | None:
+        one, two = places[a], places[b]
+        if not _can_compare(one, two):
+            return None
+        chance = torch.Generator().set_state(state)
+        return one.relatives.compare(one.checkpoint, two.checkpoint, draws=draws, generator=chance)
+
+    lineages = []
+    for own in _together(places):
+        parents = named_parents({name: places[name].checkpoint for name in own})
+        lineages.append(compare_many(own, compare, parents=parents, progress=progress))
+    if not lineages:
+        raise ValueError(f"no two of the {len(names)} checkpoints have tensors of the same names and shapes")
+    left_out = tuple(name for name in names if name not in places)
+    notes = dict.fromkeys(note for place in places.values() for note in place.relatives.networks.notes)
+    return Lineages(tuple(lineages), left_out, tuple(failures), tuple(notes))
+
+
+def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:
+    """Find the checkpoints that are named; for a folder that is none those in it, as files and as folders.
+
+    Raises:
+        ValueError: A folder holds no checkpoint.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = [] if not path.is_dir() or _is_checkpoint(path) else sorted(path.iterdir())
+        if path.is_dir() and inside and not any(map(_is_checkpoint, inside)):
+            raise ValueError(f"there is no checkpoint in the folder {str(path)!r}, nor in the folders in it")
+        found += [one for one in inside if _is_checkpoint(one)] or [path]
+    return found
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path is a folder with a checkpoint, or a file of weights."""
+    if not path.is_dir():
+        return path.suffix in weight_suffixes(is_read=True) and not path.name.endswith(ALIGNMENT)
+    try:
+        locate(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a checkpoint was opened: among those with its shapes, or as another one."""
+
+    relatives: Relatives
+    checkpoint: Checkpoint
+    is_own: bool
+
+
+def _open(
+    names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
+) -> tuple[dict[str, _Place], list[Exception]]:
+    """The places of all checkpoints that have something in common with another one, and why others were not opened."""
+    classes: dict[tuple[Any, ...], list[str]] = {}
+    for name, path in names.items():
+        with Checkpoint.open(path) as one:
+            classes.setdefault(tuple(sorted((n, t.shape) for n, t in one.stored.items())), []).append(name)
+    places, failures, rest = dict[str, _Place](), list[Exception](), list[str]()
+    lead = next((own for own in classes.values() if len(own) > 1), next(iter(classes.values())))
+    for own in classes.values():
+        if len(own) > 1 or own is lead:
+            try:
+                opened = open_all([names[name] for name in own])
+            except (ValueError, KeyError) as error:  # Another model, or a damaged network among them.
+                failures.append(error)
+                rest += own
+                continue
+            places |= {n: _Place(opened, one, True) for n, one in zip(own, opened.networks.checkpoints, strict=True)}
+        else:
+            rest += own
+    for relatives in {id(place.relatives): place.relatives for place in places.values()}.values():
+        for name in [name for name in rest if name not in places]:
+            with suppress(ValueError, KeyError):
+                other = relatives.read_other(Checkpoint.open(names[name]))
+                places[name] = _Place(relatives, other, False)
+    if len(places) == 1:
+        places = {}
+    return {name: places[name] for name in names if name in places}, failures
+
+
+def _together(places: Mapping[str, _Place]) -> list[list[str]]:
+    """The names of networks of which some can be compared, in their order."""
+    pairs = [{a, b} for a, b in combinations(places, 2) if _can_compare(places[a], places[b])]
+    return [[name for name in places if name in part] for part in connected(pairs)]
+
+
+def _can_compare(one: _Place, two: _Place) -> bool:
+    if one.relatives is two.relatives and one.is_own and two.is_own:
+        return True
+    return one.relatives.can_compare(one.checkpoint, two.checkpoint)
+
+
+def _short(paths: Sequence[Path]) -> list[str]:
+    """Paths without the folder that all are in."""
+    folder = Path(commonpath([path.resolve().parent for path in paths]))
+    names = [str(path.resolve().relative_to(folder)) for path in paths]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is given more than once; name each checkpoint once")
+    return names

@@ -1,0 +1,139 @@
+"""Networks in files that are compared: opened under the names of one model, with its symmetry."""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.job import open_job
+from regauge.checkpoints.memory_limit import MemoryLimit, resident
+from regauge.checkpoints.names.from_transformers import name_by
+from regauge.comparison.common import find_common
+from regauge.comparison.compare_networks import compare
+from regauge.comparison.comparison import Comparison
+from regauge.comparison.independence import DRAWS
+from regauge.core.arguments import check_arguments
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.hub import Model, Networks, Values, bring_together, model_with, name_model, open_model, open_networks
+
+NO_TRACING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Relatives:
+    """Networks in files that can be compared with one another; made by `open_relatives`.
+
+    Attributes:
+        networks: The checkpoints, the model and the symmetry, which are those of the first. Others may have other
+            widths, vocabularies or numbers of layers.
+        limit: How much they may hold in memory.
+        is_streamed: Whether they stay on the disk, because in memory they would need more.
+        note: Which tokens are compared, where the networks have different ones; empty otherwise.
+    """
+
+    networks: Networks
+    limit: MemoryLimit
+    is_streamed: bool
+    note: str = ""
+
+    def read_other(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Bring a checkpoint with other shapes than the first one under the names of the symmetry.
+
+        Raises:
+            ValueError: It has nothing in common with the first one that can be compared, or lacks single tensors.
+        """
+        symmetry, first = self.networks.symmetry, self.networks.checkpoints[0]
+        named = name_by(checkpoint, symmetry)
+        if find_common(first, named, symmetry) is None:
+            match(named.on_meta(), first.on_meta(), named.label, first.label)
+        return named if self.is_streamed else named.with_params({name: named[name] for name in named})
+
+    def can_compare(self, a: Checkpoint, b: Checkpoint) -> bool:
+        """Whether two networks have something in common that the symmetry moves."""
+        return find_common(a, b, self.networks.symmetry, has_widths=not self.is_streamed) is not None
+
+    def compare(
+        self,
+        a: Checkpoint,
+        b: Checkpoint,
+        *,
+        task: Task | None = None,
+        draws: int = DRAWS,
+        generator: torch.Generator | None = None,
+        progress: Progress = no_progress,
+    ) -> Comparison:
+        """Compare two of the networks as `rg.compare` does; tensors that are read for that are not kept."""
+        return compare(
+            copy(a),
+            copy(b),
+            self.networks.symmetry,
+            task=task,
+            draws=draws,
+            generator=generator,
+            memory=self.limit,
+            progress=progress,
+        )
+
+
+@check_arguments
+def open_relatives(
+    paths: Sequence[str | Path],
+    model: Model | str | Path | None = None,
+    *,
+    symmetry: Symmetry | None = None,
+    tracing: Mapping[str, Any] = NO_TRACING,
+    memory: int | str | MemoryLimit | None = None,
+    data: bool = False,
+) -> Relatives:
+    """Open networks that are to be compared, and find the symmetry of the first one.
+
+    Of networks with different vocabularies the common tokens are kept.
+
+    Args:
+        paths: Two checkpoints at least.
+        model: The model of the first network, or its name; found as by `rg.open_networks` unless given.
+        symmetry: The symmetry, instead of that of the model.
+        tracing: Further settings of `rg.open_model`, for a model that is named.
+        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        data: Whether data will be run through the model, which needs all networks in memory and of one shape.
+
+    Raises:
+        FileNotFoundError: A checkpoint does not exist.
+        ValueError: The symmetry is unknown, a checkpoint is damaged or has nothing in common with the first one, or
+            data cannot be run through all of them.
+    """
+    limit = MemoryLimit(MemoryLimit.of(memory).nbytes, base=resident())
+    job = open_job(paths, len(paths) - 1, memory=limit)
+    assert job is not None
+    if job.is_streamed and data:
+        raise ValueError(f"`data=...` runs the model and {job.needs_memory}")
+    united = bring_together(job.checkpoints, is_shared=True)
+    first, *others = united.networks
+    alike = [one for one in others if _shapes(one) == _shapes(first)]
+    if data and (united.files or len(alike) < len(others)):
+        raise ValueError("`data=...` runs all networks by one model, but their tensors or tokens differ; leave it out")
+    values: Values = "never" if job.is_streamed else "always" if data else "if small"
+    with model_with(None if model is None or isinstance(model, Model) else str(model), united) as name:
+        if name is None and symmetry is None and model is None:
+            name = name_model(first)
+        if not isinstance(model, Model) and name is not None:
+            model = open_model(name, **tracing, values=values)
+        found = open_networks([first, *alike], model, symmetry=symmetry, streamed=job.is_streamed)
+        if isinstance(model, Model) and data:
+            _ = model.module  # Built now: its folder may be a temporary one.
+    result = Relatives(found, limit, job.is_streamed, united.note)
+    named = iter(found.checkpoints[1:])
+    rest = (next(named) if one in alike else result.read_other(one) for one in others)
+    return replace(result, networks=replace(found, checkpoints=(found.checkpoints[0], *rest)))
+
+
+def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    return {name: one.shape for name, one in checkpoint.stored.items()}

@@ -1,0 +1,59 @@
+"""Alignment of networks with different tokens: the moved network gets the rows of tokens that it lacks."""
+
+from dataclasses import replace
+
+import torch
+
+from regauge.alignment import Method, Result, align
+from regauge.alignment.streamed.job import align_job, plan_job
+from regauge.checkpoints import Alignment, save_alignment
+from regauge.checkpoints.job import FileJob
+from regauge.checkpoints.writing import Pieces
+from regauge.core.arguments import check_arguments
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.hub.tokens import TokenPlan
+from regauge.merging.assembly import Assembly, take_over
+
+
+@check_arguments
+def align_tokens(
+    job: FileJob,
+    symmetry: Symmetry,
+    tokens: TokenPlan,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    generator: torch.Generator | None = None,
+    progress: Progress = no_progress,
+) -> Result[Params]:
+    """Align the second checkpoint of a job to the first one, and write it with rows for tokens that only the first has.
+
+    Such rows are those of the first network: they are taken when both networks have the same coordinates.
+
+    Args:
+        job: Two checkpoints under one vocabulary, and where the result goes.
+        symmetry: The symmetry of both.
+        tokens: Which rows the second network takes from the first.
+        method: As in `rg.align`, as are the following.
+        task: Model, data and loss, for methods that use them.
+        generator: The source of chance.
+        progress: Shows each pass over streamed files.
+
+    Raises:
+        ValueError: The networks cannot be aligned, or the memory does not suffice.
+    """
+    a, b = job.checkpoints
+
+    def make(element: Element) -> Pieces:
+        return Assembly(take_over(b, 1), (a, b), symmetry, (None, element), tokens).pieces
+
+    if job.is_streamed:
+        return align_job(plan_job(job, symmetry, method, task), progress, make=make)
+    result: Result[Params] = align(a.params, b.params, symmetry, method=method, task=task, generator=generator)
+    alignment = Alignment(result.symmetry, result.element)
+    job.write(make(result.element), lambda path: save_alignment(alignment, path, overwrite=True), progress)
+    return replace(result, notes=(*result.notes, *job.source.notes))

@@ -1,0 +1,221 @@
+"""Merges that are made tensor by tensor: by a recipe, or of folders with different tokens."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import torch
+
+from regauge.alignment import Method, WeightMatching
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.form import Form
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.outputs.provenance import Input, Provenance
+from regauge.core.arguments import check_arguments
+from regauge.core.progress import Progress
+from regauge.core.symmetry import Symmetry
+from regauge.hub import Model
+from regauge.hub.tokens import Vocabulary
+from regauge.hub.vocabulary import read_choice
+from regauge.merging.means import Average
+from regauge.merging.merge_record import MergeResult
+from regauge.merging.recipes.assemble import Assembled, Planner, Request, assemble
+from regauge.merging.recipes.plan_parts import choose_dtype, plan_parts, plan_rule
+from regauge.merging.recipes.read_recipe import read_recipe
+from regauge.merging.recipes.recipe import Recipe
+from regauge.merging.rule import Rule
+from regauge.merging.settings import Number, as_weights
+
+LOG = logging.getLogger("regauge.merging")
+KEPT = "recipe.yml"
+"""The recipe in an output folder."""
+
+
+class AssemblySetting(TypedDict, total=False):
+    """How networks are read and aligned; see `merge_recipe`."""
+
+    model: Model | str | None
+    symmetry: Symmetry | None
+    method: Method | None
+    generator: torch.Generator | None
+    memory: int | str | MemoryLimit | None
+    progress: Progress
+
+
+def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]) -> MergeResult:
+    """Merge as a recipe says: a YAML file as mergekit reads it, with models aligned where they differ.
+
+    Tensors are read, combined and written one after the other, so that models may be larger than memory. Notes about
+    the recipe, its models and their tokens are logged.
+
+    Args:
+        path: The recipe; folders in it are seen from there.
+        out: The folder, or `.safetensors` file, for the result, or an `Output`. The card is written next to it. A dtype
+            of the output is for recipes without one.
+        setting: `model`, `symmetry` and `method` say how models are aligned, where they are: by the model of the first
+            folder and `WeightMatching()` unless given. `generator` draws for random rules (seed 0 unless given).
+            `memory` and `progress` are as in `rg.merge`.
+
+    Returns:
+        The result, whose `params` are read from `out` when they are asked for, with its record.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+        FileNotFoundError: The recipe or one of its models does not exist.
+        ValueError: The recipe says something that is not understood, with the line; models cannot be combined as it
+            says; or the memory does not suffice.
+
+    References:
+        Goddard et al. (2024), mergekit.
+    """
+    return _result(_by_recipe(Path(path), Output.of(out), setting))
+
+
+def plan_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]) -> Assembled:
+    """Plan what `merge_recipe` would read, hold and write, and write nothing."""
+    return _by_recipe(Path(path), Output.of(out), setting, dry_run=True)
+
+
+@check_arguments
+def merge_folders(
+    folders: Sequence[str | Path],
+    out: Output | str | Path,
+    *,
+    tokenizer: str = "union",
+    rule: Rule | None = None,
+    weights: Sequence[Number | str] | None = None,
+    base: str | Path | None = None,
+    **setting: Unpack[AssemblySetting],
+) -> MergeResult:
+    """Merge folders with different tokens: their networks are aligned, and brought under one vocabulary.
+
+    Args:
+        folders: Folders with config.json and a tokenizer.
+        out: As in `merge_recipe`.
+        tokenizer: The tokens of the result: "union" (of all), "base" (of the base, or the first), or a folder.
+        rule: How the aligned networks are combined, by a rule that needs no task; `Average()` unless given.
+        weights: One for each network, as in `rg.merge`.
+        base: The folder that task vectors are relative to.
+        setting: As in `merge_recipe`.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+        ValueError: A folder has no tokenizer, the rule needs a task, or the memory does not suffice.
+    """
+    return _result(_by_tokens(folders, Output.of(out), tokenizer, rule, weights, base, setting))
+
+
+def plan_folders(
+    folders: Sequence[str | Path],
+    out: Output | str | Path,
+    *,
+    tokenizer: str = "union",
+    rule: Rule | None = None,
+    weights: Sequence[Number | str] | None = None,
+    base: str | Path | None = None,
+    **setting: Unpack[AssemblySetting],
+) -> Assembled:
+    """Plan what `merge_folders` would read, hold and write, and write nothing."""
+    return _by_tokens(folders, Output.of(out), tokenizer, rule, weights, base, setting, dry_run=True)
+
+
+def _result(made: Assembled) -> MergeResult:
+    assert made.result is not None
+    return made.result
+
+
+def _by_recipe(path: Path, out: Output, setting: AssemblySetting, *, dry_run: bool = False) -> Assembled:
+    recipe = read_recipe(path)
+    for note in recipe.notes:
+        LOG.info("note: %s", note)
+    folders = _order(recipe)
+    if out.dtype is None or recipe.dtype is not None:
+        dtype, told = choose_dtype(recipe, {folder: Checkpoint.open(str(folder)) for folder in folders})
+        if told is not None:
+            LOG.info("note: %s", told)
+        if dtype is not None and out.dtype is not None:
+            raise ValueError("the recipe says the dtype of the result; leave `dtype=` out, or dtype in the recipe")
+        out = out if dtype is None else replace(out, dtype=Form.of(dtype).dtype)
+    plan: Planner = lambda networks, order, statistics, keys: plan_parts(  # noqa: E731
+        recipe, dict(zip(folders, networks, strict=True)), order, statistics=statistics, keys=keys
+    )
+    provenance = out.provenance or _provenance("merge_recipe", out, setting, {}, [Input("recipe", str(path))])
+    models = tuple(Input("model", str(folder)) for folder in folders)
+    request = Request(
+        folders=folders,
+        has_base=recipe.base is not None,
+        plan=plan,
+        rule=f"{recipe.method} of {recipe.path.name}",
+        provenance=replace(provenance, inputs=(*provenance.inputs, *models)),
+        vocabulary=recipe.vocabulary,
+        align=recipe.align,
+        layers=_layers(recipe),
+        template=recipe.chat_template,
+        files={KEPT: recipe.path.read_bytes()},
+    )
+    return assemble(request, out, dry_run=dry_run, **setting)
+
+
+def _by_tokens(
+    folders: Sequence[str | Path],
+    out: Output,
+    tokenizer: str,
+    rule: Rule | None,
+    weights: Sequence[Number | str] | None,
+    base: str | Path | None,
+    setting: AssemblySetting,
+    *,
+    dry_run: bool = False,
+) -> Assembled:
+    chosen = Average() if rule is None else rule
+    if chosen.needs_task:
+        raise ValueError(f"`tokenizer=` is for rules that look at no data; {chosen} does")
+    paths = [Path(one) for one in ([*folders] if base is None else [base, *folders])]
+    plan: Planner = lambda networks, _, statistics, keys: plan_rule(  # noqa: E731
+        chosen, as_weights(weights), networks, has_base=base is not None, statistics=statistics, keys=keys
+    )
+    told = None if weights is None else list(map(str, weights))
+    settings = {"rule": repr(chosen), "weights": told, "tokenizer": tokenizer}
+    inputs = [Input("networks", str(one)) for one in folders]
+    inputs += [] if base is None else [Input("base", str(base))]
+    request = Request(
+        folders=tuple(paths),
+        has_base=base is not None,
+        plan=plan,
+        rule=str(chosen),
+        provenance=out.provenance or _provenance("merge_folders", out, setting, settings, inputs),
+        vocabulary=Vocabulary(read_choice(tokenizer, paths)),
+    )
+    return assemble(request, out, dry_run=dry_run, **setting)
+
+
+def _provenance(
+    name: str, out: Output, setting: AssemblySetting, settings: Mapping[str, object], inputs: list[Input]
+) -> Provenance:
+    """What the output of a call from Python says about where it comes from."""
+    generator, method = setting.get("generator"), setting.get("method")
+    known = {**settings, "method": repr(method or WeightMatching()), **out.form.settings}
+    seed = 0 if generator is None else generator.initial_seed()
+    return Provenance(f"rg.merging.{name}", known, tuple(inputs), seed)
+
+
+def _order(recipe: Recipe) -> tuple[Path, ...]:
+    """The folders of all models, each once: the base, else the first model, first."""
+    found: dict[Path, Path] = {}
+    for folder in recipe.models:
+        known = found.setdefault(folder.resolve(), folder)
+        if known != folder:
+            raise ValueError(f"{recipe.path} calls one folder {str(known)!r} and {str(folder)!r}; give it one name")
+    return tuple(found.values())
+
+
+def _layers(recipe: Recipe) -> dict[str | None, tuple[int, ...]] | None:
+    """By the stacks that are cut, for each layer of the result the number of the layer whose settings it has."""
+    if recipe.is_whole:
+        return None
+    ranges = {stack: [part.sources[0].layers for part in parts] for stack, parts in recipe.stacks.items()}
+    cut = {stack: [one for one in own if one is not None] for stack, own in ranges.items()}
+    return {stack: tuple(k for first, end in own for k in range(first, end)) for stack, own in cut.items() if own}
