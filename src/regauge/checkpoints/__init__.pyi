@@ -1,4 +1,5 @@
 from .alignments import Alignment as Alignment
+from .alignments import alignment_path as alignment_path
 from .alignments import load_alignment as load_alignment
 from .alignments import save_alignment as save_alignment
 from .formats.adapters import adapter_symmetry as adapter_symmetry

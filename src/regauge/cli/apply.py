@@ -1,7 +1,7 @@
 """`regauge apply`: a stored alignment on another checkpoint, or undone; tensor by tensor, however large it is."""
 
 import regauge as rg
-from regauge.checkpoints.alignments import alignment_path
+from regauge.checkpoints import alignment_path
 from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.options import Apply
 from regauge.cli.output import show_progress, tell_notes, tell_written

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 import regauge as rg
-from regauge.checkpoints.alignments import alignment_path
+from regauge.checkpoints import alignment_path
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
-from regauge.core.counted import count
 from regauge.hub import bring_together
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {
@@ -37,10 +36,11 @@ def run(options: Canonicalize) -> None:
     changed = [name for name, tensor in whole.items() if tensor is not checkpoint.params[name]]
     manifold = rg.canonical.canonical_manifold(found.symmetry)
     spheres = [{"count": one.count, "dimension": one.dim, "label": one.label} for one in manifold.spheres]
+    groups = len(found.symmetry.groups)
     fixed = [word for word, has in WORDS.items() if any(map(has, found.symmetry.groups))]
     tell(
         f"this network computes what {checkpoint.label} computes, and is the same for all networks on its orbit, up to "
-        f"rounding; fixed: {', '.join(fixed) or 'nothing'} of {count(found.symmetry.groups, 'group')}. It lies on"
+        f"rounding; fixed: {', '.join(fixed) or 'nothing'} of {groups} group{'s' * (groups != 1)}. It lies on"
     )
     tell(manifold, spheres=spheres, left=list(manifold.left))
     if found.symmetry.moves_statistics:

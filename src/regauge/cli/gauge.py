@@ -15,7 +15,6 @@ from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.streaming import show_work
-from regauge.core.params import work_dtype
 from regauge.core.task import arguments
 from regauge.gauging import GaugeResult, RoundToNearest, describe_fixed, gauge_path, named_method
 from regauge.hub import (
@@ -112,7 +111,7 @@ def _read(
         return found, None, None
     if options.data is None:
         return found, example_task(model, kwargs, options.inputs.outputs), None
-    dtype = work_dtype(dtype_of(found.checkpoints[0].params))
+    dtype = torch.promote_types(dtype_of(found.checkpoints[0].params), torch.float32)
     module, outputs = model.module.to(dtype), options.inputs.outputs
     task, test = (
         None

@@ -9,14 +9,13 @@ from typing import Any
 import regauge as rg
 from regauge.alignment import METHODS, Method
 from regauge.alignment.streamed.job import StreamedJob
-from regauge.checkpoints.alignments import alignment_label, alignment_path
+from regauge.checkpoints import alignment_path
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
 from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.models import read_networks
 from regauge.cli.options import Align, Matching, Merge, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
-from regauge.cli.provenance import provenance_of
 from regauge.core.progress import Progress, no_progress
 from regauge.hub import Networks, Values, bring_together, model_with
 from regauge.hub.tokens import TokenPlan
@@ -35,9 +34,9 @@ def read_job(
     is written is named by `beside`.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    provenance = provenance_of(options, element=alignment_label(options.output) if beside is alignment_path else None)
+    out = output_of(options, has_element=beside is alignment_path)
     work = "aligning" if isinstance(options, Align) else "merging"
-    job = open_job(paths, source, beside, out=output_of(options, provenance), memory=limit, work=work)
+    job = open_job(paths, source, beside, out=out, memory=limit, work=work)
     assert job is not None
     if not options.dry_run:
         job.require_output()
