@@ -17,9 +17,9 @@ from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_n
 from regauge.alignment.result import Result, Results
 from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.table import METHODS
-from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import FileJob, Network, open_call, open_calls
+from regauge.checkpoints.job import FileJob, Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
@@ -33,6 +33,8 @@ from regauge.core.task import Task
 
 Joined = TypeVar("Joined", bound=Dictionaries)
 POPULATIONS = "these are populations; align them with `regauge.alignment.align_pairs`, all pairs at once"
+FILES: Any = {"beside": alignment_path, "work": "aligning"}
+"""Keywords for the files of a call: its alignment lies next to the moved network."""
 SINGLE = "give a list of single networks, not populations"
 
 
@@ -115,19 +117,9 @@ def align(
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        job = open_call(
-            "rg.align",
-            {"method": repr(method)},
-            {"a": params_a, "b": params_b},
-            (params_a, params_b),
-            1,
-            alignment_path,
-            symmetry=symmetry,
-            generator=generator,
-            element=alignment_label(out),
-            out=out,
-            memory=memory,
-        )
+        ways: Any = {"symmetry": symmetry, "generator": generator, "number": 1} | FILES
+        named = {"a": params_a, "b": params_b}
+        job = open_call("rg.align", {"method": repr(method)}, named, out=out, memory=memory, **ways)
     if job is not None:
         if job.is_streamed:
             return align_job(plan_job(job, symmetry, method, task), progress)
@@ -269,19 +261,8 @@ def align_many(
         method = MergeMany() if task is None else METHODS["data"].load()()
     jobs: list[FileJob] = []
     if out is not None or memory is not None or any(isinstance(one, str | Path | Checkpoint) for one in params):
-        jobs = open_calls(
-            "rg.align_many",
-            {"method": repr(method)},
-            params,
-            alignment_path,
-            symmetry=symmetry,
-            generator=generator,
-            element=alignment_label,
-            out=out,
-            memory=memory,
-            work="merging",
-        )
-        params = [job.source.params for job in jobs]
+        jobs = _open_many(params, method, symmetry, generator, out, memory)
+        params = [job.source.params for job in jobs] or params
     view, networks, carried = _view(method, params, symmetry, SINGLE)
     problem = ManyProblem(networks, view.symmetry, task, generator)
     if len(networks) > 1:
@@ -300,6 +281,29 @@ def align_many(
             alignment = Alignment(view.whole, element.item(k))
             job.write(network, partial(save_alignment, alignment, overwrite=True))
     return replace(found, symmetry=view.whole, element=element, params=(first, *moved))
+
+
+def _open_many(
+    params: Sequence[Any],
+    method: Method,
+    symmetry: Symmetry,
+    generator: torch.Generator | None,
+    out: Sequence[Output | str | Path | None] | None,
+    memory: int | str | MemoryLimit | None,
+) -> list[FileJob]:
+    """Open checkpoints of which each may be written: a job for each."""
+    jobs: list[FileJob] = []
+    outputs = [None] * len(params) if out is None else list(out)
+    if len(outputs) != len(params):
+        raise ValueError(f"there are {len(params)} networks, but {len(outputs)} outputs; give one for each, or None")
+    ways: Any = {"networks": params, "symmetry": symmetry, "generator": generator} | FILES | {"work": "merging"}
+    for k, one in enumerate(outputs):
+        settings = {"method": repr(method), "number": k}
+        job = open_call("rg.align_many", settings, {"networks": params}, number=k, out=one, memory=memory, **ways)
+        if job is not None:
+            job.require_memory()
+            jobs.append(job)
+    return jobs
 
 
 def require_method(method: object) -> None:

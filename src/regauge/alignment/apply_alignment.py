@@ -1,6 +1,7 @@
 """`apply`: a stored alignment on another checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 from regauge.alignment.streamed.source import move_pieces
 from regauge.checkpoints.alignments import Alignment, load_alignment
@@ -37,17 +38,10 @@ def apply(
         ValueError: The checkpoint does not fit the symmetry of the alignment.
     """
     found = alignment if isinstance(alignment, Alignment) else load_alignment(alignment)
-    named = {"alignment": None if isinstance(alignment, Alignment) else alignment, "checkpoint": checkpoint}
-    job = open_call(
-        "rg.alignment.apply",
-        {"inverse": inverse},
-        named,
-        (checkpoint,),
-        0,
-        symmetry=found.symmetry,
-        out=out,
-        memory=None,
-    )
+    path = None if isinstance(alignment, Alignment) else alignment
+    ways: Any = {"networks": [checkpoint], "symmetry": found.symmetry, "work": "aligning"}
+    named = {"alignment": path, "checkpoint": checkpoint}
+    job = open_call("rg.alignment.apply", {"inverse": inverse}, named, out=out, **ways)
     assert job is not None
     like = job.source.on_meta()
     symmetry = found.symmetry.bind(like)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from regauge.alignment.streamed.source import move_pieces, move_tensor
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
-from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -101,21 +101,10 @@ def canonicalize(
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
     """
-    given = [params] if reference is None else [params, reference]
-    job = open_call(
-        "rg.canonicalize",
-        {"parts": parts, "method": None if method is None else repr(method)},
-        {"network": params, "reference": reference},
-        given,
-        0,
-        alignment_path,
-        symmetry=symmetry,
-        generator=generator,
-        element=alignment_label(out),
-        out=out,
-        memory=memory,
-        work="canonicalizing",
-    )
+    settings = {"parts": parts, "method": None if method is None else repr(method)}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": alignment_path, "work": "canonicalizing"}
+    named = {"network": params, "reference": reference}
+    job = open_call("rg.canonicalize", settings, named, out=out, memory=memory, **ways)
     if job is not None:
         job.require_memory()
         params, *others = (checkpoint.params for checkpoint in job.checkpoints)

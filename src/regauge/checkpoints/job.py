@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
+from regauge.checkpoints.alignments import alignment_label, alignment_path
 from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
 from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
@@ -43,12 +44,6 @@ COPIES = {
     "repairing": 4,
 }
 """Copies in float32 of each network that work in memory holds besides the stored values, measured with few networks."""
-
-DICTIONARIES = (
-    "networks with `out` or `memory` must all be checkpoints, given by their paths; save the dictionaries as "
-    ".safetensors, or give dictionaries only and save the result yourself"
-)
-"""The refusal of networks that are in no files."""
 
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
@@ -257,7 +252,10 @@ def open_job(
     if not checkpoints and out is None and memory is None:
         return None
     if len(checkpoints) < len(networks):
-        raise TypeError(DICTIONARIES)
+        raise TypeError(
+            "networks with `out` or `memory` must all be checkpoints, given by their paths; save the dictionaries as "
+            ".safetensors, or give dictionaries only and save the result yourself"
+        )
     output = None if out is None else Output.of(out)
     if output is not None and output.form != AS_STORED:
         checkpoints = tuple(one.written_as(output.form) for one in checkpoints)
@@ -281,82 +279,39 @@ def open_job(
 def open_call(
     command: str,
     settings: Mapping[str, Any],
-    named: Mapping[str, object],
-    networks: Sequence[Network],
-    number: int,
-    beside: Callable[[Path], Path] | None = None,
+    named: Mapping[str, Any],
     *,
+    work: str,
+    beside: Callable[[Path], Path] | None = None,
+    networks: Sequence[Network] | None = None,
+    number: int = 0,
     symmetry: Symmetry | None = None,
     generator: torch.Generator | None = None,
-    element: str | None = None,
     out: Output | str | Path | None,
-    memory: int | str | MemoryLimit | None,
-    work: str = "aligning",
+    memory: int | str | MemoryLimit | None = None,
 ) -> FileJob | None:
     """Open the networks of a call from Python under the names of its symmetry, if it has one; see `open_job`.
 
     Unless it is given, the provenance is made of the call: its settings, and the networks by what they are for.
 
+    Args:
+        command: The function that is called.
+        settings: Its settings, ready for JSON.
+        named: The networks by what they are for; None for those that are not given.
+        networks: The networks in their order, where that is another one.
+
     Raises:
         FileExistsError: The output exists, and may not be replaced.
     """
-    output = None if out is None else _from_call(Output.of(out), command, settings, named, generator, element)
-    job = open_job(networks, number, beside, out=output, memory=memory, work=work)
+    given = [one for one in named.values() if one is not None] if networks is None else networks
+    output = None if out is None else Output.of(out)
+    if output is not None and output.provenance is None:
+        seed = None if generator is None else generator.initial_seed()
+        element = alignment_label(output) if beside is alignment_path else None
+        origin = Provenance(command, {**settings, **output.form.settings}, name_networks(**named), seed, element)
+        output = replace(output, provenance=origin)
+    job = open_job(given, number, beside, out=output, memory=memory, work=work)
     if job is None:
         return None
     job.require_output()
     return job if symmetry is None else job.named_by(symmetry)
-
-
-def open_calls(
-    command: str,
-    settings: Mapping[str, Any],
-    networks: Sequence[Network],
-    beside: Callable[[Path], Path],
-    *,
-    symmetry: Symmetry,
-    generator: torch.Generator | None,
-    element: Callable[[Output], str],
-    out: Sequence[Output | str | Path | None] | None,
-    memory: int | str | MemoryLimit | None,
-    work: str,
-) -> list[FileJob]:
-    """Open the checkpoints of a call that may write each of them: a job for each.
-
-    Raises:
-        FileExistsError: An output exists, and may not be replaced.
-        TypeError: Networks are dictionaries.
-        ValueError: There are not as many outputs as networks, or memory does not suffice.
-    """
-    job = open_job(networks, 0, beside, memory=memory, work=work)
-    if job is None:
-        raise TypeError(DICTIONARIES)
-    if out is not None and len(out) != len(networks):
-        raise ValueError(f"there are {len(networks)} networks, but {len(out)} outputs; give one for each, or None")
-    job.require_memory()
-    job, jobs = job.named_by(symmetry), []
-    for k, one in enumerate(out or [None] * len(networks)):
-        output = None if one is None else Output.of(one)
-        if output is not None:
-            named = {"networks": list(networks)}
-            output = _from_call(output, command, {**settings, "number": k}, named, generator, element(output))
-        own = job if output is None else job.of(*(one.written_as(output.form) for one in job.checkpoints))
-        jobs.append(replace(own, number=k, output=output))
-        jobs[-1].require_output()
-    return jobs
-
-
-def _from_call(
-    output: Output,
-    command: str,
-    settings: Mapping[str, Any],
-    named: Mapping[str, object],
-    generator: torch.Generator | None,
-    element: str | None,
-) -> Output:
-    """An output whose provenance is the call that writes it, unless it has one."""
-    if output.provenance is not None:
-        return output
-    seed = None if generator is None else generator.initial_seed()
-    origin = Provenance(command, {**settings, **output.form.settings}, name_networks(**named), seed, element)
-    return replace(output, provenance=origin)

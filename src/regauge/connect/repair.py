@@ -159,22 +159,31 @@ def repair(
         Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
         all layers get their goals at once, through a batch normalization that is fused afterwards.
     """
-    job = open_call(
-        "rg.repair",
-        {"weights": weights},
-        {"merged": params, "endpoints": list(endpoints)},
-        [params],
-        0,
-        out=out,
-        memory=memory,
-        work="repairing",
-    )
+    named, files = {"merged": params, "endpoints": list(endpoints)}, [params]
+    job = open_call("rg.repair", {"weights": weights}, named, networks=files, work="repairing", out=out, memory=memory)
     if job is not None:
         job.require_memory()
         job = job.named_for(module)
         params = job.source.params
     assert isinstance(params, Mapping)
-    result = _repair(params, module, [_read(one, module) for one in endpoints], batches, weights, task)
+    ends = [_read(one, module) for one in endpoints]
+    if ends:
+        result = Repairer(module, ends, batches).repair(params, weights)
+        off = distance(params, mean(ends, shares_of(weights, len(ends))))
+        result = replace(result, off=off, spread=max(distance(ends[0], end) for end in ends))
+    elif _layers(module):
+        result = RepairResult(reset_batchnorm(params, module, batches), ())
+    else:
+        raise ValueError(
+            "without endpoints only statistics of batch normalization are recomputed, but the model has none; give the "
+            "networks that were merged as endpoints"
+        )
+    if task is not None:
+        losses = {"repaired": task.evaluate(result.params)["loss"], "interpolated": task.evaluate(params)["loss"]}
+        best = min(losses, key=lambda name: (math.isnan(losses[name]), losses[name]))
+        result = replace(result, losses=losses)
+        if best != "repaired":
+            result = replace(result, params=as_params(params), layers=(), is_kept=False)
     if job is not None and job.out is not None:
         job.write(result.params)
     return result
@@ -187,34 +196,6 @@ def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
         return job.named_for(module).source.params
     assert isinstance(network, Mapping)
     return network
-
-
-def _repair(
-    params: Mapping[str, Tensor],
-    module: nn.Module,
-    endpoints: Sequence[Mapping[str, Tensor]],
-    batches: Iterable[Any],
-    weights: Sequence[float] | None,
-    task: Task | None,
-) -> RepairResult:
-    """Repair a network, unless the loss of the task rises."""
-    if len(endpoints):
-        result = Repairer(module, endpoints, batches).repair(params, weights)
-        off = distance(params, mean(endpoints, shares_of(weights, len(endpoints))))
-        result = replace(result, off=off, spread=max(distance(endpoints[0], end) for end in endpoints))
-    elif _layers(module):
-        result = RepairResult(reset_batchnorm(params, module, batches), ())
-    else:
-        raise ValueError(
-            "without endpoints only statistics of batch normalization are recomputed, but the model has none; give the "
-            "networks that were merged as endpoints"
-        )
-    if task is None:
-        return result
-    losses = {"repaired": task.evaluate(result.params)["loss"], "interpolated": task.evaluate(params)["loss"]}
-    best = min(losses, key=lambda name: (math.isnan(losses[name]), losses[name]))
-    result = replace(result, losses=losses)
-    return result if best == "repaired" else replace(result, params=as_params(params), layers=(), is_kept=False)
 
 
 class Repairer:

@@ -3,19 +3,15 @@
 from regauge.names import attach
 
 MOVED = {
-    "move_tensor": "regauge.gauging.moves",
-    "rotating": "regauge.gauging.moves",
-    "uncover_rotations": "regauge.gauging.moves",
-    "moved_pieces": "regauge.gauging.streamed",
-    "choose_streamed": "regauge.gauging.streamed",
-    "default_methods": "regauge.gauging.methods.best_gauge",
-    "LayerMeasures": "regauge.gauging.measures",
-    "write_table": "regauge.gauging.mappings",
-    "flat_rotation": "regauge.gauging.hadamard",
-    "rounding_errors": "regauge.gauging.rounding",
-    "mean_error": "regauge.gauging.rounding",
-    "read_table": "regauge.gauging.mappings",
+    "moves": ("move_tensor", "rotating", "uncover_rotations"),
+    "rounding": ("mean_error", "rounding_errors"),
+    "mappings": ("read_table", "write_table"),
+    "streamed": ("choose_streamed", "moved_pieces"),
+    "measures": ("LayerMeasures",),
+    "methods.best_gauge": ("default_methods",),
+    "hadamard": ("flat_rotation",),
 }
-"""Names of earlier versions that no command needs any more."""
+"""Names of earlier versions that no command needs any more, by their files."""
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__, moved=MOVED)
+moved = {name: f"regauge.gauging.{file}" for file, names in MOVED.items() for name in names}
+__getattr__, __dir__, __all__ = attach(__name__, __file__, moved=moved)

@@ -16,8 +16,8 @@ from regauge.core.arguments import check_arguments
 from regauge.core.params import require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task, arguments
-from regauge.gauging.certificate import Certificate, certify
+from regauge.core.task import Task
+from regauge.gauging.certificate import certify
 from regauge.gauging.gauge_report import gauge_path, write_gauge
 from regauge.gauging.method import GaugeMethod, GaugeProblem, to_work
 from regauge.gauging.methods.best_gauge import BestGauge
@@ -95,19 +95,9 @@ def gauge(
         et al. (2024), QuaRot; Liu et al. (2024), SpinQuant.
     """
     method = BestGauge() if method is None else method
-    job = open_call(
-        "rg.gauge",
-        {"method": repr(method)},
-        {"checkpoint": params},
-        [params],
-        0,
-        gauge_path,
-        symmetry=symmetry,
-        generator=generator,
-        out=out,
-        memory=memory,
-        work="choosing a gauge",
-    )
+    settings = {"method": repr(method)}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": gauge_path, "work": "choosing a gauge"}
+    job = open_call("rg.gauge", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
     if job is None:
         assert isinstance(params, Mapping)
         result = _choose(params, symmetry, method, task, test, generator)
@@ -149,27 +139,12 @@ def _draw(
         method = BestGauge(method.scheme, (method,), "weights", is_kept_always=method.is_kept_always)
     if not isinstance(method, BestGauge):
         raise ValueError(f"{type(method).__name__} looks at all values at once: allow more memory, or use Hadamard()")
-    ways: dict[str, Any] = {}
-    if task is not None:
-        inputs, kwargs = arguments(next(iter(task.batches))[0])
-        ways = {"module": task.module, "inputs": inputs, "kwargs": kwargs, "outputs": task.outputs}
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    return _result(choose_streamed(checkpoint, symmetry, method, **ways, generator=generator), symmetry)
+    return _result(choose_streamed(checkpoint, symmetry, method, task=task, generator=generator), symmetry)
 
 
-def _result(chosen: Chosen, symmetry: Symmetry, certificate: Certificate | None = None) -> GaugeResult:
-    return GaugeResult(
-        {},
-        chosen.moves or (Move(symmetry, symmetry.identity()),),
-        chosen.objective,
-        chosen.initial,
-        chosen.history,
-        chosen.unit,
-        chosen.fixed,
-        chosen.notes,
-        certificate,
-        chosen.trials,
-    )
+def _result(chosen: Chosen, symmetry: Symmetry) -> GaugeResult:
+    return GaugeResult({}, **vars(chosen) | {"moves": chosen.moves or (Move(symmetry, symmetry.identity()),)})
 
 
 def _choose(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -104,19 +105,10 @@ def merge(
     seed = draw_seed(rule, generator)
     given: Sequence[Network] = params if base is None else [base, *params]
     told = None if weights is None else [str(one) if isinstance(one, Setting) else one for one in weights]
-    job = open_call(
-        "rg.merge",
-        {"rule": repr(rule), "weights": told, "method": repr(method)},
-        {"networks": list(params), "base": base},
-        given,
-        0,
-        card_path,
-        symmetry=symmetry,
-        generator=generator,
-        out=out,
-        memory=memory,
-        work="merging",
-    )
+    settings = {"rule": repr(rule), "weights": told, "method": repr(method)}
+    named: Any = {"networks": list(params), "base": base}
+    files: Any = {"beside": card_path, "work": "merging", "symmetry": symmetry, "generator": generator}
+    job = open_call("rg.merge", settings, named, networks=given, out=out, memory=memory, **files)
     if job is not None:
         if job.is_streamed:
             streamed = plan_job(job, symmetry, method, task)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,19 +96,9 @@ def prune(
     has_data = task is not None and task.has_targets
     criterion = (OutputError() if has_data else Magnitude()) if criterion is None else criterion
     notes = (WITHOUT_DATA,) if isinstance(criterion, Magnitude) and not has_data and _is_any(share) else ()
-    job = open_call(
-        "rg.prune",
-        {"share": share, "criterion": repr(criterion)},
-        {"checkpoint": params},
-        [params],
-        0,
-        prune_path,
-        symmetry=symmetry,
-        generator=generator,
-        out=out,
-        memory=memory,
-        work="pruning",
-    )
+    settings = {"share": share, "criterion": repr(criterion)}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": prune_path, "work": "pruning"}
+    job = open_call("rg.prune", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
     if job is not None:
         job.require_memory()
         params = job.source.params
