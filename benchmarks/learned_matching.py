@@ -30,7 +30,7 @@ from regauge import weightspace as ws
 from regauge.learn.changes import change_values
 from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights
 from regauge.nets.mlp import MLP
-from regauge.weightspace.layers import Layer
+from regauge.weightspace.layers.plan import Layer
 
 IMAGES = 32
 UNUSED = {

@@ -24,9 +24,9 @@ import torch
 
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import discover
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 from regauge.storage.loader import Loader
-from regauge.storage.store import Store
 
 BATCHES, SHARD, ROUNDS = (64, 256), 512, 7
 WARM = 7_500_000

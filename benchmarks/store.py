@@ -23,8 +23,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store, verify
 
 SHARD = 512
 BATCH = 64
@@ -171,7 +171,7 @@ def reading(name: str, architecture: Architecture, count: int, folder: Path) -> 
 MEASURED = """
 import json, os, sys, time
 import torch
-from regauge.storage.store import Store
+from regauge.storage import Store
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

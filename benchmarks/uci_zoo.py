@@ -20,7 +20,7 @@ import torch
 
 from regauge.cli.zoo_options import ZooCompare
 from regauge.cli.zoo_populations import task_on
-from regauge.storage.store import Store, verify
+from regauge.storage import Store, verify
 from regauge.zoo import Barriers, mean_barrier, plan_population, plan_training, processes, run_jobs
 from regauge.zoo.presets import uci_mlps
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 SECONDS, NBYTES = 10, 3 << 30
 """What one file may take."""
+PHASES = [Phase.generate]
+"""Without a search for a smaller example of a fault: there are few changes, and what is read may be slow."""
 EXAMPLES = [pytest.param(40), pytest.param(2000, marks=pytest.mark.thorough)]
 """How many files are tried."""
 ODD: list[Any] = [
@@ -59,7 +61,7 @@ def check_kind(kind: Kind, folder: Path, examples: int) -> None:
     count = len(list(_places(document)))
 
     @settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None,
+        max_examples=examples, derandomize=True, deadline=None, database=None, phases=PHASES,
         suppress_health_check=[HealthCheck.too_slow],
     )  # fmt: skip
     @given(
@@ -84,16 +86,19 @@ def check_kind(kind: Kind, folder: Path, examples: int) -> None:
 
 
 def damage_bytes(read: Callable[[Path], object], path: Path, examples: int) -> list[str]:
-    """Read a file with other bytes in some places, many times; what refusals say, of which there are some."""
+    """Read a file with other bytes in some places, or cut off, many times; what refusals say: there are some."""
     content, refused = path.read_bytes(), list[str]()
 
-    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
-    @given(changes=st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6))
-    def check(changes: list[tuple[int, int]]) -> None:
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None, phases=PHASES)
+    @given(
+        changes=st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6),
+        end=st.just(len(content)) | st.integers(0, len(content)),
+    )
+    def check(changes: list[tuple[int, int]], end: int) -> None:
         damaged = bytearray(content)
         for place, value in changes:
             damaged[place] = value
-        path.write_bytes(damaged)
+        path.write_bytes(damaged[:end])
         with bounded(refused):
             read(path)
 

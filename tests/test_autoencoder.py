@@ -207,44 +207,6 @@ def test_a_latent_path_encodes_its_ends_once(monkeypatch: pytest.MonkeyPatch) ->
     assert all(torch.allclose(met[1][name], expected[name][0]) for name in a)
 
 
-def test_an_interrupted_training_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, symmetry, networks, inputs = members("siren")
-    config = learn.AutoencoderConfig(**{**vars(TINY), "epochs": 3, "dropout": 0.1, "examples": 7, "augment": ("sign",)})
-
-    def fit(state: Path | None, progress: Any = lambda *_: lambda *_, **__: None) -> Tensor:
-        auto = learn.fit_autoencoder(
-            networks,
-            symmetry,
-            config,
-            generator=generator(),
-            module=module,
-            inputs=inputs,
-            state=state,
-            progress=progress,
-        )
-        return auto.encode(networks)
-
-    class Stop(Exception):
-        pass
-
-    def until(_: str, __: int) -> Callable[..., None]:
-        count = [0]
-
-        def advance(steps: int = 1, **_: Any) -> None:
-            count[0] += steps
-            if count[0] >= 4:
-                raise Stop
-
-        return advance
-
-    monkeypatch.setattr("regauge.checkpoints.state_file.SECONDS", 0.0)
-    state = tmp_path / "state.safetensors"
-    with pytest.raises(Stop):
-        fit(state, until)
-    assert state.exists()
-    assert torch.equal(fit(state), fit(None))
-
-
 def test_what_cannot_be_encoded_gets_a_sentence(tmp_path: Path) -> None:
     module, symmetry, networks, inputs = members("mlp")
     auto = fitted("mlp")

@@ -14,8 +14,8 @@ from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 COUNT = 60
 SMALL = ["--width", "8", "--depth", "1", "--latent", "3", "--decoder-widths", "8", "--epochs", "2", "--batch", "16"]

@@ -12,8 +12,8 @@ import torch
 
 from regauge.cli.main import main
 from regauge.nets.mlp import mlp
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 CONFIG = """
 from regauge.storage.architecture import Architecture

@@ -12,8 +12,8 @@ import torch
 from regauge.cli.main import main
 from regauge.discovery import discover
 from regauge.report.population_figures import map_figure, matrices_figure
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.zoo.jobs.compare_blocks import CompareBlocks
 
 MLP = Architecture("MLP 30-5-2", "regauge.nets.mlp:mlp", {"widths": [30, 5, 2]})

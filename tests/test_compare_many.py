@@ -13,7 +13,8 @@ from torch import Tensor
 import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.comparison import Branch, compare_many, join_neighbors, tree_lines
+from regauge.comparison import compare_many, tree_lines
+from regauge.comparison.trees import Branch, join_neighbors
 from regauge.pruning import cut_params, cut_symmetry
 
 WIDE = mlp_symmetry(20, 40, 10, kind="scaled")

@@ -12,8 +12,8 @@ from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.comparison import SIZE
 from regauge.core.params import Params, select
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.zoo import Fingerprints
 
 

@@ -577,22 +577,6 @@ def test_classes_hold_what_permutations_exchange_in_one_order_of_units(name: str
         assert bool((columns == columns[:1]).all())
 
 
-def test_an_interrupted_fit_ends_with_the_same_bits(tmp_path: Path) -> None:
-    _, symmetry, population, _ = networks("mlp", 40)
-    config = flow.Config(net=flow.Perceptron(8, 1), epochs=3, batch=16)
-    state = tmp_path / "state.safetensors"
-
-    def fit(wanted: flow.Config, where: Path | None) -> Params:
-        found = flow.fit(population, symmetry, wanted, generator=torch.Generator().manual_seed(0), state=where)
-        return {name: tensor.clone() for name, tensor in found.velocity.state_dict().items()}
-
-    whole = fit(config, None)
-    fit(config, state)
-    assert all(torch.equal(whole[name], tensor) for name, tensor in fit(config, state).items())
-    with pytest.raises(ValueError, match="settings"):
-        fit(replace(config, balance=0.1), state)
-
-
 def test_bad_settings_and_requests_are_told() -> None:
     with pytest.raises(ValueError, match="head_form"):
         Representation(head="out.weight")

@@ -12,8 +12,8 @@ from regauge import flow
 from regauge.cli.main import main
 from regauge.core.task import Task
 from regauge.nets.mlp import mlp
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 INPUTS = torch.randn(40, 3, generator=torch.Generator().manual_seed(9))
 DATA = """import torch

@@ -265,6 +265,10 @@ def test_typical_mistakes_are_answered_by_what_to_write(run: Callable[[], Any], 
         run()
 
 
+def test_arguments_keep_their_names_of_earlier_versions() -> None:
+    assert anything.gauging.certify(a, [], A, inputs=(X,)).exact == 0
+
+
 def test_a_module_before_the_networks_is_told_its_place() -> None:
     """Earlier versions had it first in `bayes`."""
     with pytest.raises(TypeError, match=r"networks come before it: write predict\(posterior, module, batches\)"):

@@ -20,8 +20,8 @@ from regauge.checkpoints.writing import save
 from regauge.core.symmetry import Symmetry
 from regauge.hub import open_model
 from regauge.merging.recipes.read_recipe import read_recipe
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 PARAMS = {"w": torch.ones(4, 3), "b": torch.zeros(4), "v": torch.ones(2, 4)}
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "signed"}).bind(PARAMS)

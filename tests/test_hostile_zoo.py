@@ -19,20 +19,14 @@ import torch
 from damage import LIMITED, Kind, bounded, check_kind, damage_bytes
 
 from regauge.checkpoints.formats.headers import read_header
+from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store, verify
-from regauge.zoo.formats import (
-    Source,
-    import_zoo,
-    read_deep_align,
-    read_dwsnets,
-    read_folder,
-    read_hdf5,
-    read_ray_tune,
-    read_small_cnn_zoo,
-)
+from regauge.zoo import Source, import_zoo
+from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
+from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
+from regauge.zoo.formats.ray_tune import read_ray_tune
 
-EXAMPLES = [pytest.param(10), pytest.param(300, marks=pytest.mark.thorough)]
+EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]
 """How many populations are tried."""
 MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
 GENERATOR = torch.Generator().manual_seed(0)
@@ -425,6 +419,12 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "named.zip' cannot be imported: column 'a' has the integer",
     ),
     "no values": (_hdf5(lambda file, _: file.create_dataset("dataset", (10**9, MLP.size), "f4", chunks=True)), "n.h5'"),
+    "long number among others": (
+        lambda folder: _named(
+            folder, [{"name": f"lr1/{k}/step1.safetensors", "row": {"a": [0.5, 10**400][k]}} for k in range(2)]
+        ),
+        "named.zip' cannot be imported: column 'a' has an integer",
+    ),
     "two of a name": (
         lambda folder: _named(folder, [{"name": "lr1/1/step1.safetensors", "row": {"a": k}} for k in range(2)]),
         "named.zip' holds two files 'lr1/1/step1.safetensors'",

@@ -23,7 +23,7 @@ from regauge.inr.named_signals import (
     signal_samples,
 )
 from regauge.inr.representation import Inr, load_inr, save_inr
-from regauge.storage.store import Store
+from regauge.storage import Store
 
 SMALL = ("--width", "8", "--depth", "2", "--steps", "3")
 BLOB = Inr(width=8, depth=2)

@@ -13,8 +13,8 @@ from regauge import learn
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.nets.siren import Siren
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 COUNT = 120
 SMALL = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "32"]

@@ -12,8 +12,8 @@ from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.nets.mlp import mlp
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 SMALL = ["--width", "8", "--depth", "1", "--vectors", "8", "--epochs", "1", "--checked", "2"]
 

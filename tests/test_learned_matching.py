@@ -269,31 +269,6 @@ def test_several_widths_are_trained_on_together() -> None:
     )
 
 
-def test_a_training_that_is_interrupted_continues_to_the_same_bits(tmp_path: Path) -> None:
-    _, symmetry, networks, task = students()
-    config = replace(CONFIG, epochs=2)
-    whole = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
-
-    class Stopped(Exception):
-        pass
-
-    def stop(label: str, total: int) -> Any:
-        def advance(count: int = 1, **_: float) -> None:
-            if label == "scores":
-                raise Stopped
-
-        return advance
-
-    state = tmp_path / "state.safetensors"
-    setting = {"task": task, "state": state}
-    with pytest.raises(Stopped):
-        learn.fit_matching(networks, symmetry, config, generator=generator(0), progress=stop, **setting)
-    again = learn.fit_matching(networks, symmetry, config, generator=generator(0), **setting)
-    assert are_close(dict(again.net.state_dict()), dict(whole.net.state_dict()), 0)
-    with pytest.raises(ValueError, match="other settings"):
-        learn.fit_matching(networks, symmetry, replace(config, lr=1e-4), generator=generator(0), **setting)
-
-
 def test_each_loss_can_be_left_out_and_partners_share_a_value() -> None:
     _, symmetry, networks, task = students()
     for changes in ({"supervised": 0.0, "distance": 0.0}, {"line": 0.0, "distance": 0.0}, {"line_by": "outputs"}):

@@ -20,10 +20,10 @@ import regauge as rg
 from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.outputs import output_tensors
 from regauge.core.params import Params
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 from regauge.storage.loader import SHARING, Batch, Loader
 from regauge.storage.statistics import Statistics
-from regauge.storage.store import Store
 
 SINE = {"in_features": 4, "width": 6, "out_features": 2, "depth": 2}
 ARCHITECTURES = {

@@ -8,7 +8,8 @@ from progress import Recorded
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.connect import ControlledPath, combine
+from regauge.connect import combine
+from regauge.connect.paths import ControlledPath
 from regauge.training import SGD, Adam, Optimizer
 
 

@@ -22,9 +22,9 @@ from regauge.learn.layer_statistics import layer_statistics
 from regauge.learn.rendering import Rendering
 from regauge.learn.targets import Target
 from regauge.nets.siren import Siren
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 
 NETWORKS = 500
 GRID = learn.grid((4, 4))

@@ -11,10 +11,9 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from regauge.cli.main import main
-from regauge.storage import Loader
+from regauge.storage import Loader, Store
 from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 from regauge.storage.store.remote import url_of
 
 MLP = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})

@@ -159,7 +159,7 @@ class _InterruptError(Exception):
 
 def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
     pair = _pair("mlp_linear", tmp_path)
-    plan, names = pair.smaller(), [group.name for group in pair.symmetry.groups]
+    plan = pair.smaller()
     method = rg.WeightMatching(max_sweeps=4)
     expected = align_streamed(*pair.files, plan, method)
     assert len(expected.history) == 4
@@ -175,7 +175,7 @@ def test_an_interrupted_alignment_goes_on_from_its_file(tmp_path: Path) -> None:
         try:
             result = align_streamed(*pair.files, plan, method, state=state, keep=keep)
         except _InterruptError:
-            stops, state = stops + 1, load_state(path, names)
+            stops, state = stops + 1, load_state(path, pair.symmetry)
             if stops == 5:
                 result = align_streamed(*pair.files, plan, method, state=state)
     assert stops == 5

@@ -15,9 +15,9 @@ from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.cli.training_output import only_writer
 from regauge.nets.siren import Siren
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -1,19 +1,25 @@
 """Trainings that were interrupted: the same call continues them, to the bits of one that was not."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from progress import Recorded
 from torch import Tensor, nn
 
+import regauge as rg
+from regauge import flow, learn
+from regauge import weightspace as ws
 from regauge.bayes.variational.mean_field import Variational, fit
 from regauge.checkpoints import state_file
 from regauge.checkpoints.writing import save
 from regauge.core.params import Params
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.classification import Training, initialize, train
+from regauge.nets.siren import Siren
 from regauge.training import SGD, Adam, AdamW, Optimizer
 
 IMAGES, EPOCH, EPOCHS = 40, 5, 4
@@ -95,6 +101,76 @@ def test_interrupted_trainings_continue_to_the_same_bits(
         assert torch.equal(found[name], tensor), name
     assert last.losses == whole.losses[done:]
     assert sum(last.amounts) == sum(whole.amounts) == EPOCHS * EPOCH
+
+
+@cache
+def sirens() -> tuple[nn.Module, rg.Symmetry, Params]:
+    """Small sine networks."""
+    module = Siren(2, 4, 1, depth=1, omega=3.0, generator=seeded(0))
+    chance = seeded(1)
+    networks = {name: torch.randn(40, *tensor.shape, generator=chance) for name, tensor in module.state_dict().items()}
+    return module, rg.discover(module, (torch.randn(5, 2),)), networks
+
+
+def predicted(**arguments: Any) -> nn.Module:
+    _, symmetry, networks = sirens()
+    config = learn.PredictorConfig(**SMALL, dropout=0.3, average=0.9, statistics=False)
+    return learn.fit_predictor(networks, networks["layers.0.bias"].sum(1), symmetry, config, **arguments).net
+
+
+def predicted_in_stages(**arguments: Any) -> nn.Module:
+    module, symmetry, networks = sirens()
+    config = learn.PredictorConfig(**SMALL, probes=2, changes=(learn.Translation(0.1),), statistics=False)
+    values, points = networks["layers.0.bias"].sum(1), learn.grid((2, 2))
+    return learn.fit_predictor(networks, values, symmetry, config, module=module, inputs=points, **arguments).net
+
+
+def encoded(**arguments: Any) -> nn.Module:
+    module, symmetry, networks = sirens()
+    config = learn.AutoencoderConfig(
+        **SMALL, latent=3, decoder=ws.MLPDecoder((6,)), dropout=0.3, examples=7, augment=("sign",)
+    )
+    points = learn.grid((3, 3))
+    made = learn.fit_autoencoder(networks, symmetry, config, module=module, inputs=points, **arguments)
+    return nn.ModuleList([made.encoder, made.decoder])
+
+
+def matched(**arguments: Any) -> nn.Module:
+    _, symmetry, networks = sirens()
+    config = learn.MatchingConfig(**SMALL, vectors=4, checked=2)
+    return learn.fit_matching(networks, symmetry, config, **arguments).net
+
+
+def flowing(**arguments: Any) -> nn.Module:
+    _, symmetry, networks = sirens()
+    config = flow.FlowConfig(net=flow.Perceptron(6, 1), epochs=3, batch=8, is_aligned=True)
+    return flow.fit(networks, symmetry, config, **arguments).velocity
+
+
+SMALL: dict[str, Any] = {"width": 6, "depth": 1, "epochs": 3, "batch": 8}
+
+
+@pytest.mark.parametrize("fit", [predicted, predicted_in_stages, encoded, matched, flowing])
+@pytest.mark.parametrize("stops", [(2,), (3, 4, 9), (11,)], ids=str)
+def test_interrupted_nets_over_networks_continue_to_the_same_bits(
+    fit: Callable[..., nn.Module], stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Four steps are an epoch; without a generator all chance is that of the seed 0."""
+    path, whole = tmp_path / "state.safetensors", Recorded()
+    expected = fit(generator=seeded(0), progress=whole).state_dict()
+    for stop in stops:
+        with pytest.raises(Stop):
+            fit(state=path, progress=StopAfter(stop))
+        assert path.exists()
+    last = Recorded()
+    found = fit(state=path, progress=last).state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert last.losses == whole.losses[stops[-1] - 1 :]
+    assert sum(last.amounts) == sum(whole.amounts)
+    with pytest.raises(ValueError, match=r"had other settings or networks \(.*seed\); give the same"):
+        fit(state=path, generator=seeded(1))
 
 
 def test_a_state_of_another_training_is_refused(tmp_path: Path) -> None:

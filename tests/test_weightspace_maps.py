@@ -12,7 +12,8 @@ from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.hubs import POOLED, Key, find_hubs
 from regauge.weightspace.layers.propagation import _multiply
 from regauge.weightspace.layers.reading import Pools, _Activated, _Largest, activate, map_and_pool
-from regauge.weightspace.layout import Block, End, compile_layout
+from regauge.weightspace.layout.blocks import Block, End
+from regauge.weightspace.layout.compile import compile_layout
 
 SETTINGS = [
     ws.DWS(sets=sets, pooling=pooling, is_diagonal=is_diagonal, heads=2)

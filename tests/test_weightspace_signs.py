@@ -11,7 +11,7 @@ import regauge as rg
 from regauge import weightspace as ws
 from regauge.core.params import Params
 from regauge.nets.mlp import MLP
-from regauge.weightspace.layout import compile_layout
+from regauge.weightspace.layout.compile import compile_layout
 
 
 def make(found: rg.Symmetry, networks: Params, layer: Any, head: Any = None, **options: Any) -> ws.Metanet:

@@ -19,8 +19,8 @@ from torch.func import functional_call
 
 from regauge.core.params import Params
 from regauge.core.progress import Progress
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.zoo import EXPORTERS, Source, import_zoo
 from regauge.zoo.formats import source as source_module
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder

@@ -18,8 +18,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.discovery import discover
 from regauge.nets.mlp import mlp
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.zoo import (
     Barriers,
     OrbitDistances,

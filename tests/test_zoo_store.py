@@ -22,8 +22,9 @@ from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import whole_file
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store, shard_file, verify
+from regauge.storage.store import shard_file
 from regauge.storage.store.columns import concatenate, decode, encode
 from regauge.storage.store.rows import split
 

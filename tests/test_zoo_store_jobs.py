@@ -18,8 +18,8 @@ from regauge.checkpoints.writing import save
 from regauge.core import products
 from regauge.core.params import Params
 from regauge.core.products import use_library
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.zoo import (
     Checkpoints,
     Config,

@@ -19,8 +19,8 @@ from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 NETS = """
 import torch

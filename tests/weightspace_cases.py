@@ -11,7 +11,7 @@ import regauge as rg
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.nets.resnet import resnet20
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.compile import Layout
 
 NAMES = (
     "mlp_relu",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from regauge.core.progress import Progress
 from regauge.learn.populations import Parts
-from regauge.storage.store import Store
+from regauge.storage import Store
 from regauge.zoo import Config, plan_training
 from regauge.zoo.jobs.driver import missing_jobs, perform
 from regauge_papers.experiment import Run, make_once

@@ -15,9 +15,7 @@ from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
-from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.alignment.table import METHODS
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob, Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -33,8 +31,6 @@ from regauge.core.task import Task
 
 Joined = TypeVar("Joined", bound=Dictionaries)
 POPULATIONS = "these are populations; align them with `regauge.alignment.align_pairs`, all pairs at once"
-FILES: Any = {"beside": alignment_path, "work": "aligning"}
-"""Keywords for the files of a call: its alignment lies next to the moved network."""
 SINGLE = "give a list of single networks, not populations"
 
 
@@ -115,13 +111,17 @@ def align(
             populations; no element carries the structure of the second into that of the first; the method needs a task
             or a generator; or the memory does not suffice.
     """
+    from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        ways: Any = {"symmetry": symmetry, "generator": generator, "number": 1} | FILES
+        ways: Any = {"beside": alignment_path, "work": "aligning", "symmetry": symmetry, "generator": generator}
         named = {"a": params_a, "b": params_b}
-        job = open_call("rg.align", {"method": repr(method)}, named, out=out, memory=memory, **ways)
+        job = open_call("rg.align", {"method": repr(method)}, named, number=1, out=out, memory=memory, **ways)
     if job is not None:
         if job.is_streamed:
+            from regauge.alignment.streamed.job import align_job, plan_job
+
             return align_job(plan_job(job, symmetry, method, task), progress)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
@@ -278,6 +278,8 @@ def align_many(
         element = view.whole.compose(element, stack(before))
     for k, (job, network) in enumerate(zip(jobs, (first, *moved), strict=False)):
         if job.out is not None:
+            from regauge.checkpoints.alignments import Alignment, save_alignment
+
             alignment = Alignment(view.whole, element.item(k))
             job.write(network, partial(save_alignment, alignment, overwrite=True))
     return replace(found, symmetry=view.whole, element=element, params=(first, *moved))
@@ -292,14 +294,16 @@ def _open_many(
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
     """Open checkpoints of which each may be written: a job for each."""
+    from regauge.checkpoints.alignments import alignment_path
+
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):
         raise ValueError(f"there are {len(params)} networks, but {len(outputs)} outputs; give one for each, or None")
-    ways: Any = {"networks": params, "symmetry": symmetry, "generator": generator} | FILES | {"work": "merging"}
+    ways: Any = {"beside": alignment_path, "work": "merging", "symmetry": symmetry, "generator": generator}
     for k, one in enumerate(outputs):
-        settings = {"method": repr(method), "number": k}
-        job = open_call("rg.align_many", settings, {"networks": params}, number=k, out=one, memory=memory, **ways)
+        settings, named = {"method": repr(method), "number": k}, {"networks": params}
+        job = open_call("rg.align_many", settings, named, networks=params, number=k, out=one, memory=memory, **ways)
         if job is not None:
             job.require_memory()
             jobs.append(job)

@@ -10,10 +10,10 @@ from torch import Tensor
 from regauge.alignment import GaussianMatching, ManyResult, Method, Result
 from regauge.alignment import align as align_networks
 from regauge.alignment import align_many as align_many_networks
+from regauge.bayes.posteriors.couplings import SquaredDistance, with_zeros
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
-from regauge.bayes.transport.couplings import with_zeros
-from regauge.bayes.transport.wasserstein import SquaredDistance, distance
+from regauge.bayes.transport.wasserstein import distance
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.interpolation import mean, shares_of

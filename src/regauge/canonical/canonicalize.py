@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import Method, WeightMatching, align, align_pairs
-from regauge.alignment.streamed.source import move_pieces, move_tensor
+from regauge.alignment.streamed.source import move_pieces
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
@@ -24,6 +24,7 @@ from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance
 from regauge.core.matrices import balanced_matrices
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.pieces import move_tensor
 from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.described import describe_kind
 from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.output import Output
@@ -22,8 +23,7 @@ from regauge.core.symmetry import Symmetry
 
 FORMAT = "regauge.alignment"
 VERSION = "1"
-SUFFIX = ".alignment.safetensors"
-IN_FOLDER = "regauge" + SUFFIX
+IN_FOLDER = "regauge" + ALIGNMENT
 """The alignment of a checkpoint that is a folder."""
 
 
@@ -38,14 +38,14 @@ class Alignment:
 def alignment_path(checkpoint: str | Path) -> Path:
     """The path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a folder."""
     path = Path(checkpoint)
-    if path.name.endswith(SUFFIX):
+    if path.name.endswith(ALIGNMENT):
         return path
-    return path.with_name(path.stem + SUFFIX) if is_single_file(path) else path / IN_FOLDER
+    return path.with_name(path.stem + ALIGNMENT) if is_single_file(path) else path / IN_FOLDER
 
 
 def alignment_label(out: Output | str | Path | None) -> str:
     """The name of that file for a provenance, which is the same for all names of outputs."""
-    return f"*{SUFFIX}" if out is None or Output.of(out).is_file else IN_FOLDER
+    return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else IN_FOLDER
 
 
 class Aligned(Protocol):
@@ -100,7 +100,7 @@ def load_alignment(path: str | Path) -> Alignment:
         if path.parent.is_file():
             raise ValueError(
                 f"{str(path.parent)!r} is no alignment; name the file that `regauge align` wrote next to its output, "
-                f"which ends in {SUFFIX}, and then the checkpoint"
+                f"which ends in {ALIGNMENT}, and then the checkpoint"
             )
         raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it next to its output")
     with Checkpoint.open(path) as checkpoint:
@@ -108,7 +108,7 @@ def load_alignment(path: str | Path) -> Alignment:
     if header.get("kind") != FORMAT or "symmetry" not in header:
         raise ValueError(
             f"{str(path)!r} is no alignment but {describe_kind(header)}; `regauge align` writes one next to its "
-            f"output, named ...{SUFFIX}"
+            f"output, named ...{ALIGNMENT}"
         )
     if header.get("version") != VERSION:
         raise ValueError(

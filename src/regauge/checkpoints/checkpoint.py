@@ -10,33 +10,27 @@ from copy import copy
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint_names import find_cached, split_entry
 from regauge.checkpoints.form import AS_STORED, Form
-from regauge.checkpoints.formats.adapters import (
-    CONFIG,
-    find_tied,
-    is_adapter,
-    place_changes,
-    read_changes,
-)
-from regauge.checkpoints.formats.adapters import FILES as ADAPTER_FILES
-from regauge.checkpoints.formats.changes import Change
 from regauge.checkpoints.formats.file_formats import format_of, weight_suffixes
 from regauge.checkpoints.formats.file_formats import load as load_named
 from regauge.checkpoints.formats.headers import PROVENANCE, OpenedFile, StoredTensor
-from regauge.checkpoints.formats.location import locate, shards_of, split_sum
+from regauge.checkpoints.formats.location import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter, locate, shards_of, split_sum
 from regauge.checkpoints.formats.quantized import require_unquantized
 from regauge.checkpoints.formats.state_dicts import match, shorten
-from regauge.checkpoints.names.adapted import changes_of_files, require_untied
 from regauge.checkpoints.plain_files import read_json, require_plain
 from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import SUFFIX, Shard, save
 from regauge.core.params import Params, work_dtype
 from regauge.core.rounding import require_held, round_to
+
+if TYPE_CHECKING:
+    from regauge.checkpoints.formats.changes import Change
 
 PIECE = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
@@ -202,6 +196,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return (*self.metadata, *self._adapters)
 
     @property
+    def unknown(self) -> tuple[str, ...]:
+        """Tensors in the files that no class of its model has, where they were looked for."""
+        return ()
+
+    @property
     def is_adapter(self) -> bool:
         """Whether it holds the factors of an adapter, and no network."""
         return self.path.name in ADAPTER_FILES and is_adapter(self.path.parent)
@@ -326,7 +325,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._read_stored(name, rows, dtype or self.dtype_of(name))
 
     def _read_changed(
-        self, name: str, changes: Sequence[Change], rows: tuple[int, int] | None, work: torch.dtype
+        self, name: str, changes: "Sequence[Change]", rows: tuple[int, int] | None, work: torch.dtype
     ) -> Tensor:
         if not changes:
             return (
@@ -355,6 +354,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _changed_by(self, folder: Path) -> "Checkpoint":
         """The network with the changes of an adapter, which are computed when tensors are read."""
+        from regauge.checkpoints.formats.adapters import find_tied, place_changes, read_changes
+        from regauge.checkpoints.names.adapted import changes_of_files, require_untied
+
         with Checkpoint.open(folder) as adapter:
             trained = read_changes(folder, adapter.params)
         placed = place_changes(folder, trained, {name: one.shape for name, one in self.stored.items()})
@@ -365,7 +367,7 @@ class Checkpoint(Mapping[str, Tensor]):
             changes = changes_of_files(self, folder, trained) if placed is None else placed
         result = copy(self)
         result.label, result._files = f"{self.label}+{folder}", {}
-        result._adapters = (*self._adapters, folder / CONFIG, *adapter.metadata)
+        result._adapters = (*self._adapters, folder / ADAPTER_CONFIG, *adapter.metadata)
         if self._params is None:
             result._changes = {**self._changes, **{n: (*self._changes.get(n, ()), *own) for n, own in changes.items()}}
             return result

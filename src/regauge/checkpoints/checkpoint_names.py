@@ -10,6 +10,8 @@ from pathlib import Path
 
 from regauge.checkpoints.formats.file_formats import weight_suffixes
 
+ALIGNMENT = ".alignment.safetensors"
+"""The ending of stored alignments."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names of models of the hub."""
 ADDRESS = re.compile(r"[a-z0-9]+:/", re.IGNORECASE)

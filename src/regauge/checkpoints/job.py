@@ -14,21 +14,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from regauge.checkpoints.alignments import SUFFIX as ALIGNMENT
-from regauge.checkpoints.alignments import alignment_label, alignment_path
 from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
+from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
-from regauge.checkpoints.formats.adapters import CONFIG
 from regauge.checkpoints.formats.file_formats import weight_suffixes
+from regauge.checkpoints.formats.location import ADAPTER_CONFIG
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
-from regauge.checkpoints.names.extra import share_extra
-from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for
+from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for, share
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
-from regauge.checkpoints.padded import match_adapters
 from regauge.checkpoints.writing import Pieces, Shard, require_writable, save_text
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -120,11 +117,11 @@ class FileJob:
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
         """A job with the checkpoints under the names of a symmetry, where files have other names than models."""
-        return replace(self, checkpoints=share_extra([name_by(one, symmetry) for one in self.checkpoints]))
+        return replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
 
     def named_for(self, module: nn.Module) -> "FileJob":
         """A job with the checkpoints in memory, under the names of a module and with all of its tensors."""
-        named = share_extra([name_for(one, module) for one in self.checkpoints])
+        named = share([name_for(one, module) for one in self.checkpoints])
         whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
         return replace(self, checkpoints=tuple(whole))
 
@@ -267,11 +264,13 @@ def open_job(
                 f"{adapters[0].label!r} is an adapter, and others are networks; name a network with its adapter as "
                 "BASE+ADAPTER, or give adapters of one base alone"
             )
+        from regauge.checkpoints.padded import match_adapters
+
         checkpoints = match_adapters(checkpoints, number)
     source = checkpoints[number]
-    if CONFIG in source.replaced and output is not None and output.is_file:
+    if ADAPTER_CONFIG in source.replaced and output is not None and output.is_file:
         raise ValueError(
-            f"{source.label!r} gets other ranks, which its {CONFIG} has to say: give a folder as the output"
+            f"{source.label!r} gets other ranks, which its {ADAPTER_CONFIG} has to say: give a folder as the output"
         )
     return FileJob(checkpoints, number, output, beside, MemoryLimit.of(memory), work)
 
@@ -306,6 +305,8 @@ def open_call(
     given = [one for one in named.values() if one is not None] if networks is None else networks
     output = None if out is None else Output.of(out)
     if output is not None and output.provenance is None:
+        from regauge.checkpoints.alignments import alignment_label, alignment_path
+
         seed = None if generator is None else generator.initial_seed()
         element = alignment_label(output) if beside is alignment_path else None
         origin = Provenance(command, {**settings, **output.form.settings}, name_networks(**named), seed, element)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.adapters import CONFIG, Factors, read_factors
+from regauge.checkpoints.formats.adapters import Factors, read_factors
+from regauge.checkpoints.formats.location import ADAPTER_CONFIG
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.params import work_dtype
@@ -52,12 +53,12 @@ class Padded(Checkpoint):
         self.source, self.factors = source, factors
         self._take_over(source)
         if config is not None:
-            self.replaced = {**source.replaced, CONFIG: config}
+            self.replaced = {**source.replaced, ADAPTER_CONFIG: config}
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All files that it is read from, its configuration too."""
-        return (*self.source.files, self.path.parent / CONFIG)
+        return (*self.source.files, self.path.parent / ADAPTER_CONFIG)
 
     @property
     def is_safetensors(self) -> bool:
@@ -138,7 +139,7 @@ def _factors(adapter: Checkpoint) -> Mapping[str, Factors]:
 
 def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
     """The configuration of an adapter with other ranks and the same scales."""
-    config = read_object(folder / CONFIG)
+    config = read_object(folder / ADAPTER_CONFIG)
     ranks = {module: one.rank for module, one in factors.items()}
     alphas = {
         m: _tidy(one.scale * (one.rank**0.5 if config.get("use_rslora") else one.rank)) for m, one in factors.items()

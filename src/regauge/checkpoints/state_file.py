@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.described import DAMAGE
 from regauge.checkpoints.writing import bytes_of, save
 from regauge.core.params import Params, below
 
@@ -94,19 +96,30 @@ class StateFile:
         if not self.path.exists():
             return None
         header, tensors = self._read()
-        before, wanted = json.loads(header["inputs"]), json.loads(json.dumps(dict(inputs)))
+        before, wanted = self._inputs(header), json.loads(json.dumps(dict(inputs)))
         if before != wanted:
             changed = sorted(k for k in before.keys() | wanted.keys() if before.get(k) != wanted.get(k))
             raise StateError(
                 f"{self._label} had other settings or networks ({', '.join(changed)}); give the same to go on with it, "
                 "or delete it"
             )
-        for name, tensor in below("buffer/", tensors).items():
-            self._buffers[name].copy_(tensor)
-        if self._generator is not None:
-            self._generator.set_state(tensors["generator"])
-        known: dict[str, Any] = json.loads(header["known"])
+        with self.continuing():
+            copy_exactly(below("buffer/", tensors), self._buffers)
+            if self._generator is not None:
+                self._generator.set_state(tensors["generator"])
+            known = dict(json.loads(header["known"]))
         return below("own/", tensors), known
+
+    @contextmanager
+    def continuing(self) -> Iterator[None]:
+        """Tell what goes wrong while work is brought to its state as damage of the file, whatever its checksum says."""
+        try:
+            yield
+        except StateError:
+            raise
+        except DAMAGE as error:
+            reason = str(error).strip().split("\n")[0]  # torch adds lines about its own code
+            raise StateError(f"{self._label} is damaged ({type(error).__name__}: {reason}); delete it") from error
 
     def read_inputs(self) -> dict[str, Any]:
         """Read what the work in the file depends on; nothing without a file.
@@ -114,7 +127,11 @@ class StateFile:
         Raises:
             StateError: The file is none, or is damaged.
         """
-        return dict(json.loads(self._read()[0]["inputs"])) if self.path.exists() else {}
+        return self._inputs(self._read()[0]) if self.path.exists() else {}
+
+    def _inputs(self, header: Mapping[str, str]) -> dict[str, Any]:
+        with self.continuing():
+            return dict(json.loads(header["inputs"]))
 
     @property
     def _kind(self) -> str:
@@ -141,6 +158,14 @@ class StateFile:
         if header.get("checksum") != _checksum(header, tensors):
             raise StateError(f"{self._label} is damaged: its checksum is wrong; delete it")
         return header, tensors
+
+
+def copy_exactly(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    """Copy tensors into others; a ValueError unless these have the same names and shapes."""
+    if tensors.keys() != into.keys() or any(tensor.shape != into[name].shape for name, tensor in tensors.items()):
+        raise ValueError("it has tensors of other names or shapes")
+    for name, tensor in tensors.items():
+        into[name].copy_(tensor)
 
 
 def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

@@ -7,8 +7,8 @@ import torch
 import regauge as rg
 from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.source import measure_distances
-from regauge.checkpoints.alignments import alignment_path
-from regauge.cli.options import Align
+from regauge.checkpoints.alignments import alignment_label, alignment_path
+from regauge.cli.align_options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_tasks
@@ -17,7 +17,8 @@ from regauge.cli.tasks import matching_tasks
 def run(options: Align) -> None:
     """Write the aligned checkpoint and its alignment, and print what they gained."""
     method = method_of(options)
-    job, found, tokens = read_job(options, (options.a, options.b), source=1, beside=alignment_path)
+    element, pair = alignment_label(options.output), (options.a, options.b)
+    job, found, tokens = read_job(options, pair, source=1, beside=alignment_path, element=element)
     task, test = matching_tasks(options, found)
     if job.is_streamed:
         show_plan(plan_job(job, found.symmetry, method, task))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import regauge as rg
-from regauge.checkpoints.alignments import alignment_label
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.outputs.provenance import Provenance
@@ -16,12 +15,11 @@ def output_of(
     options: Any,
     provenance: Provenance | None = None,
     *,
-    has_element: bool = False,
+    element: str | None = None,
     page: Callable[[Path], str] | None = None,
 ) -> rg.Output:
-    """The output that the options of a command ask for, with an element next to it or not."""
+    """The output that the options of a command ask for, with the name of the element's file next to it, if any."""
     written = options.written
-    element = alignment_label(options.output) if has_element else None
     return rg.Output(
         options.output,
         options.overwrite,

@@ -15,21 +15,15 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
-from regauge.checkpoints.writing import save
+from regauge.checkpoints import Alignment, save_alignment
 from regauge.cli.options import Demo
-from regauge.cli.output import show, show_progress, tell
+from regauge.cli.output import Advance, Progress, show, show_progress, tell
 from regauge.core.interpolation import distance, mean
-from regauge.core.params import Params
-from regauge.core.probe import Check
-from regauge.core.progress import Advance, Progress
-from regauge.data.images import ImageData, digits, has_mnist, mnist
-from regauge.nets.classification import Training, initialize, split_batches, train
-from regauge.nets.cnn import CNN
-from regauge.nets.mlp import mlp
+from regauge.data import ImageData, digits, mnist
+from regauge.data.images import has_mnist
+from regauge.nets import CNN, Training, initialize, mlp, split_batches, train
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
-from regauge.training.optimizers import AdamW
-from regauge.training.threads import one_thread
+from regauge.training import AdamW, one_thread
 
 NETWORKS = 3
 POINTS = 17
@@ -53,7 +47,7 @@ class Case:
     examples: int
 
 
-def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
+def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> rg.Params:
     """Train one network; safe to run in several threads."""
     generator = torch.Generator().manual_seed(seed)
     module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
@@ -67,7 +61,7 @@ def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
 
 
 def study(
-    case: Case, networks: Sequence[Params], data: ImageData, seed: int, folder: Path, progress: Progress
+    case: Case, networks: Sequence[rg.Params], data: ImageData, seed: int, folder: Path, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Find and verify the symmetry, align the second network to the first, measure the lines on test images, and merge.
 
@@ -80,13 +74,12 @@ def study(
     module, example = copy.deepcopy(case.module), (data.test_images[:8],)
     module.load_state_dict(a)
     symmetry = rg.discover(module, example, verify=False)
-    check = symmetry.verify(module, example, generator=generator)
 
     result = rg.align(a, b, symmetry)
     merged = {"naive": mean(networks), "aligned": rg.merge(networks, symmetry).params}
     judge = rg.Task(case.module, split_batches(data.test_images, data.test_labels))
 
-    def evaluate(params: Params) -> dict[str, float]:
+    def evaluate(params: rg.Params) -> dict[str, float]:
         values = judge.evaluate(params)
         advance()
         return values
@@ -108,18 +101,18 @@ def study(
             for when, end in zip(("before", "after"), ends.values(), strict=True)
         },
         "units": min(UNITS, len(a[case.first])),
-        "symmetry": describe(symmetry, check),
+        "symmetry": describe(symmetry, module, example, generator),
     }
     kept = dict(zip("abc", networks, strict=True)) | {"b-aligned": result.params, "merged": merged["aligned"]}
     for name, params in kept.items():
-        save(params, folder / f"{case.key}-{name}.safetensors", overwrite=True)
-    beside = alignment_path(folder / f"{case.key}-b-aligned.safetensors")
+        rg.save(params, folder / f"{case.key}-{name}.safetensors", overwrite=True)
+    beside = folder / f"{case.key}-b-aligned.alignment.safetensors"
     save_alignment(Alignment(symmetry, result.element), beside, overwrite=True)
     (folder / f"{case.key}-symmetry.json").write_text(symmetry.to_json() + "\n", encoding="utf-8")
     return numbers, draw(case, a, b, result)
 
 
-def draw(case: Case, a: Params, b: Params, result: rg.alignment.Result[Params]) -> dict[str, Tensor]:
+def draw(case: Case, a: rg.Params, b: rg.Params, result: rg.alignment.Result[rg.Params]) -> dict[str, Tensor]:
     """Tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest norm."""
     drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
     chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
@@ -130,8 +123,11 @@ def draw(case: Case, a: Params, b: Params, result: rg.alignment.Result[Params]) 
     return drawn
 
 
-def describe(symmetry: rg.Symmetry, check: Check) -> dict[str, Any]:
-    """Describe the symmetry for the report."""
+def describe(
+    symmetry: rg.Symmetry, module: nn.Module, example: tuple[Tensor, ...], generator: torch.Generator
+) -> dict[str, Any]:
+    """Describe the symmetry for the report, and verify it."""
+    check = symmetry.verify(module, example, generator=generator)
     groups = [
         {
             "name": group.name,
@@ -171,7 +167,7 @@ def run(options: Demo) -> None:
         "models": [numbers for numbers, _ in studies],
     }
     pictures = {name: tensor for _, drawn in studies for name, tensor in drawn.items()}
-    save(pictures, options.out / PICTURES, overwrite=True)
+    rg.save(pictures, options.out / PICTURES, overwrite=True)
     (options.out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / PAGE).write_text(demo_page(options.out), encoding="utf-8")
     show(summary(results))

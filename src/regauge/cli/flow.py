@@ -15,8 +15,8 @@ from regauge.cli.output import show_progress, show_status, tell_written
 from regauge.cli.training_output import tell_training, training_output
 from regauge.core.params import Params
 from regauge.flow.nets import Net
+from regauge.storage import Store
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 from regauge.training.initialization import Initialization, draw_start, initialize
 from regauge.weightspace import LAYERS
 

@@ -16,8 +16,8 @@ from regauge.cli.zoo_populations import task_on
 from regauge.learn.populations import spread
 from regauge.names import VERSION
 from regauge.report.flow_page import flow_page
+from regauge.storage import Store
 from regauge.storage.collection import Kept
-from regauge.storage.store import Store
 
 BATCH = 512
 """Examples of DATA at a time."""

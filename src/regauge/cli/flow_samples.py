@@ -17,8 +17,8 @@ from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.guiding import descend
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.training.initialization import Initialization, draw_start, initialize
 from regauge.training.settings import derive_seed
 

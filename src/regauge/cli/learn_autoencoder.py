@@ -25,8 +25,8 @@ from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.names import VERSION
 from regauge.report.autoencoder_page import autoencoder_page
+from regauge.storage import Store
 from regauge.storage.collection import Collection, Kept
-from regauge.storage.store import Store
 
 SHOWN = 10
 """Pictures on the page."""

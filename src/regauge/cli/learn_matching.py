@@ -6,17 +6,18 @@ import torch
 
 from regauge import learn
 from regauge import weightspace as ws
+from regauge.cli.align_options import Matching
 from regauge.cli.config_options import settings_of
 from regauge.cli.learn_options import LearnMatching
 from regauge.cli.learn_settings import networks_of, run_of
-from regauge.cli.options import Matching, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
 from regauge.cli.training_output import tell_training, training_output
 from regauge.connect import prepare_statistics
 from regauge.core.task import Task
 from regauge.hub import make_task, open_batches, open_model
+from regauge.storage import Store
 from regauge.storage.collection import Collection
-from regauge.storage.store import Store
 from regauge.weightspace.files import needs_modules
 
 

@@ -10,8 +10,8 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.cli.options import UsageError
 from regauge.cli.output import warn
 from regauge.core.params import Params
+from regauge.storage import Store
 from regauge.storage.collection import Kept
-from regauge.storage.store import Store
 
 Rows = list[dict[str, Any]]
 """What is known about each of some networks."""

@@ -23,8 +23,8 @@ from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
 from regauge.hub import open_batches
 from regauge.learn.changes import Change
+from regauge.storage import Store
 from regauge.storage.collection import Collection, Kept
-from regauge.storage.store import Store
 
 EXAMPLES = 512
 """Examples of DATA that networks are run on."""

@@ -7,12 +7,21 @@ from statistics import fmean
 import torch
 
 import regauge as rg
-from regauge.cli.options import Line, UsageError
-from regauge.cli.output import LOSSES, name_files, require_pictures, show_progress, tell, tell_table, write_picture
+from regauge.cli.line_options import Line
+from regauge.cli.options import UsageError
+from regauge.cli.output import (
+    LOSSES,
+    Advance,
+    Progress,
+    name_files,
+    require_pictures,
+    show_progress,
+    tell,
+    tell_table,
+    write_picture,
+)
 from regauge.cli.tasks import Judged, read, task_on
 from regauge.connect import Path
-from regauge.core.params import Params
-from regauge.core.progress import Advance, Progress
 from regauge.hub import dtype_of
 from regauge.training import Adam
 
@@ -50,7 +59,7 @@ def run(options: Line) -> None:
         write_picture(figure, curve.table, options.output)
 
 
-def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[Params]]:
+def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[rg.Params]]:
     """Make the path, and the networks that it connects."""
     if options.path == "straight":
         return rg.connect.Straight(), judged.networks

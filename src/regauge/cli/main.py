@@ -16,6 +16,7 @@ from typing import NoReturn, TypeAlias
 import tyro
 
 from regauge.checkpoints.plain_files import require_plain
+from regauge.cli.align_options import Align, Merge
 from regauge.cli.commands import as_options, hide_empty_defaults, require_command, with_others
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
@@ -23,13 +24,15 @@ from regauge.cli.flow_options import Flow
 from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.inr_options import Inr
 from regauge.cli.learn_options import Learn
-from regauge.cli.options import Options, UsageError
+from regauge.cli.line_options import Line, Plane, Repair
+from regauge.cli.options import Apply, Canonicalize, Demo, Discover, Info, UsageError
 from regauge.cli.prune_options import Prune
 from regauge.cli.zoo_options import Zoo
 from regauge.core.escaping import escape, escape_lines
 from regauge.names import VERSION
 
 DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."
+Options: TypeAlias = Demo | Discover | Align | Merge | Canonicalize | Apply | Info | Line | Plane | Repair
 Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
 hide_empty_defaults(Command)

@@ -8,8 +8,9 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.checkpoints.memory_limit import size_text
+from regauge.cli.align_options import Matching, Merge
 from regauge.cli.checkpoint_jobs import output_of
-from regauge.cli.options import Matching, Merge, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import tell
 from regauge.cli.provenance import provenance_of
 from regauge.cli.streaming import (
@@ -21,7 +22,6 @@ from regauge.cli.streaming import (
     show_work,
     tell_merged,
 )
-from regauge.cli.tasks import matching_tasks
 from regauge.hub import open_model, read_symmetry
 from regauge.merging import RULES, Rule
 
@@ -41,7 +41,11 @@ def run(options: Merge) -> None:
     if options.tokenizer is not None:
         return _merge_folders(options, rule, weights)
     job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=rg.merging.card_path)
-    task, test = matching_tasks(options, found)
+    task, test = None, None
+    if options.data is not None or options.test is not None:
+        from regauge.cli.tasks import matching_tasks  # what runs models takes a while to import
+
+        task, test = matching_tasks(options, found)
     method = _method(options, is_streamed=job.is_streamed)
     ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task}
     if job.is_streamed:

@@ -1,15 +1,12 @@
-"""Options of the commands. Nothing here imports torch, so that `--help` answers at once."""
+"""Options that several commands share, and those of small ones; nothing here imports torch: `--help` is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
-from tyro.extras import literal_type_from_choices
 
-from regauge.alignment.table import METHODS
 from regauge.checkpoints.formats.file_formats import FORMATS
-from regauge.merging.table import RULES
 
 MODEL_HELP = (
     "package.module:factory, file.py:factory, a folder with config.json in Hugging Face style, or a checkpoint that "
@@ -26,29 +23,11 @@ BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
     "with the arrays inputs and targets; "
 )
-RULE_HELP = (
-    "How the aligned checkpoints are combined; docs/merging.md has the formulas. "
-    + "; ".join(f"{name}: {row.help}" for name, row in RULES.items())
-    + ". Those for task vectors need --base; slerp, karcher and multislerp may have one."
-)
-STATISTICS_HELP = (
-    "the statistics of batch normalization are recomputed from them for every network, A and B too. DATA where left "
-    "out."
-)
 TEST_HELP = (
     "DATA that judge what --data chose, such as matching and statistics. Where left out and something is chosen by "
     "--data, half of its examples, drawn at random, judge and choose nothing."
 )
 DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
-
-if TYPE_CHECKING:
-    MethodName = str
-    RuleName = str
-else:
-    MethodName = literal_type_from_choices(
-        ["auto", *(name for name, row in METHODS.items() if row.takes != "joint"), "learned"]
-    )
-    RuleName = literal_type_from_choices(list(RULES))
 
 
 @dataclass(frozen=True)
@@ -88,8 +67,6 @@ OverwriteAll = Annotated[
         "replaced, and other files stay."
     ),
 ]
-Tokenizer = Annotated[str | None, arg(metavar="union|base|FOLDER")]
-Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
 Test = Annotated[str | None, arg(metavar="DATA", help=TEST_HELP)]
@@ -165,108 +142,6 @@ class Discover:
     json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Matching:
-    """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
-
-    model: Model = None
-    symmetry: SymmetryFile = None
-    method: MethodName = "auto"
-    """How to match; docs/alignment.md tells them apart. Unless given: data where there are any, else weights; `merge`
-    matches the weights of each network to the mean of the others, or to the base."""
-    matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
-    """File that `regauge learn matching` wrote, for the method learned."""
-    refine: bool = False
-    """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
-    restarts: int = 0
-    """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
-    statistic: Literal["correlation", "covariance", "product"] = "correlation"
-    """What activations are compared by; product, which is not centered, is what Git Re-Basin published."""
-    scales: Literal["balance", "recompute", "keep"] = "balance"
-    """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
-    over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
-    all, so that values are moved and never multiplied (but by signs and rotations)."""
-    data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
-    test: Test = None
-    loss: Loss = "cross-entropy"
-    """The loss on the data."""
-    batch: Batch = 512
-    overwrite: OverwriteAll = False
-    seed: Seed = 0
-    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
-    written: Annotated[Written, arg(name="")] = Written()
-    json: Json = False
-    memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
-    are read in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
-    dry_run: bool = False
-    """Print what would be read, held and written, and stop."""
-    resume: bool = False
-    """Continue what an interrupted run left in OUT.partial; what is done in memory is done anew."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs that must not change, and that the data are compared with."""
-        return self.inputs.outputs
-
-
-@dataclass(frozen=True)
-class Align(Matching):
-    """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
-
-    The alignment is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`. For folders in
-    Hugging Face style, MODEL is A where left out, and a folder as output has the shards and the other files of B.
-    """
-
-    a: Checkpoint
-    b: Checkpoint
-    output: Output
-    """Where the aligned B goes, a .safetensors file or a folder."""
-    tokenizer: Tokenizer = None
-    """The tokens of the aligned B and of A while they are compared: those of both, of A (base), or of one of the
-    folders. Where B has the tokens of A with other numbers, it gets those of A by itself."""
-
-
-@dataclass(frozen=True)
-class Merge(Matching):
-    """Align checkpoints with one another and merge them into one; a model card with the numbers is written next to it.
-
-    The result is in the coordinates of the first checkpoint, or of the base. Statistics of batch normalization are
-    averaged, and recomputed where there is data.
-    """
-
-    checkpoints: Positional[Checkpoints]
-    output: Output
-    """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
-    rule: Annotated[RuleName, arg(help=RULE_HELP)] = "average"
-    weights: Settings = ()
-    """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
-    (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""
-    base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
-    """What the checkpoints were trained from; needed for task vectors."""
-    scale: Annotated[str, arg(metavar="SETTING")] = ""
-    """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
-    density: Settings = ()
-    """Share of the entries of each task vector that is kept: 0.2 by ties, all by dare-ties and sce, 0.5 by della, 0.1
-    by breadcrumbs, unless given. One for all checkpoints, or one for each; so are the following."""
-    drop: Settings = ()
-    """Probability of an entry to be dropped by dare; 0.5 unless given."""
-    epsilon: Settings = ()
-    """How far della's probabilities to keep an entry differ from the density; 0.15 unless given."""
-    gamma: Settings = ()
-    """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
-    reach: Annotated[str, arg(metavar="SETTING")] = ""
-    """How far nearswap moves an entry at most; 0.0001 unless given."""
-    normalize: Literal["auto", "yes", "no"] = "auto"
-    """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
-    tokenizer: Tokenizer = None
-    """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
-    a network lacks are taken from others; docs/recipes.md says which."""
-    recipe: Annotated[Path | None, Existing("there is no recipe {path}; check the path"), arg(metavar="FILE")] = None
-    """A mergekit YAML file that says what is merged and how, instead of CHECKPOINTS and the options above; models that
-    differ by more than fine-tuning are aligned first. docs/recipes.md says what is understood."""
-
-
 @dataclass(frozen=True)
 class Canonicalize:
     """Bring a checkpoint to its canonical form: the same for all networks on its orbit, and of the same function.
@@ -318,103 +193,3 @@ class Info:
     tensors: bool = False
     """List every tensor with its shape and dtype."""
     json: Json = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judging:
-    """Settings of running and judging networks, for the commands that evaluate points between them."""
-
-    model: Model = None
-    data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
-    test: Test = None
-    loss: Loss = "cross-entropy"
-    """The loss that is measured; accuracy too for the cross entropy."""
-    batch: Batch = 512
-    outputs: tuple[str, ...] = ()
-    """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
-    overwrite: OverwriteAll = False
-    json: Json = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Between(Judging):
-    """Settings of judging networks that lie between others."""
-
-    statistics: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + STATISTICS_HELP)] = None
-
-
-@dataclass(frozen=True)
-class Line(Between):
-    """Evaluate a model along a path between two checkpoints: barrier, table and plot."""
-
-    a: Checkpoint
-    b: Checkpoint
-    path: Literal["straight", "geodesic", "bezier", "chain"] = "straight"
-    """The straight line; great circles on the unit spheres of scale-free weights; or a Bezier curve or a polygonal
-    chain that is trained first. Align B to A before: no path removes what a symmetry explains."""
-    points: int = 25
-    """How many networks are evaluated, the ends included."""
-    bends: int = 1
-    """Control points of a bezier curve or chain."""
-    train: Annotated[str | None, arg(metavar="DATA", help="What a bezier curve or chain is trained on.")] = None
-    """DATA where left out."""
-    steps: int = 300
-    """Steps of that training."""
-    lr: float = 1e-2
-    """Its learning rate at the start."""
-    seed: int = 0
-    """Seed of its random numbers."""
-    output: MaybePicture = None
-    """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
-    held: Annotated[Held, arg(name="")] = Held()
-
-    @property
-    def trains_on_data(self) -> bool:
-        """Whether a path is trained on DATA."""
-        return self.train is None and self.path in ("bezier", "chain")
-
-
-@dataclass(frozen=True)
-class Plane(Between):
-    """Evaluate a model over the plane through three checkpoints: a contour plot with the three marked, and a table.
-
-    Distances in the plot are distances of the parameters. Its cost is told beforehand.
-    """
-
-    a: Checkpoint
-    b: Checkpoint
-    c: Checkpoint
-    output: Picture
-    """Where the plot goes, .svg, .png or .pdf; the table goes to the same name with .csv."""
-    metric: Literal["loss", "accuracy"] = "loss"
-    """What is drawn; the table has both."""
-    resolution: int = 21
-    """Points along the longer side of the grid."""
-    margin: float = 0.2
-    """How far the plot goes beyond the three networks, as a share of its longer side without."""
-
-
-@dataclass(frozen=True)
-class Repair(Judging):
-    """Renormalize the activations of a merged checkpoint, whose variance averaging makes collapse.
-
-    Every unit gets the mean and the standard deviation over DATA that it has in the endpoints (REPAIR), and running
-    statistics of batch normalization are recomputed. Without endpoints only these are.
-    """
-
-    merged: Checkpoint
-    output: Output
-    """Where the repaired checkpoint goes, a .safetensors file or a folder."""
-    endpoints: Checkpoints = ()
-    """The checkpoints that were merged, aligned with one another; unaligned ones with --align."""
-    align: bool = False
-    """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
-    weights: tuple[float, ...] = ()
-    """Share of each endpoint; equal where left out."""
-    always: bool = False
-    """Write the repaired checkpoint even where its loss on the data that choose is higher than before."""
-    held: Annotated[Held, arg(name="")] = Held()
-    written: Annotated[Written, arg(name="")] = Written()
-
-
-Options = Demo | Discover | Align | Merge | Canonicalize | Apply | Info | Line | Plane | Repair

@@ -26,7 +26,9 @@ from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.commands import as_options
 from regauge.cli.options import PICTURES
 from regauge.core.escaping import escape, escape_json, escape_lines
-from regauge.core.progress import Advance, Progress
+from regauge.core.progress import Advance as Advance
+from regauge.core.progress import Progress as Progress
+from regauge.core.progress import no_progress as no_progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,10 +5,20 @@ from math import inf
 from time import perf_counter
 
 import regauge as rg
-from regauge.cli.options import Plane, UsageError
-from regauge.cli.output import LOSSES, STDERR, name_files, require_pictures, show_progress, tell_table, write_picture
+from regauge.cli.line_options import Plane
+from regauge.cli.options import UsageError
+from regauge.cli.output import (
+    LOSSES,
+    STDERR,
+    Advance,
+    Progress,
+    name_files,
+    require_pictures,
+    show_progress,
+    tell_table,
+    write_picture,
+)
 from regauge.cli.tasks import Judged, read
-from regauge.core.progress import Advance, Progress
 
 LABELS = ("A", "B", "C")
 

@@ -2,7 +2,8 @@
 
 import regauge as rg
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
-from regauge.cli.options import Held, Repair, UsageError
+from regauge.cli.line_options import Repair
+from regauge.cli.options import Held, UsageError
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.tasks import read
 

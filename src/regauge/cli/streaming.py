@@ -1,40 +1,47 @@
 """Commands that align checkpoints, which may be larger than memory: what they read, their method, plan and progress."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import regauge as rg
 from regauge.alignment import METHODS, Method
-from regauge.alignment.streamed.job import StreamedJob
-from regauge.checkpoints import alignment_path
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
+from regauge.cli.align_options import Align, Matching, Merge
 from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.models import read_networks
-from regauge.cli.options import Align, Matching, Merge, UsageError
+from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
 from regauge.core.progress import Progress, no_progress
-from regauge.hub import Networks, Values, bring_together, model_with
-from regauge.hub.tokens import TokenPlan
+from regauge.hub import Networks, Values
 from regauge.merging.merge_record import MergeRecord, card_path
+
+if TYPE_CHECKING:
+    from regauge.alignment.streamed.job import StreamedJob
+    from regauge.hub.tokens import TokenPlan
 
 
 def read_job(
-    options: Align | Merge, paths: Sequence[Path], *, source: int, beside: Callable[[Path], Path]
-) -> tuple[FileJob, Networks, TokenPlan | None]:
+    options: Align | Merge,
+    paths: Sequence[Path],
+    *,
+    source: int,
+    beside: Callable[[Path], Path],
+    element: str | None = None,
+) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 
     With them comes, where their tokens differ, which rows are taken from where.
 
     Networks that are streamed stay on the disk. What is imported and traced from here on counts as memory. The first
     checkpoint stays; the output takes over names, dtypes and files of the one with the number `source`, and what else
-    is written is named by `beside`.
+    is written is named by `beside`, with an `element`'s file in the provenance.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    out = output_of(options, has_element=beside is alignment_path)
+    out = output_of(options, element=element)
     work = "aligning" if isinstance(options, Align) else "merging"
     job = open_job(paths, source, beside, out=out, memory=limit, work=work)
     assert job is not None
@@ -42,16 +49,19 @@ def read_job(
         job.require_output()
     remedy = "give checkpoints with one vocabulary, or say how they are brought together: --tokenizer union"
     tokenizer = options.tokenizer if isinstance(options, Align) else None
-    united = bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
-    united.require_place(options.output)
-    job = replace(job, checkpoints=united.networks)
+    united = None
+    if tokenizer is not None or any(one.is_folder for one in job.checkpoints):
+        united = rg.hub.bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
+        united.require_place(options.output)
+        job = replace(job, checkpoints=united.networks)
     if job.is_streamed and options.data is not None:
         raise UsageError(f"--data runs the model and {job.needs_memory}")
     values: Values = "if small" if options.data is None else "always"
-    with model_with(options.model, united) as model:
+    with ExitStack() as stack:
+        model = options.model if united is None else stack.enter_context(rg.hub.model_with(options.model, united))
         where = replace(options, model=model)
         found = read_networks(where, job.checkpoints, values=values, is_streamed=job.is_streamed)
-    return replace(job, checkpoints=found.checkpoints), found, united.plan
+    return replace(job, checkpoints=found.checkpoints), found, None if united is None else united.plan
 
 
 @contextmanager
@@ -65,7 +75,7 @@ def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
             yield no_progress
 
 
-def show_plan(streamed: StreamedJob) -> None:
+def show_plan(streamed: "StreamedJob") -> None:
     """Print what will be read, held and written."""
     plan = streamed.plan
     alike: dict[tuple[Any, ...], list[str]] = {}

@@ -7,18 +7,16 @@ from pathlib import Path
 import torch
 
 import regauge as rg
-from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.state_dicts import match
-from regauge.checkpoints.names.extra import share_extra
-from regauge.checkpoints.names.from_transformers import expected_of, name_for
+from regauge import Checkpoint
+from regauge.cli.align_options import Matching
 from regauge.cli.compare_options import Compare
+from regauge.cli.line_options import Between, Judging, Line
 from regauge.cli.models import require_model
-from regauge.cli.options import Between, ExampleInputs, Held, Judging, Line, Matching, UsageError
+from regauge.cli.options import ExampleInputs, Held, UsageError
 from regauge.cli.output import show_status, tell
 from regauge.connect import has_statistics, prepare_statistics
-from regauge.core.params import Params
 from regauge.core.task import arguments, choose_and_judge
-from regauge.hub import Model, Networks, bring_together, convert, dtype_of, open_task
+from regauge.hub import Model, Networks, bring_together, convert, dtype_of, open_checkpoints, open_task
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Judged:
     statistics: str
 
     @property
-    def networks(self) -> tuple[Params, ...]:
+    def networks(self) -> tuple[rg.Params, ...]:
         """The parameters of the checkpoints."""
         return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
@@ -67,10 +65,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
         opened = bring_together([Checkpoint.open(path) for path in paths]).networks
         tracing = ExampleInputs(**vars(held or Held()), outputs=options.outputs)
         model = require_model(options.model, opened[0], tracing, values="always")
-        named = share_extra([name_for(one, model.module) for one in opened])
-        checkpoints = tuple(
-            one.with_params(match(one.params, expected_of(model.module, one), one.label)) for one in named
-        )
+        checkpoints = open_checkpoints(opened, model)
         dtype = dtype_of(checkpoints[0].params)
         choosing, judging = _divide(options, model, dtype)
         source = _statistics(options, model) or choosing

@@ -26,8 +26,8 @@ from regauge.cli.zoo_options import (
 from regauge.cli.zoo_populations import conditions_of, count_runs, executor_of, words
 from regauge.core.devices import find_device
 from regauge.hub import call_factory, describe_inputs
+from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store, verify
 from regauge.zoo import Config, JobsError, load_examples, plan_training, share_of
 from regauge.zoo.jobs.driver import missing_jobs
 from regauge.zoo.jobs.train_shards import train_shards

@@ -26,8 +26,8 @@ from regauge.connect import prepare_statistics
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Batch
 from regauge.hub import Loss, make_task, open_batches
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.zoo import (
     Barriers,
     Fingerprints,

@@ -2,4 +2,10 @@
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    __file__,
+    moved={"named_parents": "regauge.comparison.origins"}
+    | {"TensorShare": "regauge.comparison.shares"}
+    | dict.fromkeys(("Branch", "join_neighbors"), "regauge.comparison.trees"),
+)

@@ -8,10 +8,6 @@ from .fingerprints import SIZE as SIZE
 from .fingerprints import fingerprint as fingerprint
 from .many import Lineage as Lineage
 from .many import compare_many as compare_many
-from .origins import named_parents as named_parents
 from .relatives import Relatives as Relatives
 from .relatives import open_relatives as open_relatives
-from .shares import TensorShare as TensorShare
-from .trees import Branch as Branch
-from .trees import join_neighbors as join_neighbors
 from .trees import tree_lines as tree_lines

@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.alignment.streamed.balancing import balance_streamed
 from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.passes import Passes
-from regauge.alignment.streamed.source import Moved, move_tensor
+from regauge.alignment.streamed.source import Moved
 from regauge.canonical.null_spaces import has_null_spaces
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob
@@ -20,6 +20,7 @@ from regauge.core.balance import has_balance
 from regauge.core.element import Element
 from regauge.core.movable import VALUES, require_movable
 from regauge.core.params import require_finite, work_dtype
+from regauge.core.pieces import move_tensor
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 

@@ -6,10 +6,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from regauge.alignment.streamed.memory import row_ranges
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.movable import VALUES
 from regauge.core.params import Params, work_dtype
+from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 
 PIECE = 1 << 26

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.alignment.streamed.source import move_tensor
 from regauge.comparison.pair import Pair
 from regauge.core.element import Element
 from regauge.core.families import average, dot
+from regauge.core.pieces import move_tensor
 from regauge.core.symmetry import Symmetry
 
 CONSTANT = 1e-10

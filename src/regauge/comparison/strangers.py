@@ -9,13 +9,13 @@ from torch import Tensor
 
 from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.streamed.source import move_tensor
 from regauge.comparison.common import restrict
 from regauge.comparison.pair import Pair
 from regauge.comparison.shares import mean_share, measure_shares
 from regauge.comparison.verdicts import by_chance
 from regauge.core.element import Element
 from regauge.core.params import Params
+from regauge.core.pieces import move_tensor
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 

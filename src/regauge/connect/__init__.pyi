@@ -1,7 +1,6 @@
 from .line import Curve as Curve
 from .line import line as line
 from .paths import Bezier as Bezier
-from .paths import ControlledPath as ControlledPath
 from .paths import Geodesic as Geodesic
 from .paths import Path as Path
 from .paths import PolygonalChain as PolygonalChain
@@ -13,7 +12,6 @@ from .paths import combine as combine
 from .paths import interpolate as interpolate
 from .plane import Plane as Plane
 from .plane import plane as plane
-from .repair import LayerVariance as LayerVariance
 from .repair import VarianceCollapse as VarianceCollapse
 from .repair import has_statistics as has_statistics
 from .repair import prepare_statistics as prepare_statistics

@@ -14,6 +14,8 @@ from regauge.core.task import Task
 P = ParamSpec("P")
 R = TypeVar("R")
 
+RENAMED = {"inputs": "example_inputs", "kwargs": "example_kwargs"}
+"""Arguments of earlier versions, which are still taken, and their names now."""
 FIND = "symmetry = regauge.discover(module, example_inputs)"
 TASK = "regauge.Task(module, [(inputs, targets), ...])"
 JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
@@ -42,6 +44,8 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for old in [old for old in kwargs if RENAMED.get(old) in parameters and old not in parameters]:
+            kwargs[RENAMED[old]] = kwargs.pop(old)
         if len(args) > len(positional) > 1 and _takes_several(parameters[positional[0]].annotation):
             raise TypeError(
                 f"{len(args)} positional arguments were given, but all networks are one of them: write them as a list, "

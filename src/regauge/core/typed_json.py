@@ -8,6 +8,8 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+LARGEST = 1 << 1023
+"""Integers from here on may have no floating-point number."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """A character of a JSON text that may be half of one."""
 
@@ -60,12 +62,14 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(one, args[0]) for one in value)
     if origin is tuple:
         return isinstance(value, tuple) and len(value) == len(args) and all(map(_fits, value, args))
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, args[0]) for one in value)
     if origin is not None and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(_fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items())
     if is_dataclass(hint) and isinstance(value, tuple):
         return len(value) == len(get_type_hints(hint)) and all(map(_fits, value, get_type_hints(hint).values()))
     if hint is float:
-        return type(value) in (int, float)
+        return type(value) is float or (type(value) is int and abs(value) < LARGEST)
     if hint is Any:
         return True
     return type(value) is hint

@@ -183,9 +183,9 @@ class Activations:
 @check_arguments
 def activations(
     module: nn.Module,
-    inputs: tuple[Any, ...],
+    example_inputs: tuple[Any, ...],
     symmetry: Symmetry,
-    kwargs: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
     only_read: bool = False,
@@ -198,9 +198,9 @@ def activations(
 
     Args:
         module: The model; it runs in evaluation mode and is left as it was.
-        inputs: One batch of positional inputs.
+        example_inputs: One batch of positional inputs.
         symmetry: Found by `discover`, a part of such a symmetry, or written by hand.
-        kwargs: Keyword inputs.
+        example_kwargs: Keyword inputs.
         outputs: The outputs that must stay, as it was given to `discover`.
         only_read: Whether no other values are reported than those that layers read (see `Activations.read`), a
             fraction of all, which needs less time and memory to check.
@@ -210,7 +210,7 @@ def activations(
         ValueError: The module fails on the inputs.
         KeyError: The symmetry is of another architecture.
     """
-    inputs, kwargs = tuple(inputs), dict(kwargs or {})
+    inputs, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     state = dict(module.state_dict())
     bound = symmetry.bind(state)
     # A symmetry by hand does not know the shapes of what it leaves alone.

@@ -27,9 +27,9 @@ from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
 from regauge.learn.populations import digest, find_usable, read_blocks, split_networks
+from regauge.storage import Store
 from regauge.storage.collection import Collection, Kept, Networks
 from regauge.storage.loader import Batch, Loader
-from regauge.storage.store import Store
 
 SAMPLE = 256
 """Networks by which a net's inputs are standardized."""

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.orbits import unit_indices
 from regauge.flow.space import Space
-from regauge.weightspace.heads import Equivariant
-from regauge.weightspace.layers import LAYERS, Layer, MessagePassing
+from regauge.weightspace.heads.equivariant import Equivariant
+from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.layers.dense import Dense
+from regauge.weightspace.layers.message_passing import MessagePassing
+from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.metanet import Metanet
 
 TOLD = 64

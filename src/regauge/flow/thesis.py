@@ -8,7 +8,7 @@ from regauge.flow.priors import PlainGaussian
 from regauge.flow.representation import Representation
 from regauge.flow.times import BetaTime
 from regauge.training.schedules import Constant
-from regauge.weightspace.layers import RelationalAttention
+from regauge.weightspace.layers.relational_attention import RelationalAttention
 
 Kind = Literal["euclidean", "geometric"]
 

@@ -54,8 +54,8 @@ def audit(
     params: Network,
     symmetry: Symmetry,
     module: nn.Module,
-    inputs: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
+    example_inputs: tuple[Any, ...],
+    example_kwargs: Mapping[str, Any] | None = None,
     *,
     generator: torch.Generator,
     outputs: Outputs = None,
@@ -72,8 +72,8 @@ def audit(
         params: One network, under the names that the table means: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
         module: The model, on a real device.
-        inputs: Positional inputs.
-        kwargs: Keyword inputs.
+        example_inputs: Positional inputs.
+        example_kwargs: Keyword inputs.
         generator: Source of the factors.
         outputs: The outputs that are compared.
         convert: From `params` to the parameters under the names of the model; for a checkpoint it is known.
@@ -85,7 +85,7 @@ def audit(
         params, convert = view.as_stored(), view.from_stored
     assert isinstance(params, Mapping)
     with InDouble():
-        probe, tolerance = exact_probe(module, inputs, dict(kwargs or {}), outputs)
+        probe, tolerance = exact_probe(module, example_inputs, dict(example_kwargs or {}), outputs)
         return _Audit(table, params, symmetry, module, probe, tolerance, generator, convert).run()
 
 

@@ -51,8 +51,8 @@ def certify(
     params: Mapping[str, Tensor],
     moves: Sequence[Move],
     module: nn.Module,
-    inputs: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
+    example_inputs: tuple[Any, ...],
+    example_kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
     each_group: bool = True,
@@ -63,12 +63,12 @@ def certify(
         params: The network as it was.
         moves: The moves of the network.
         module: Its architecture, on a real device.
-        inputs: Positional inputs.
-        kwargs: Keyword inputs.
+        example_inputs: Positional inputs.
+        example_kwargs: Keyword inputs.
         outputs: The outputs that are compared.
         each_group: Whether every group is tried alone, too.
     """
-    model = _Model(module, inputs, dict(kwargs or {}), outputs)
+    model = _Model(module, example_inputs, dict(example_kwargs or {}), outputs)
     try:
         with InDouble():
             exact = _exact_changes(params, moves, model, each_group=each_group)

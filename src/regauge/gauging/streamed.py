@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from regauge.alignment.streamed.memory import row_ranges
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
 from regauge.core.params import require_finite
+from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments
 from regauge.gauging.measures import LayerMeasures

@@ -1,10 +1,10 @@
 from .batches import open_batches as open_batches
 from .build_model import describe_inputs as describe_inputs
 from .build_model import name_model as name_model
-from .folder_model import Values as Values
 from .model import Model as Model
 from .model import open_model as open_model
 from .networks import Networks as Networks
+from .networks import open_checkpoints as open_checkpoints
 from .networks import open_networks as open_networks
 from .networks import read_symmetry as read_symmetry
 from .tasks import Loss as Loss
@@ -14,6 +14,7 @@ from .tasks import example_task as example_task
 from .tasks import make_task as make_task
 from .tasks import open_task as open_task
 from .untied import untie as untie
+from .user_code import Values as Values
 from .user_code import call_factory as call_factory
 from .vocabulary import bring_together as bring_together
 from .vocabulary import model_with as model_with

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.writing import SUFFIX
-from regauge.hub.folder_model import Values, build_folder
-from regauge.hub.user_code import call_factory
+from regauge.hub.user_code import Values, call_factory
 
 DESCRIBED = {"regauge.inr": "regauge.inr.described_networks"}
 """Kinds of networks that the header of a checkpoint describes, and the module that builds them, loaded when needed.
@@ -63,6 +62,8 @@ def build_model(name: str, values: Values = "if small") -> Built:
     """
     folder = find_cached(name) or Path(name)
     if folder.is_dir():
+        from regauge.hub.folder_model import build_folder  # it imports code of transformers
+
         module, tried = build_folder(folder, values)
         try:
             return Built(module, (), next(tried), further=tried)

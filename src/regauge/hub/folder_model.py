@@ -2,23 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from regauge.checkpoints.names.from_transformers import find_factory
-from regauge.checkpoints.names.transformers_models import is_of_transformers
+from regauge.checkpoints.names.from_transformers import find_factory, is_of_transformers
 from regauge.core.symmetry import Symmetry
 from regauge.hub.example_inputs import Kwargs, example_inputs
-from regauge.hub.user_code import users_code
+from regauge.hub.user_code import Values, users_code
 
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
 EXPERTS = "batched_mm"
 """Of the ways in which transformers computes experts, the one whose operators and shapes depend on no values."""
-Values = Literal["never", "if small", "always"]
-"""Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
 
 
 def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:

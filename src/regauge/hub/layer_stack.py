@@ -1,11 +1,9 @@
 """The layers of a network, told by the numbers in the names of its tensors."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
-"""The number of a layer in the name of a tensor."""
+from regauge.checkpoints.names.prefixes import LAYER
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import TraceError, discover
 from regauge.hub.build_model import Built, build_model, describe_inputs
-from regauge.hub.every_expert import visit_every_expert
-from regauge.hub.example_inputs import with_masks
-from regauge.hub.folder_model import Values, unreached_parts
 from regauge.hub.symmetry_cache import Traced, Tracing, trace_once
+from regauge.hub.user_code import Values
 
 
 class Model:
@@ -140,7 +138,7 @@ class Model:
             except (TraceError, ValueError) as error:
                 first = first or error
                 continue
-            unreached, notes = unreached_parts(built.module, found), list[str]()
+            unreached, notes = self._unreached(found), list[str]()
             if unreached and "inputs_embeds" not in (kwargs or {}):
                 first = first or ValueError(
                     f"no example inputs are known that reach {shorten(unreached)} of {type(built.module).__name__}; "
@@ -172,6 +170,9 @@ class Model:
         try:
             return find(kwargs), kwargs
         except TraceError as error:
+            from regauge.hub.every_expert import visit_every_expert
+            from regauge.hub.example_inputs import with_masks
+
             masked = with_masks(built.module, dict(kwargs or {}))
             if not visit_every_expert(built.module, built.inputs, masked):
                 raise
@@ -180,6 +181,14 @@ class Model:
             return find(masked), masked
         except TraceError:
             raise first from None
+
+    def _unreached(self, found: Symmetry) -> list[str]:
+        """Parts of a folder's model that its example inputs do not reach; those of a factory are the user's choice."""
+        if not self.built.further:
+            return []
+        from regauge.hub.folder_model import unreached_parts
+
+        return unreached_parts(self.module, found)
 
     def _require_inputs(self) -> None:
         if not self.built.inputs and not self.built.kwargs:

@@ -1,6 +1,6 @@
 """Checkpoints of one architecture under one set of names, with the symmetry that they share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,10 +9,8 @@ from typing import TypeAlias
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.adapters import adapter_symmetry
 from regauge.checkpoints.formats.state_dicts import has_names, match
-from regauge.checkpoints.names.extra import share_extra
-from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for
+from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for, share
 from regauge.checkpoints.names.prefixes import unwrap
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
@@ -73,6 +71,8 @@ def open_networks(
     if found is None and model is None:
         if not checkpoints[0].is_adapter:
             raise ValueError("the symmetry is unknown: name the model with `model=`, or give `symmetry=...`")
+        from regauge.checkpoints.formats.adapters import adapter_symmetry
+
         found = adapter_symmetry(checkpoints[0].on_meta())
     if model is None:
         assert found is not None
@@ -83,8 +83,7 @@ def open_networks(
         else:
             state = model.module.state_dict()
         named = _name_all([unwrap(one, state.keys()) for one in checkpoints], model, state)
-    views = share_extra([one for one, _ in named])
-    first, *others = (_take(view, own, streamed) for view, (_, own) in zip(views, named, strict=True))
+    first, *others = _share(named, streamed=streamed)
     if streamed:
         match(first.on_meta(), named[0][1] or first.on_meta(), first.label)
     else:
@@ -112,9 +111,21 @@ def read_symmetry(path: str | Path) -> Symmetry:
         ) from error
 
 
-def _take(view: Checkpoint, expected: Mapping[str, Tensor] | None, streamed: bool) -> Checkpoint:
-    """A checkpoint with its tensors, in the order of its model; as it is if its tensors stay on the disk."""
-    return view if streamed else view.with_params(match(view.params, expected or view.params, view.label))
+def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> tuple[Checkpoint, ...]:
+    """Open checkpoints under the names of their model, with their tensors in memory; the model is not traced.
+
+    Raises:
+        FileNotFoundError: A checkpoint does not exist.
+        ValueError: A checkpoint is damaged, or is no network of this model.
+    """
+    named = [name_for(Checkpoint.open(path), model.module) for path in paths]
+    return tuple(_share([(one, expected_of(model.module, one)) for one in named]))
+
+
+def _share(named: Sequence[Named], *, streamed: bool = False) -> Iterator[Checkpoint]:
+    """Checkpoints with the tensors of their model in its order, as they are if their tensors stay on the disk."""
+    for view, (_, expected) in zip(share([one for one, _ in named]), named, strict=True):
+        yield view if streamed else view.with_params(match(view.params, expected or view.params, view.label))
 
 
 def _name_all(checkpoints: Sequence[Checkpoint], model: Model, state: Params) -> Sequence[Named]:

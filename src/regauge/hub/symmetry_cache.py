@@ -22,8 +22,6 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.formats.state_dicts import memory_of
-from regauge.checkpoints.names.conversion import Conversion
-from regauge.checkpoints.names.converted import Converted
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.cache import keep, recall
@@ -121,6 +119,9 @@ def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[
         find: Finds the names, and the tensors that the checkpoint must have.
         retrace: Whether they are found in any case.
     """
+    from regauge.checkpoints.names.conversion import Conversion
+    from regauge.checkpoints.names.converted import Converted
+
     stored = [[one.name, one.shape, str(one.dtype)] for one in checkpoint.stored.values()]
     origin = _origin_of(name, Tracing(), stored)
     known = None if origin is None or retrace else recall(NAMES, origin)

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
+
+Values = Literal["never", "if small", "always"]
+"""Whether a model gets values or is built on the meta device: tracing needs none, running needs them all."""
 
 
 @contextmanager

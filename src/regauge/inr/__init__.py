@@ -6,4 +6,8 @@ References:
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    __file__,
+    moved={"labels_of": "regauge.inr.fields.signal_samples", "read_inr": "regauge.inr.representation"},
+)

@@ -7,7 +7,6 @@ from .fields.signal_samples import Queries as Queries
 from .fields.signal_samples import Samples as Samples
 from .fields.signal_samples import field_samples as field_samples
 from .fields.signal_samples import image_samples as image_samples
-from .fields.signal_samples import labels_of as labels_of
 from .fields.signal_samples import voxel_samples as voxel_samples
 from .fitting import Fit as Fit
 from .fitting import fit as fit
@@ -37,5 +36,4 @@ from .rendering.strips import render_strip as render_strip
 from .rendering.strips import save_strips as save_strips
 from .representation import Inr as Inr
 from .representation import load_inr as load_inr
-from .representation import read_inr as read_inr
 from .representation import save_inr as save_inr

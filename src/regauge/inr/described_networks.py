@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
+from regauge.checkpoints.array_files import read_arrays
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.task import Task
 from regauge.hub.build_model import Built
@@ -47,9 +46,8 @@ def _is_signal(text: str) -> bool:
     if not is_signal(text) or not text.endswith(".npz") or not Path(text).is_file():
         return is_signal(text)
     try:
-        with open(text, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return not {"inputs", "targets"} <= set(archive.files)
-    except (OSError, ValueError, TypeError, EOFError, BadZipFile):  # told where the file is read
+        return not {"inputs", "targets"} <= read_arrays(text).keys()
+    except ValueError:  # told where the file is read
         return False
 
 

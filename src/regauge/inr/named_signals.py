@@ -1,19 +1,28 @@
 """Signals by name: shapes and grids of the data sets, and files of meshes, point clouds and images."""
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
+from regauge.checkpoints.array_files import read_arrays
 from regauge.data.shapes import SHAPES_SHA256, shape, voxels
 from regauge.inr.fields.fields import CloudField, Field, MeshField, sample_surface
 from regauge.inr.fields.signal_samples import Queries, Samples, field_samples, image_samples, voxel_samples
-from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS, load_mesh, load_points
+from regauge.inr.rendering.mesh import (
+    MESH_FORMATS,
+    POINT_FORMATS,
+    UNREADABLE,
+    Mesh,
+    load_mesh,
+    load_points,
+    require_mesh,
+)
 from regauge.inr.representation import Inr
 
 IMAGE_FORMATS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -105,7 +114,7 @@ def read_signal(text: str) -> Signal:
         known = shape(name)
         found = ShapeSignal(known.vertices, known.faces)
     else:
-        found = _fit_unit_ball(_read_shape(Path(name)))
+        found = _fit_unit_ball(_read_shape(Path(name)), name)
     return replace(found, to="mesh") if tail == "mesh" else replace(found, to="points") if tail == "points" else found
 
 
@@ -120,10 +129,13 @@ def read_image(path: str | Path) -> Tensor:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
     try:
-        with Image.open(path) as image:
-            is_gray = image.mode in ("1", "L", "LA")
-            pixels = np.array(image.convert("L" if is_gray else "RGB"))
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                is_gray = image.mode in ("1", "L", "LA")
+                pixels = np.array(image.convert("L" if is_gray else "RGB"))
+    except (*UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"{str(path)!r} is damaged or no image ({error})") from error
     values = torch.from_numpy(pixels).float() / 255
     return values.unsqueeze(0) if is_gray else values.permute(2, 0, 1).contiguous()
@@ -154,13 +166,10 @@ def _split_tail(text: str) -> tuple[str, str]:
 
 def _read_shape(path: Path) -> ShapeSignal:
     if path.suffix == ".npz" and path.is_file():
-        try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-                if {"vertices", "faces"} <= set(archive.files):
-                    vertices, faces = archive["vertices"], archive["faces"]
-                    return ShapeSignal(torch.from_numpy(vertices).float(), torch.from_numpy(faces).long())
-        except (ValueError, OSError, TypeError, EOFError, BadZipFile) as error:
-            raise ValueError(f"{str(path)!r} cannot be read as arrays: {error}") from error
+        arrays = read_arrays(path)
+        if {"vertices", "faces"} <= arrays.keys():
+            found = require_mesh(Mesh(arrays["vertices"].float(), arrays["faces"].long()), path)
+            return ShapeSignal(found.vertices, found.faces)
     if path.suffix in MESH_FORMATS:
         try:
             mesh = load_mesh(path)
@@ -172,10 +181,10 @@ def _read_shape(path: Path) -> ShapeSignal:
     return ShapeSignal(load_points(path).float(), None)
 
 
-def _fit_unit_ball(found: ShapeSignal) -> ShapeSignal:
+def _fit_unit_ball(found: ShapeSignal, name: str) -> ShapeSignal:
     vertices = found.vertices.double()
     if not bool(vertices.isfinite().all()):
-        raise ValueError("the shape has coordinates that are NaN or Inf; repair the file")
+        raise ValueError(f"the shape in {name!r} has coordinates that are NaN or Inf; repair the file")
     if found.faces is None:
         center = vertices.mean(0)
     else:
@@ -184,5 +193,5 @@ def _fit_unit_ball(found: ShapeSignal) -> ShapeSignal:
         center = ((a + b + c) / 3 * areas).sum(0) / areas.sum()
     radius = (vertices - center).norm(dim=1).max()
     if not radius > 0 or not bool(center.isfinite().all()):
-        raise ValueError("the shape has no extent: all its points are one, or its faces have no area")
+        raise ValueError(f"the shape in {name!r} has no extent: all its points are one, or its faces have no area")
     return replace(found, vertices=((vertices - center) / radius).float())

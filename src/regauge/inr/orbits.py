@@ -19,8 +19,8 @@ from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 
 RECOVERED = 1e-4
 """A copy is recovered if no parameter is further from where it belongs than this share of its tensor's largest one."""

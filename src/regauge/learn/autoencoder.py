@@ -22,7 +22,7 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
 from regauge.weightspace.files import describe_net, make_net
-from regauge.weightspace.heads import Invariant
+from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 
 KIND = "regauge autoencoder"

@@ -23,10 +23,10 @@ from regauge.learn.input_layer import InputLayer
 from regauge.learn.learn_configs import AutoencoderConfig
 from regauge.learn.objective import Objective
 from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, to_net
+from regauge.storage import Store
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
-from regauge.storage.store import Store
-from regauge.weightspace.heads import Invariant
+from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.shares import find_readers
 

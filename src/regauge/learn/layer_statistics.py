@@ -12,7 +12,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn.targets import Target
 from regauge.weightspace.frames import Frame
-from regauge.weightspace.layout import compile_layout
+from regauge.weightspace.layout.compile import compile_layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 BLOCK = 512

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from regauge.learn.function_losses import FunctionLoss
     from regauge.weightspace.decoders import DecoderSettings
     from regauge.weightspace.encoder import Values
-    from regauge.weightspace.layers import Layer
+    from regauge.weightspace.layers.plan import Layer
 
 Kind = Literal["numbers", "fractions", "classes"]
 """The target of a predictor."""
@@ -114,7 +114,7 @@ class PredictorConfig(PooledConfig):
         import torch
 
         from regauge.core.symmetry import Symmetry
-        from regauge.weightspace.heads import Invariant
+        from regauge.weightspace.heads.invariant import Invariant
         from regauge.weightspace.metanet import Metanet
         from regauge.weightspace.shares import find_readers
 

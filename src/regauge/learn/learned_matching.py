@@ -24,7 +24,7 @@ from regauge.learn.course import Trained
 from regauge.learn.populations import to_net
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
 from regauge.weightspace.files import load_net, save_net
-from regauge.weightspace.heads import UnitFeatures
+from regauge.weightspace.heads.unit_features import UnitFeatures
 from regauge.weightspace.metanet import Metanet
 
 KIND = "matching"

@@ -29,9 +29,9 @@ from regauge.learn.populations import arrays_of, digest, find_usable, modules_of
 from regauge.learn.soft_matching import relative_distances
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
-from regauge.weightspace.heads import UnitFeatures
+from regauge.weightspace.heads.unit_features import UnitFeatures
 from regauge.weightspace.metanet import Metanet
-from regauge.weightspace.probes import Probes
+from regauge.weightspace.probes.probes import Probes
 
 EXCESS = "midpoint excess"
 """The loss halfway between two networks above the mean of both: no barrier, which is the highest point of a line."""

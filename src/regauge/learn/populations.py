@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regauge.core.params import Params, count_models
+from regauge.storage import Store
 from regauge.storage.collection import Collection, Kept, Networks
-from regauge.storage.store import Store
 from regauge.storage.store.columns import Array
 from regauge.storage.store.listing import FINITE
 from regauge.storage.store.rows import STANDARD, split

@@ -16,10 +16,10 @@ from regauge.core.params import Params
 from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
+from regauge.storage import Store
 from regauge.storage.collection import Collection, Networks
-from regauge.storage.store import Store
 from regauge.weightspace.files import load_net, save_net
-from regauge.weightspace.heads import Invariant
+from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 
 KIND = "predictor"

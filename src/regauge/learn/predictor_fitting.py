@@ -31,9 +31,9 @@ from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
 from regauge.learn.training import train
 from regauge.storage.loader import Batch, Loader
-from regauge.weightspace.heads import Invariant
+from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
-from regauge.weightspace.probes import Probes
+from regauge.weightspace.probes.probes import Probes
 from regauge.weightspace.shares import find_readers
 
 SAMPLE = 1024

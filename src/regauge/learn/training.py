@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.checkpoints.state_file import StateFile
+from regauge.checkpoints.state_file import StateFile, copy_exactly
 from regauge.core.params import below
 from regauge.core.progress import Advance, Progress, no_progress
+from regauge.core.typed_json import require_fields
 from regauge.learn.course import Course, Trained, Validation
 from regauge.storage.loader import Batch, Loader
 from regauge.training.clock import Clock
@@ -56,9 +57,12 @@ def train(
     file, course = None if state is None else StateFile(state), Course(program.params())
     if file is not None and continues and (kept := file.read(inputs or {})) is not None:
         tensors, known = kept
-        loader.load_state_dict(known.pop("loader"))
-        course = Course(below("best/", tensors), **known)
-        program.restore(below("program/", tensors), course.step)
+        with file.continuing():
+            loader.load_state_dict(known.pop("loader"))
+            require_fields(known, Course, "the training")
+            copy_exactly(below("best/", tensors), course.best)
+            course = Course(course.best, **known)
+            program.restore(below("program/", tensors), course.step)
     clock = Clock(config.seconds, is_cpu_time=config.is_cpu_time, spent=course.seconds)
     bar = _Bar.of(progress, course, config, steps)
     batches, schedule = loader.stream(), config.schedule

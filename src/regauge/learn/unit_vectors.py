@@ -13,8 +13,8 @@ from regauge.core.element import Element
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.heads.unit_features import UnitFeatures, VectorHead
-from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.characters import Character
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.metanet import Metanet
 
 SMALLEST = 1e-6

@@ -8,6 +8,7 @@ from .merge_networks import merge as merge
 from .merge_record import MergeRecord as MergeRecord
 from .merge_record import MergeResult as MergeResult
 from .merge_record import card_path as card_path
+from .merge_widths import merge_widths as merge_widths
 from .nearswap import NearSwap as NearSwap
 from .ram import Ram as Ram
 from .recipes.assemble import Assembled as Assembled

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.streamed.memory import row_ranges
-from regauge.alignment.streamed.source import move_tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.core.element import Element
 from regauge.core.movable import VALUES, require_shared
+from regauge.core.pieces import move_tensor, row_ranges
 from regauge.core.rounding import require_held, round_to
 from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry

@@ -7,13 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regauge.alignment.streamed.memory import row_ranges
-from regauge.alignment.streamed.source import move_tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
+from regauge.core.pieces import move_tensor, row_ranges
 from regauge.core.rounding import require_held, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from, weighted_sum

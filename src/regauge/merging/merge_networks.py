@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.dtypes import dtype_notes
@@ -28,7 +27,6 @@ from regauge.merging.means import Average
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.settings import Number, Setting, as_weights
-from regauge.merging.streamed import merge_job
 from regauge.merging.table import RULES
 
 
@@ -111,6 +109,9 @@ def merge(
     job = open_call("rg.merge", settings, named, networks=given, out=out, memory=memory, **files)
     if job is not None:
         if job.is_streamed:
+            from regauge.alignment.streamed.job import plan_job
+            from regauge.merging.streamed import merge_job
+
             streamed = plan_job(job, symmetry, method, task)
             return merge_job(
                 streamed, rule=rule, weights=weights, has_base=has_base, seed=seed, labels=labels, progress=progress

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, Union
 
-from regauge.hub.layer_stack import LAYER
+from regauge.checkpoints.names.prefixes import LAYER
 
 Number: TypeAlias = Union[float, "Setting"]
 """One number for all tensors, or a setting."""

@@ -12,6 +12,7 @@ from regauge.checkpoints.dtypes import dtype_notes
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import large_blocks_returned
 from regauge.checkpoints.writing import save_text
+from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -45,6 +46,7 @@ def plan_blend(
     return streamed.with_memory(blend.held(), f"combining {len(blend.networks)} networks by {rule}"), blend
 
 
+@check_arguments
 def plan_merge(
     job: FileJob,
     symmetry: Symmetry,

@@ -4,7 +4,6 @@ from .criteria import Magnitude as Magnitude
 from .criteria import OutputError as OutputError
 from .criteria import RandomUnits as RandomUnits
 from .criteria import Taylor as Taylor
-from .exact import Removal as Removal
 from .prune_network import prune as prune
 from .prune_report import prune_path as prune_path
 from .result import PruneCertificate as PruneCertificate

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.category import StrCategoryFormatter
 from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -87,7 +88,7 @@ def _show_texts_as_they_are(figure: Figure) -> None:
             text.set_parse_math(False)
     for axis in axes:
         formatter = axis.get_major_formatter()
-        if isinstance(formatter, FixedFormatter | FuncFormatter):  # labels that are given
+        if isinstance(formatter, FixedFormatter | FuncFormatter | StrCategoryFormatter):  # labels that are given
             axis.set_major_formatter(_escaping(formatter))
 
 

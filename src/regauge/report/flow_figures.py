@@ -17,7 +17,7 @@ def losses_figure(losses: Mapping[str, Sequence[float]]) -> Figure:
     with draw_figure(5.6, 0.36 * len(losses) + 1.0) as figure:
         axes = figure.add_subplot()
         for k, (name, values) in enumerate(losses.items()):
-            found = np.array(values)
+            found = np.array(values, np.float64)
             found = found[np.isfinite(found)]
             color = COLORS[0] if name == "generated" else COLORS[1] if name == "held-out" else MUTED
             heights = k + 0.28 * chance.uniform(-1, 1, len(found))
@@ -39,7 +39,7 @@ def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float)
     with draw_figure(5.0, 4.8) as figure:
         axes = figure.add_subplot()
         for (name, points), color in zip(places.items(), (MUTED, COLORS[1], COLORS[0]), strict=True):
-            x, y = np.array(points).T
+            x, y = np.array(points, np.float64).T
             axes.scatter(x, y, s=16, color=color, alpha=0.6, linewidths=0, label=name)
         name_plane(axes, share)
         axes.set_aspect("equal", adjustable="datalim")
@@ -57,7 +57,7 @@ def _reliability_figure(reliability: Mapping[str, Sequence[Sequence[float]]], ki
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1)
         for name, color in (("held-out", COLORS[1]), ("generated", COLORS[0])):
-            sure, right, share = np.array(reliability[f"{name}, {kind}"]).T
+            sure, right, share = np.array(reliability[f"{name}, {kind}"], np.float64).T
             axes.plot(sure, right, color=color, linewidth=1.5, label=name)
             axes.scatter(sure, right, s=8 + 160 * share, color=color, alpha=0.7, linewidths=0)
         axes.set(xlabel="confidence", ylabel="accuracy", aspect="equal")

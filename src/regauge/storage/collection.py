@@ -14,10 +14,10 @@ from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import bytes_of
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
-from regauge.storage.store import Store
 from regauge.storage.store.columns import Array
 from regauge.storage.store.listing import resolve
 from regauge.storage.store.rows import Indices
+from regauge.storage.store.store import Store
 
 Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""

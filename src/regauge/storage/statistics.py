@@ -13,7 +13,7 @@ from torch import Tensor
 from regauge.core.params import Params
 from regauge.storage import cache
 from regauge.storage.collection import Collection, Networks
-from regauge.storage.store import Store
+from regauge.storage.store.store import Store
 
 KIND = "statistics"
 """The kind of these entries in the user's cache."""

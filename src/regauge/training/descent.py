@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regauge.checkpoints.state_file import StateFile
+from regauge.checkpoints.state_file import StateFile, copy_exactly
 from regauge.core.params import Params, below
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Batch, Task, evaluating
@@ -95,8 +95,7 @@ class PlainProgram(Generic[B]):
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from the `tensors` of another program with the same parameters and optimizer."""
-        for name, tensor in below("parameter/", tensors).items():
-            self._params[name].copy_(tensor)
+        copy_exactly(below("parameter/", tensors), self._params)
         load_moments(self._optimizer, below("optimizer/", tensors))
 
 
@@ -203,8 +202,9 @@ def minimize(
     values = sum(tensor.numel() for tensor in params.values())
     inputs, losses = {"settings": repr(descent), "values": values, "examples": examples}, list[float]()
     if state_file is not None and (kept := state_file.read(inputs)) is not None:
-        program.restore(below("program/", kept[0]))
-        losses = kept[0]["losses"].tolist()
+        with state_file.continuing():
+            program.restore(below("program/", kept[0]))
+            losses = list(map(float, kept[0]["losses"][:steps]))
     advance = progress(label, steps)
     if losses:
         advance(len(losses))

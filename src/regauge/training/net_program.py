@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.state_file import copy_exactly
 from regauge.core.params import Params, below
 from regauge.training.optimizers import Optimizer, load_moments, moments_of, require_numbers, set_rate
 from regauge.training.schedules import Rate
@@ -88,8 +89,7 @@ class NetProgram(Generic[B]):
     def restore(self, tensors: Mapping[str, Tensor], taken: int) -> None:
         """Continue from the `tensors` of another program with the same net and settings, and its number of steps."""
         self.net.load_state_dict(below("net/", tensors))
-        for name, tensor in below("average/", tensors).items():
-            self._average[name].copy_(tensor)
+        copy_exactly(below("average/", tensors), self._average)
         load_moments(self._optimizer, below("optimizer/", tensors))
         self.taken = taken
 

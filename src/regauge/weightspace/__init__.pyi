@@ -7,9 +7,9 @@ from .encoder import Scalars as Scalars
 from .files import load_net as load_net
 from .files import save_net as save_net
 from .heads import HEADS as HEADS
-from .heads import Equivariant as Equivariant
-from .heads import Invariant as Invariant
-from .heads import UnitFeatures as UnitFeatures
+from .heads.equivariant import Equivariant as Equivariant
+from .heads.invariant import Invariant as Invariant
+from .heads.unit_features import UnitFeatures as UnitFeatures
 from .hypernetwork import HyperNetwork as HyperNetwork
 from .layers import LAYERS as LAYERS
 from .layers.dws import DWS as DWS
@@ -18,10 +18,10 @@ from .layers.nfn import NFN as NFN
 from .layers.propagation import Propagation as Propagation
 from .layers.relational_attention import RelationalAttention as RelationalAttention
 from .layers.scale_gmn import ScaleGMN as ScaleGMN
-from .layout import Layout as Layout
-from .layout import compile_layout as compile_layout
+from .layout.compile import Layout as Layout
+from .layout.compile import compile_layout as compile_layout
 from .metanet import Metanet as Metanet
-from .probes import Probes as Probes
+from .probes.probes import Probes as Probes
 from .row_encoder import RowEncoder as RowEncoder
 from .row_encoder import weight_rows as weight_rows
 from .shares import find_readers as find_readers

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layers.dense import Dense
-from regauge.weightspace.layout import compile_layout
+from regauge.weightspace.layout.compile import compile_layout
 
 SHARE = 0.1
 """Root mean square of the first changes of a network, as a share of each tensor's own."""

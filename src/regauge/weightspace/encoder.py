@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, turn
 from regauge.weightspace.layers.dense import Dense
-from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.characters import at_end, has_scale, has_sign
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares
 
 CONSTANT = 1e-5

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from regauge.weightspace.layout import Block, Character, End, Layout
+from regauge.weightspace.layout.blocks import Block, End
+from regauge.weightspace.layout.characters import Character
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 

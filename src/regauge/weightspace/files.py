@@ -19,7 +19,8 @@ from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
 from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.metanet import Metanet
-from regauge.weightspace.probes import MismatchError, ProbeEncoder, Probes
+from regauge.weightspace.probes.probed import MismatchError
+from regauge.weightspace.probes.probes import ProbeEncoder, Probes
 
 KIND = "regauge net over networks"
 VERSION = "1"

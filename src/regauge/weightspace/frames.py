@@ -13,7 +13,7 @@ from regauge.canonical.steps import LinearStep, Plan, RotationStep, ShiftStep, S
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.compile import Layout
 
 
 @dataclass(frozen=True, eq=False)

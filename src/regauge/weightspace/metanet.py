@@ -15,11 +15,14 @@ from regauge.core.unit_plans import Axis
 from regauge.weightspace.conditioning import Conditioning
 from regauge.weightspace.encoder import Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
-from regauge.weightspace.heads import Equivariant, Head, Invariant
-from regauge.weightspace.layers import Layer, Plan
+from regauge.weightspace.heads import Head
+from regauge.weightspace.heads.equivariant import Equivariant
+from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.layers.message_passing import MessagePassing
-from regauge.weightspace.layout import Layout
-from regauge.weightspace.probes import Probed, ProbeEncoder, Probes
+from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layout.compile import Layout
+from regauge.weightspace.probes.probed import Probed
+from regauge.weightspace.probes.probes import ProbeEncoder, Probes
 from regauge.weightspace.reader import Reader, multiplied_blocks, require_values, tell_difference
 
 LARGEST = 2**22

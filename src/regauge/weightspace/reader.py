@@ -10,10 +10,10 @@ from regauge.core.element import Element
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.frames import Frame
-from regauge.weightspace.layers import Layer
-from regauge.weightspace.layout import Layout, compile_layout
+from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.layout.characters import has_scale
-from regauge.weightspace.probes import Probed
+from regauge.weightspace.layout.compile import Layout, compile_layout
+from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.shares import divide, find_shares
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from regauge.core.arguments import check_arguments
 from regauge.core.symmetry import Symmetry
 from regauge.core.unit_plans import Axis, default_readers
-from regauge.weightspace.layout import Block, End, Grid, Layout
+from regauge.weightspace.layout.blocks import Block, End, Grid
+from regauge.weightspace.layout.compile import Layout
 
 Shares = Mapping[str, Float[Tensor, "models *sizes"]]
 """For each group, along the axes of its set, shares that sum to one over its units within every copy; a group whose

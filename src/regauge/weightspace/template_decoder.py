@@ -12,8 +12,8 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.unit_plans import UnitPlan, map_tensor
 from regauge.weightspace.decoder import SHARE, complete
-from regauge.weightspace.heads import Equivariant
-from regauge.weightspace.layers import Layer
+from regauge.weightspace.heads.equivariant import Equivariant
+from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.shares import find_readers

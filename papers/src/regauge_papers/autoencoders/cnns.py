@@ -19,7 +19,7 @@ from regauge.learn.layer_statistics import boosted_trees, layer_statistics
 from regauge.learn.populations import Parts
 from regauge.learn.running import Runner
 from regauge.learn.targets import Target
-from regauge.storage.store import Store
+from regauge.storage import Store
 from regauge.zoo import Config
 from regauge.zoo.presets import cnn_architecture, cnn_zoo, small_cnns_relu
 from regauge.zoo.training.examples import load_examples

@@ -12,7 +12,7 @@ from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.report.pictures import Images
-from regauge.storage.store import Store
+from regauge.storage import Store
 from regauge.zoo import Config
 from regauge.zoo.presets import mnist_inrs, siren_architecture
 from regauge_papers.autoencoders.encoders import Coder, sine_coders, spread

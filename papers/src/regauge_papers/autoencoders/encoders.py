@@ -12,7 +12,7 @@ import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.core.params import Params
-from regauge.storage.store import Store
+from regauge.storage import Store
 from regauge_papers import chains
 from regauge_papers.experiment import Run, make_once
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.heads import Invariant, UnitFeatures
+from regauge.weightspace.heads.invariant import Invariant
+from regauge.weightspace.heads.unit_features import UnitFeatures
 from regauge.weightspace.layers.reading import Pools
-from regauge.weightspace.layout import compile_layout
+from regauge.weightspace.layout.compile import compile_layout
 from regauge_papers.chains.config import ChainConfig
 from regauge_papers.chains.maps import Map, Resize, plain, pooled
 from regauge_papers.chains.reading import Chain, axes_of

@@ -8,7 +8,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.compile import Layout
 
 
 @dataclass(frozen=True, eq=False)

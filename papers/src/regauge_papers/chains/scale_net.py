@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.heads import Equivariant, Invariant
-from regauge.weightspace.layout import compile_layout
+from regauge.weightspace.heads.equivariant import Equivariant
+from regauge.weightspace.heads.invariant import Invariant
+from regauge.weightspace.layout.compile import compile_layout
 from regauge_papers.chains.maps import plain
 from regauge_papers.chains.reading import Chain
 from regauge_papers.chains.scale_config import ChainScaleConfig

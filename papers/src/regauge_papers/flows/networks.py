@@ -16,7 +16,7 @@ from regauge.core.task import Task
 from regauge.data.images import ImageData, digits, fashion_mnist, mnist
 from regauge.data.packaged import breast_cancer
 from regauge.learn.populations import spread
-from regauge.storage.store import Store
+from regauge.storage import Store
 from regauge.zoo import Config
 from regauge.zoo.presets import mlp_architecture
 from regauge.zoo.training.examples import load_examples

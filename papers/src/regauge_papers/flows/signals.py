@@ -25,8 +25,8 @@ from regauge.inr.rendering.field_values import render_image
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.cnn import CNN
 from regauge.report.pictures import Images, Picture
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.training.initialization import Initialization
 from regauge.zoo import Config
 from regauge.zoo.presets import mnist_inrs_one_start

@@ -23,7 +23,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import cross_entropy
 from regauge.learn import MatchingConfig
-from regauge.storage.store import Store
+from regauge.storage import Store
 from regauge.zoo.training.config import ClassHalves, Config
 from regauge.zoo.training.examples import Examples, load_examples
 from regauge_papers.experiment import Run, make_once

@@ -20,7 +20,7 @@ from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, layer_statistics
 from regauge.learn.targets import Target
-from regauge.weightspace.probes import Probed
+from regauge.weightspace.probes.probed import Probed
 from regauge_papers.weight_nets.known import Known
 
 Predict = Callable[[Params], NDArray[np.int64]]

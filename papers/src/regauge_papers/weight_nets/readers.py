@@ -13,7 +13,7 @@ from regauge import weightspace as ws
 from regauge.core.params import Params
 from regauge.learn.layer_statistics import boosted_trees, invariant_statistics, layer_statistics
 from regauge.learn.targets import Target
-from regauge.weightspace.layers import Layer
+from regauge.weightspace.layers.plan import Layer
 from regauge_papers.weight_nets.known import Known
 
 PENALTIES = np.logspace(-2, 5, 15)

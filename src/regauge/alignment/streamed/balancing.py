@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regauge.alignment.engine.fitting import fit_continuous, squared_distances
 from regauge.alignment.engine.frames import notes_on
-from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.passes import Passes
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts
@@ -21,6 +20,7 @@ from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.groups import Group
 from regauge.core.matrices import root_of
 from regauge.core.params import Params, require_finite, work_dtype
+from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 
 

@@ -11,13 +11,13 @@ from regauge.alignment.engine.blocks import solve_family
 from regauge.alignment.engine.neighborhoods import Neighborhoods
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
-from regauge.alignment.streamed.memory import row_ranges
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.plan import Plan, WorkingSet
 from regauge.alignment.streamed.source import Source, Total, part_cost
 from regauge.alignment.streamed.state import ClimbState
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, barycenter
+from regauge.core.pieces import row_ranges
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""

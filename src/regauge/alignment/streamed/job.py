@@ -72,7 +72,7 @@ class StreamedJob:
             self.job.checkpoints[k],
             self.plan,
             self.method,
-            state=load_state(kept, [group.name for group in self.plan.symmetry.groups]),
+            state=load_state(kept, self.plan.symmetry),
             keep=lambda state: save_state(state, kept),
             progress=progress,
         )

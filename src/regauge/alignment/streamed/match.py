@@ -17,12 +17,13 @@ from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed
 from regauge.alignment.streamed.climb import StreamedAscent
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.plan import Plan
-from regauge.alignment.streamed.source import Moved, Source, measure_squares, move_tensor
+from regauge.alignment.streamed.source import Moved, Source, measure_squares
 from regauge.alignment.streamed.state import ClimbState, State
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.element import Element
 from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.params import Params
+from regauge.core.pieces import move_tensor
 from regauge.core.progress import Progress, no_progress
 
 FITS = 3

@@ -7,10 +7,9 @@ from regauge.alignment.engine.blocks import is_compressed
 from regauge.core.closest import character
 from regauge.core.families import Family
 from regauge.core.groups import Group
+from regauge.core.pieces import CHUNK, row_ranges
 from regauge.core.symmetry import Symmetry
 
-CHUNK = 1 << 25
-"""Bytes, as float32, of the pieces in which tensors are read that need not be there as a whole."""
 SLACK = 1.15
 """Factor for memory that the allocator holds without using it."""
 BASE = 96 << 20
@@ -161,22 +160,6 @@ class Sizes:
                 entries += 4 * pairs * one + 2 * whole
         inner = sum(pairs * _characters(g) * _matrix(g) for g in family.members[1:])
         return blocks + PAIRED * entries + 6 * inner
-
-
-def row_ranges(
-    symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
-) -> list[tuple[int, int] | None]:
-    """Ranges of axis 0 in which a tensor may be read and moved, of `chunk` bytes as float32; None for all of it.
-
-    The shape is needed where the symmetry does not move the tensor.
-    """
-    shape = symmetry.shapes[name] if shape is None else shape
-    sites = symmetry.sites.get(name, [])
-    used = {axis for site in sites for axis in site.axes}
-    if not shape or 0 in used or 0 in shape:
-        return [None]
-    rows = max(1, chunk // (4 * math.prod(shape[1:])))
-    return [(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows)]
 
 
 def _matrix(group: Group) -> int:

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.frames import is_stretched, move_by
-from regauge.alignment.streamed.memory import CHUNK, row_ranges
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.state import ClimbState
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import Pieces
-from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
@@ -24,6 +22,7 @@ from regauge.core.families import add_term, barycenter, dot
 from regauge.core.groups import Group
 from regauge.core.interpolation import distance
 from regauge.core.params import require_finite, work_dtype
+from regauge.core.pieces import CHUNK, move_tensor, row_ranges
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
@@ -236,11 +235,3 @@ def measure_distances(
             for k, other in enumerate((y, moved)):
                 squares[k] += distance({name: x}, {name: other}) ** 2
     return math.sqrt(squares[0]), math.sqrt(squares[1])
-
-
-def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor) -> Tensor:
-    """A tensor, or a piece of it, moved by an element."""
-    if name not in symmetry.sites:
-        return tensor
-    sites = {name: symmetry.sites[name]}
-    return _act.act(symmetry.groups, sites, element, {name: tensor}, {name: tensor.ndim})[name]

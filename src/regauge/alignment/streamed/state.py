@@ -1,15 +1,17 @@
 """The state of a streamed alignment, and the file that keeps it for a later run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regauge.checkpoints.state_file import StateFile
 from regauge.core.element import Element, Value
 from regauge.core.symmetry import Symmetry
+from regauge.core.typed_json import require_fields
 
 
 @dataclass
@@ -96,16 +98,23 @@ def save_state(state: State, path: Path) -> None:
     StateFile(path, work=WORK).write(tensors, whole, {})
 
 
-def load_state(path: Path, groups: Iterable[str]) -> State | None:
-    """Read what `save_state` wrote, for a symmetry with these groups; None without a file.
+def load_state(path: Path, symmetry: Symmetry) -> State | None:
+    """Read what `save_state` wrote, for a symmetry; None without a file.
 
     Raises:
         StateError: The file is damaged, or none.
     """
-    kept = StateFile(path, work=WORK).read({})
+    file = StateFile(path, work=WORK)
+    kept = file.read({})
     if kept is None:
         return None
-    tensors, whole = kept
+    with file.continuing():
+        return _read_state(*kept, symmetry)
+
+
+def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetry: Symmetry) -> State:
+    """The state of what `save_state` wrote; whatever is not of such a state is an error of any of several types."""
+    groups = [group.name for group in symmetry.groups]
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():
         place, group = key.split("/", 1)
@@ -115,10 +124,32 @@ def load_state(path: Path, groups: Iterable[str]) -> State | None:
 
     def elements(place: str) -> dict[str, Any]:
         own = found.get(place, {}).items()
-        return {kind: Element({g: Value(**parts) for g, parts in of.items()}) for kind, of in own}
+        made = {kind: Element({g: Value(**parts) for g, parts in of.items()}) for kind, of in own}
+        for kind, element in made.items():
+            _require_element(symmetry, element, kind)
+        return made
 
     climbs = [ClimbState(**{**rest, **elements(str(k))}) for k, rest in enumerate(whole["climbs"])]
-    return State(**{**whole, **elements(""), "climbs": climbs})
+    state = State(**{**whole, **elements(""), "climbs": climbs})
+    for climb in climbs:
+        require_fields(vars(climb), ClimbState, "a climb")
+    require_fields({**vars(state), "climbs": []}, State, "the alignment")
+    if not 0 <= state.chosen < max(1, len(climbs)):
+        raise ValueError(f"there is no climb {state.chosen}")
+    return state
+
+
+def _require_element(symmetry: Symmetry, element: Element, kind: str) -> None:
+    """Raise a ValueError unless the values of an element have the shapes of a symmetry's, and orders are such."""
+    with torch.device("meta"):
+        identity = symmetry.identity()
+    for name, value in identity.items():
+        own, expected = dict(element[name].items()), dict(value.items())
+        if own.keys() != expected.keys() or any(own[field].shape != one.shape for field, one in expected.items()):
+            raise ValueError(f"the values of group {name!r} in {kind!r} have other names or shapes")
+        order = own["perm"].sort(-1).values if "perm" in own else torch.arange(0)
+        if not torch.equal(order, torch.arange(order.shape[-1]).expand_as(order)):
+            raise ValueError(f"the order of group {name!r} in {kind!r} is no permutation")
 
 
 def _flat(element: Element) -> Iterator[tuple[str, Tensor]]:

@@ -1,5 +1,6 @@
 """The protocol of posteriors, and its simplest: independent normal distributions, one for every parameter."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
@@ -7,8 +8,10 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.joint import role_symmetry
+from regauge.bayes.posteriors.couplings import SquaredDistance, sum_squares, with_zeros
+from regauge.connect.paths import WassersteinGeodesic
 from regauge.core.element import Element, materialize
-from regauge.core.params import Params
+from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 
@@ -79,6 +82,23 @@ class GaussianPosterior(NamedTuple):
         """Itself."""
         return self
 
+    def couple(
+        self, other: "GaussianPosterior", skip: Collection[str] = ()
+    ) -> "tuple[GaussianPosterior, GaussianPosterior]":
+        """See `Transportable`: independent parameters share their noise."""
+        require_same_shapes(self.mean, other.mean)
+        own, others = with_zeros(self.std, other.std), with_zeros(other.std, self.std)
+        first = self if own is self.std else self._replace(std=own)
+        return first, (other if others is other.std else other._replace(std=others))
+
+    def squared_distance(self, other: "GaussianPosterior", skip: Collection[str] = ()) -> SquaredDistance:
+        """`|m_a - m_b|^2` and `|s_a - s_b|^2`: standard deviations, not variances."""
+        return SquaredDistance(sum_squares(self.mean, other.mean, skip), sum_squares(self.std, other.std, skip))
+
+    def between(self, other: "GaussianPosterior", t: float) -> "GaussianPosterior":
+        """Means and standard deviations are interpolated."""
+        return GaussianPosterior(*WassersteinGeodesic().at(self, other, t))
+
 
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element]:
     """Both with every size known, so that they also act on dictionaries that lack names of `params`."""
@@ -143,3 +163,24 @@ class Posterior(Protocol):
 
     def moments(self) -> GaussianPosterior:
         """The diagonal Gaussian with the same means and standard deviations."""
+
+
+@runtime_checkable
+class Transportable(Posterior, Protocol):
+    """A posterior that knows its couplings, distances and geodesics with others of its kind."""
+
+    def couple(self, other: Self, skip: Collection[str] = ()) -> tuple[Self, Self]:
+        """Both, written such that samples with the same noise are as close as they can be.
+
+        What only one of the two is uncertain of has zero standard deviations in the other; names in `skip` do not
+        count.
+
+        Raises:
+            ValueError: The posteriors are of different architectures, or have no coupling of this kind.
+        """
+
+    def squared_distance(self, other: Self, skip: Collection[str] = ()) -> SquaredDistance:
+        """`W2^2` to another posterior, both as `couple` wrote them."""
+
+    def between(self, other: Self, t: float) -> Posterior:
+        """The distribution of `(1 - t) theta_0 + t theta_1` with shared noise, both as `couple` wrote them."""

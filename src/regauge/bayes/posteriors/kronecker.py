@@ -1,18 +1,21 @@
 """Kronecker-factored Gaussians: one covariance over the outputs of a layer and one over its inputs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from regauge.bayes.posteriors.couplings import SquaredDistance, find_rotation, sum_squares, with_zeros
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std, sample
 from regauge.core.act import Site
 from regauge.core.element import Element
 from regauge.core.groups import Group
-from regauge.core.params import Params
+from regauge.core.interpolation import interpolate
+from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 
@@ -194,6 +197,51 @@ class KroneckerPosterior:
             std[name] = variance.clamp(min=0).sqrt().view(self.mean[name].shape)
         return GaussianPosterior(self.mean, std)
 
+    def couple(
+        self, other: "KroneckerPosterior", skip: Collection[str] = ()
+    ) -> "tuple[KroneckerPosterior, KroneckerPosterior]":
+        """See `Transportable`: the noise of the other is rotated, once for each factor."""
+        require_same_shapes(self.mean, other.mean)
+        differing = sorted(self.terms.keys() ^ other.terms.keys())
+        if differing:
+            raise ValueError(
+                f"{differing[:5]} have Kronecker factors in one posterior only; fit both with factors for the same "
+                "weights, or compare their `moments()`"
+            )
+        own, others = {}, {}
+        for name in self.terms:
+            if len(self.terms[name]) > 1 or len(other.terms[name]) > 1:
+                raise ValueError(
+                    f"the covariance of {name!r} is no Kronecker product, since a posterior is a point of a geodesic; "
+                    "compare the ends of geodesics, or `moments()`"
+                )
+            pairs = [_couple_roots(x, y) for x, y in zip(self.terms[name][0], other.terms[name][0], strict=True)]
+            own[name] = (Term(*(x for x, _ in pairs)),)
+            others[name] = (Term(*(y for _, y in pairs)),)
+        first = KroneckerPosterior(self.mean, own, with_zeros(self.std, other.std))
+        return first, KroneckerPosterior(other.mean, others, with_zeros(other.std, self.std))
+
+    def squared_distance(self, other: "KroneckerPosterior", skip: Collection[str] = ()) -> SquaredDistance:
+        """See `Transportable`; each weight adds `|B_a (x) C_a - B_b (x) C_b|_F^2` of its coupled roots to the spread.
+
+        That is `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*` of the roots B and C of the factors G
+        and A as they were before, where `|X|_*` is the sum of the singular values.
+        """
+        terms = [name for name in self.terms if name not in skip]
+        spread = sum_squares(self.std, other.std, skip)
+        spread += sum(_between_terms(self.terms[name][0], other.terms[name][0]) for name in terms)
+        return SquaredDistance(sum_squares(self.mean, other.mean, skip), spread)
+
+    def between(self, other: "KroneckerPosterior", t: float) -> "KroneckerPosterior":
+        """McCann's map is a product of maps of the factors; the point has two terms, no Kronecker product."""
+        terms = {
+            name: tuple(Term((1 - t) * rows, columns) for rows, columns in own)
+            + tuple(Term(t * rows, columns) for rows, columns in other.terms[name])
+            for name, own in self.terms.items()
+        }
+        mean, std = interpolate(self.mean, other.mean, t), interpolate(self.std, other.std, t)
+        return KroneckerPosterior(mean, terms, std)
+
     def _on_roots(self, group: Group) -> Group:
         """The group as it acts on the rows of the roots; shifts flip signs there, but add nothing."""
         places = [
@@ -235,3 +283,22 @@ def _inverse_root(spectrum: tuple[Tensor, Tensor], damping: float) -> Tensor:
     """L with `L L^T = (factor + damping I)^-1`."""
     values, vectors = spectrum
     return vectors * (values + damping).rsqrt()
+
+
+def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two roots `[n, p]` with as many columns, those of b rotated."""
+    width = max(a.shape[1], b.shape[1])
+    a, b = pad(a, (0, width - a.shape[1])), pad(b, (0, width - b.shape[1]))
+    # Roots of one covariance differ by a rotation of the noise. |a - b R|^2 is smallest for the polar factor of b^T a,
+    # and then is the squared Wasserstein distance of N(0, a a^T) and N(0, b b^T).
+    turn = find_rotation(b.double().mT @ a.double())
+    return a, (b.double() @ turn).to(b.dtype)
+
+
+def _between_terms(a: Term, b: Term) -> float:
+    """`|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, without differences of large numbers."""
+    rows, columns, other, others = (root.double() for root in (*a, *b))
+    # B (x) C - B' (x) C' = B (x) (C - C') + (B - B') (x) C', and <X (x) Y, X' (x) Y'> = <X, X'> <Y, Y'>.
+    by_rows, by_columns = rows - other, columns - others
+    squares = rows.square().sum() * by_columns.square().sum() + by_rows.square().sum() * others.square().sum()
+    return float(squares + 2 * (rows * by_rows).sum() * (by_columns * others).sum())

@@ -1,15 +1,21 @@
 """Low-rank Gaussians: a diagonal part and a few directions in which all parameters move together."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from regauge.alignment.joint import role_symmetry
+from regauge.bayes.posteriors.couplings import SquaredDistance, find_rotation, sum_squares, with_zeros
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, bind, move_noise, move_std, sample
 from regauge.core.element import Element
-from regauge.core.params import Params
+from regauge.core.interpolation import interpolate
+from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
+DENSE_LIMIT = 2000
+"""Largest number of uncertain parameters for which posteriors are compared by full covariances."""
 COEFFICIENTS = "(coefficients)"
 """The name under which the noise holds the coefficients of the deviations, `[count, K]`; no parameter is called so."""
 
@@ -94,3 +100,80 @@ class LowRankPosterior:
             spread = torch.linalg.vector_norm(tensor, dim=0)
             std[name] = torch.hypot(spread, std[name]) if name in std else spread
         return GaussianPosterior(self.mean, std)
+
+    def couple(
+        self, other: "LowRankPosterior", skip: Collection[str] = ()
+    ) -> "tuple[LowRankPosterior, LowRankPosterior]":
+        """See `Transportable`: diagonal parts share their noise and deviations share theirs, rotated.
+
+        It is the best of those couplings that keep both parts apart, and the best of all where one of these vanishes;
+        in general the best one mixes them by a map as large as the network squared.
+        """
+        require_same_shapes(self.mean, other.mean)
+        std, std_b = ({name: t for name, t in q.std.items() if name not in skip} for q in (self, other))
+        rank, like = max(self.rank, other.rank), {**other.deviations, **self.deviations}
+        rows, rows_b = (
+            {name: _fill(q, name, rank, t) for name, t in like.items() if name not in skip} for q in (self, other)
+        )
+        cross = sum(rows_b[name].flatten(1).double() @ rows[name].flatten(1).double().mT for name in rows)
+        assert isinstance(cross, Tensor)
+        turn = find_rotation(cross)
+        turned = {name: (turn.mT.to(one) @ one.flatten(1)).view(one.shape) for name, one in rows_b.items()}
+        return (
+            LowRankPosterior(self.mean, with_zeros(std, std_b), rows),
+            LowRankPosterior(other.mean, with_zeros(std_b, std), turned),
+        )
+
+    def squared_distance(self, other: "LowRankPosterior", skip: Collection[str] = ()) -> SquaredDistance:
+        """See `Transportable`; the spread is that of the coupling where it is the best, else from full covariances.
+
+        Raises:
+            ValueError: There are diagonal parts and deviations of more than `DENSE_LIMIT` parameters.
+        """
+        is_flat = not any(bool(std.any()) for q in (self, other) for std in q.std.values())
+        is_alone = not any(bool(rows.any()) for q in (self, other) for rows in q.deviations.values())
+        if is_flat or is_alone:
+            spread = sum_squares(self.std, other.std) + sum_squares(self.deviations, other.deviations)
+        else:
+            spread = _spread(self, other)
+        return SquaredDistance(sum_squares(self.mean, other.mean, skip), spread)
+
+    def between(self, other: "LowRankPosterior", t: float) -> "LowRankPosterior":
+        """Means, standard deviations and rotated deviations are interpolated."""
+        parts = ((self.mean, other.mean), (self.std, other.std), (self.deviations, other.deviations))
+        return LowRankPosterior(*(interpolate(a, b, t) for a, b in parts))
+
+
+def _spread(a: LowRankPosterior, b: LowRankPosterior) -> float:
+    """The spread between two by their full covariances."""
+    names = list(dict.fromkeys([*a.std, *a.deviations]))
+    size = sum(a.mean[name].numel() for name in names)
+    if size > DENSE_LIMIT:
+        raise ValueError(
+            f"the distance between low-rank Gaussians with diagonal parts needs the full covariances of {size} "
+            f"parameters (at most {DENSE_LIMIT}); compare their `moments()`, or give posteriors whose `std` is empty"
+        )
+    # tr (S_a^1/2 S_b S_a^1/2)^1/2 is the sum of the singular values of S_b^1/2 S_a^1/2.
+    first, second = (_root(q, names) for q in (a, b))
+    total = first.square().sum() + second.square().sum() - 2 * torch.linalg.svdvals(second @ first).sum()
+    return max(0.0, float(total))
+
+
+def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
+    """The symmetric root of the full covariance, float64 `[n, n]`."""
+    std, rows = [], []
+    for name in names:
+        size, none = posterior.mean[name].numel(), torch.zeros(1, dtype=torch.float64)
+        std.append(posterior.std[name].flatten().double() if name in posterior.std else none.expand(size))
+        own = posterior.deviations.get(name)
+        rows.append(none.expand(posterior.rank, size) if own is None else own.flatten(1).double())
+    deviations = torch.cat(rows, 1)
+    values, vectors = torch.linalg.eigh(deviations.mT @ deviations + torch.diag(torch.cat(std).square()))
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
+    return root
+
+
+def _fill(posterior: LowRankPosterior, name: str, rank: int, like: Tensor) -> Tensor:
+    """The deviations of a parameter, filled up to a rank with zeros."""
+    rows = posterior.deviations.get(name, like[:0])
+    return torch.cat([rows, rows.new_zeros(rank - len(rows), *rows.shape[1:])]) if len(rows) < rank else rows

@@ -1,14 +1,21 @@
 """Particles: the samples of a Markov chain or the members of an ensemble, all equally likely."""
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from regauge.bayes.posteriors.couplings import SquaredDistance
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
+from regauge.core.assignment import assign
 from regauge.core.element import Element
-from regauge.core.params import Params
+from regauge.core.interpolation import interpolate
+from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
+CHUNK = 1 << 22
+"""Values that are held in float64 at once."""
 PARTICLE = "(particle)"
 """The name under which the noise holds which particles are taken, int64 `[count]`; no parameter is called so."""
 
@@ -75,3 +82,44 @@ class ParticlePosterior:
         mean = {name: tensor.mean(0) if name in floating else tensor[0] for name, tensor in self.stack.items()}
         std = {name: t.std(0, correction=0) for name, t in floating.items() if name not in self.buffers}
         return GaussianPosterior(mean, std)
+
+    def couple(
+        self, other: "ParticlePosterior", skip: Collection[str] = ()
+    ) -> "tuple[ParticlePosterior, ParticlePosterior]":
+        """See `Transportable`: particles are paired so that the summed squared distance is smallest."""
+        if self.count != other.count:
+            raise ValueError(
+                f"{self.count} particles cannot be paired with {other.count}; thin the longer chain, so that both "
+                "have as many"
+            )
+        require_same_shapes(self.stack, other.stack)
+        products = torch.zeros(self.count, self.count, dtype=torch.float64)
+        for x, y in self._pieces(other, skip):
+            products += ((x - x.mean(0)) @ (y - y.mean(0)).mT).cpu()
+        # |x - y|^2 summed over pairs is constant up to the products: means change all pairings alike.
+        order = torch.from_numpy(assign(products.numpy()))
+        paired = {name: tensor.index_select(0, order.to(tensor.device)) for name, tensor in other.stack.items()}
+        return self, ParticlePosterior(paired, other.buffers)
+
+    def squared_distance(self, other: "ParticlePosterior", skip: Collection[str] = ()) -> SquaredDistance:
+        """The mean over the pairs, in which the common shift is the distance of the means."""
+        mean = spread = 0.0
+        for x, y in self._pieces(other, skip):
+            # Over pairs mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift, and the rest.
+            difference = x - y
+            common = difference.mean(0)
+            mean += float(common.square().sum())
+            spread += float((difference - common).square().sum()) / self.count
+        return SquaredDistance(mean, spread)
+
+    def between(self, other: "ParticlePosterior", t: float) -> "ParticlePosterior":
+        """Particles are interpolated in their pairs; buffers too."""
+        return ParticlePosterior(interpolate(self.stack, other.stack, t), self.buffers)
+
+    def _pieces(self, other: "ParticlePosterior", skip: Collection[str]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The values of all particles of both, `[particles, values]` in float64, a bounded number at a time."""
+        for name, stack in self.stack.items():
+            if name not in {*self.buffers, *other.buffers, *skip} and stack.is_floating_point():
+                step = max(1, CHUNK // self.count)
+                pieces = (torch.split(tensor.flatten(1), step, 1) for tensor in (stack, other.stack[name]))
+                yield from ((x.double(), y.double()) for x, y in zip(*pieces, strict=True))

@@ -21,14 +21,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regauge.checkpoints.formats.changes import Added, LowRank, Replaced, Trained
+from regauge.checkpoints.formats.location import ADAPTER_CONFIG
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.expressions import Expression
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 
-CONFIG = "adapter_config.json"
-FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.default)?(?P<end>\.weight|)")
 MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
@@ -56,11 +55,6 @@ HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "
 """Settings of training and initialization."""
 ELSEWHERE = ("layer_replication", "target_parameters", "alora_invocation_tokens", "trainable_token_indices")
 """Settings of variants that are none, or of other tensors than those of layers."""
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
-    return (folder / CONFIG).is_file()
 
 
 def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
@@ -213,7 +207,7 @@ def read_config(folder: Path) -> AdapterConfig:
     Raises:
         ValueError: It is damaged, or of a kind that is no change of the weights.
     """
-    path = folder / CONFIG
+    path = folder / ADAPTER_CONFIG
     try:
         config = read_object(path)
         kind, alphas = config["peft_type"], config.get("alpha_pattern") or {}

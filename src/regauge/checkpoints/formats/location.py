@@ -3,14 +3,20 @@
 from pathlib import Path
 
 from regauge.checkpoints.checkpoint_names import find_cached, say_absent
-from regauge.checkpoints.formats.adapters import CONFIG, is_adapter
-from regauge.checkpoints.formats.adapters import FILES as ADAPTER_FILES
 from regauge.checkpoints.formats.file_formats import every_format, weight_suffixes
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.plain_files import read_json
 
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+"""The files of an adapter in a folder of PEFT's format."""
 MANIFEST = "store.json"
 """The file that makes a folder a store of a population, which is no checkpoint."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter."""
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def folder_files() -> tuple[str, ...]:
@@ -74,7 +80,7 @@ def split_sum(path: str) -> tuple[str, str] | None:
         return None
     if not is_adapter(Path(folder)):
         raise ValueError(
-            f"{folder!r} is no adapter: it lacks {CONFIG}; write BASE+ADAPTER with a folder of PEFT's format"
+            f"{folder!r} is no adapter: it lacks {ADAPTER_CONFIG}; write BASE+ADAPTER with a folder of PEFT's format"
         )
     return base, folder
 

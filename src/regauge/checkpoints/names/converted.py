@@ -42,6 +42,11 @@ class Converted(Checkpoint):
         """All files that it is read from."""
         return self.source.files
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Tensors in the files that no class of its model has."""
+        return self.conversion.unknown
+
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype in which a tensor is read."""
         if self._params is None and name in self.conversion.renamed:

@@ -69,9 +69,7 @@ def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     are left out.
     """
     first, *others = checkpoints
-    wanted = _unknown(first)
-    if not any(map(_unknown, checkpoints)):
-        return tuple(checkpoints)
+    wanted = first.unknown
     if not others:
         return (_settle(first, _source(first), wanted, [_say(ALONE, wanted)]),)
     same = [name for name in wanted if all(_is_same(name, _source(first), _source(one)) for one in others)]
@@ -80,7 +78,7 @@ def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     notes += [_say(FIRST, differing, first=first.label)] if differing else []
     sources = [_source(first)]
     for one in others:
-        left = [name for name in _unknown(one) if name not in wanted]
+        left = [name for name in one.unknown if name not in wanted]
         sources.append(Sharing(_source(one), sources[0], differing, left) if differing or left else _source(one))
         notes += [_say(LEFT, left, label=one.label, first=first.label)] if left else []
     return tuple(_settle(one, own, wanted, notes) for one, own in zip(checkpoints, sources, strict=True))
@@ -100,10 +98,6 @@ def _settle(checkpoint: Checkpoint, source: Checkpoint, wanted: Sequence[str], n
 
 def _source(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint.source if isinstance(checkpoint, Converted) else checkpoint
-
-
-def _unknown(checkpoint: Checkpoint) -> tuple[str, ...]:
-    return checkpoint.conversion.unknown if isinstance(checkpoint, Converted) else ()
 
 
 def _is_same(name: str, first: Checkpoint, other: Checkpoint) -> bool:

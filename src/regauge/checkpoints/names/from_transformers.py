@@ -1,24 +1,21 @@
 """Checkpoints under the names of the models that transformers builds of their folders."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.names.conversion import Blank
-from regauge.checkpoints.names.converted import Converted
 from regauge.checkpoints.names.prefixes import unwrap
-from regauge.checkpoints.names.transformers_models import (
-    CONFIG,
-    choose_factory,
-    find_conversion,
-    is_of_transformers,
-)
 from regauge.core.symmetry import Symmetry
+
+if TYPE_CHECKING:
+    from regauge.checkpoints.names.conversion import Blank
+
+CONFIG = "config.json"
 
 
 def find_factory(folder: Path) -> Callable[[], Any]:
@@ -28,6 +25,8 @@ def find_factory(folder: Path) -> Callable[[], Any]:
         ImportError: transformers is not installed.
         ValueError: The configuration is none that transformers knows, or no model can be built from it.
     """
+    from regauge.checkpoints.names.transformers_models import choose_factory
+
     try:
         stored = _blanks(Checkpoint.open(folder))
     except (FileNotFoundError, ValueError):
@@ -82,7 +81,12 @@ def name_for(checkpoint: Checkpoint, module: nn.Module) -> Checkpoint:
     Raises:
         ValueError: The module's tensors are more than re-arranged tensors of the files.
     """
-    if isinstance(checkpoint, Converted) or not is_of_transformers(module):
+    if not is_of_transformers(module):
+        return checkpoint
+    from regauge.checkpoints.names.converted import Converted
+    from regauge.checkpoints.names.transformers_models import find_conversion
+
+    if isinstance(checkpoint, Converted):
         return checkpoint
     try:
         conversion = find_conversion(_blanks(checkpoint), module)
@@ -101,5 +105,21 @@ def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tenso
     return {name: tensor for name, tensor in state.items() if name not in spared}
 
 
-def _blanks(checkpoint: Checkpoint) -> dict[str, Blank]:
+def share(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Give checkpoints that have tensors of no model those of the first one; see `share_extra`."""
+    if not any(one.unknown for one in checkpoints):
+        return tuple(checkpoints)
+    from regauge.checkpoints.names.extra import share_extra
+
+    return share_extra(checkpoints)
+
+
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether a module is a transformers model, without importing the library for others."""
+    return any(one.__module__ == "transformers.modeling_utils" for one in type(module).__mro__)
+
+
+def _blanks(checkpoint: Checkpoint) -> "dict[str, Blank]":
+    from regauge.checkpoints.names.conversion import Blank
+
     return {name: Blank(one.shape, one.dtype) for name, one in checkpoint.stored.items()}

@@ -5,13 +5,13 @@ import re
 from collections.abc import Collection, Iterable
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.names.conversion import Conversion
-from regauge.checkpoints.names.converted import Converted
 
 WRAPPED = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Names that torch.compile, FSDP and activation checkpointing put around modules, anywhere in names."""
 LEADING = ("module.", "model.", "net.", "network.", "ema_model.", "student.", "_forward_module.")
 """Prefixes that DataParallel, Lightning and wrappers of users put before all names."""
+LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+"""The number of a layer in the name of a tensor."""
 LOG = logging.getLogger(__name__)
 
 
@@ -32,6 +32,9 @@ def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
         return checkpoint
     renamed = {known.get(bare, bare): name for name, bare in own.items()}
     first, name = next((new, old) for new, old in renamed.items() if new != old)
+    from regauge.checkpoints.names.conversion import Conversion
+    from regauge.checkpoints.names.converted import Converted
+
     result = Converted(checkpoint, Conversion(renamed)).written_as(checkpoint.form)
     note = f"{checkpoint.label}: names such as {name!r} are read as {first!r}, as the model has them"
     LOG.info(f"{note}; what is written has the names of the file")

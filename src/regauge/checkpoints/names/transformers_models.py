@@ -166,11 +166,6 @@ def find_lacking(conversion: Conversion, module: nn.Module) -> list[str]:
     return [name for name, tensor in state.items() if id(tensor) not in found]
 
 
-def is_of_transformers(module: nn.Module) -> bool:
-    """Whether a module is a transformers model, without importing the library for others."""
-    return any(one.__module__ == "transformers.modeling_utils" for one in type(module).__mro__)
-
-
 def _run(
     converter: Any, target: str, names: list[str], model: Any, mode: Rearranging
 ) -> dict[str, tuple[tuple[int, ...], Boxes]]:

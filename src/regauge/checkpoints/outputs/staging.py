@@ -23,7 +23,6 @@ from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_dis
 from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.formats.headers import PROVENANCE
 from regauge.checkpoints.formats.state_dicts import shorten
-from regauge.checkpoints.outputs.carrying import Carried, carry_files
 from regauge.checkpoints.outputs.ledger import (
     CONTENT,
     LEDGER,
@@ -38,6 +37,7 @@ from regauge.checkpoints.outputs.ledger import (
 )
 from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance
 from regauge.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
+from regauge.checkpoints.state_file import StateError
 from regauge.checkpoints.writing import (
     INDEX,
     Pieces,
@@ -115,7 +115,8 @@ class Staging:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *where: object) -> None:
-        is_kept = self._inputs is not None and not isinstance(error, REFUSALS)
+        is_refused = isinstance(error, REFUSALS) and not isinstance(error, StateError)
+        is_kept = self._inputs is not None and not is_refused
         self.close(is_kept=is_kept)
         if isinstance(error, FullDiskError):
             needed = self._needed() or None
@@ -171,6 +172,8 @@ class Staging:
 
     def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
         """Write the index of a folder, and copy what goes along with its weights."""
+        from regauge.checkpoints.outputs.carrying import Carried, carry_files  # for folders alone
+
         found = Carried() if source is None else carry_files(source, self.content, self.out)
         for names, what in (
             (found.copied, "copied from"),

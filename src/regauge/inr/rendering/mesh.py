@@ -1,6 +1,7 @@
 """Meshes from signed distances and occupancies by marching cubes; files of meshes and point clouds."""
 
 import io
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.array_files import read_arrays
+from regauge.checkpoints.described import DAMAGE
 from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.inr.fields.signal_samples import labels_of
 from regauge.inr.rendering.field_values import evaluate, module_of, require_one
@@ -20,6 +23,9 @@ MESH_FORMATS = (".ply", ".obj", ".stl")
 """PLY holds float32 exactly, OBJ eight decimals; STL has no numbers of vertices, so that reading merges equal ones."""
 POINT_FORMATS = (".ply", ".xyz", ".npz")
 """PLY holds float32 exactly, XYZ eight decimals, NPZ any dtype exactly, under the name `points`."""
+
+UNREADABLE = (*DAMAGE, OSError, EOFError, MemoryError, struct.error)
+"""What readers of meshes raise for files that are damaged."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +118,27 @@ def load_mesh(path: str | Path) -> Mesh:
     trimesh = _trimesh()
     try:
         mesh = trimesh.load_mesh(io.BytesIO(path.read_bytes()), file_type=path.suffix[1:], process=False)
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{str(path)!r} is damaged or no mesh ({error}); write it again") from error
     if not isinstance(mesh, trimesh.Trimesh) or not len(mesh.faces):
         raise ValueError(f"{str(path)!r} holds no mesh; is it damaged, or a point cloud?")
     if path.suffix == ".stl":
-        mesh.merge_vertices()
+        with np.errstate(invalid="ignore"):  # vertices that are not finite are told by who uses them
+            mesh.merge_vertices()
     vertices = torch.from_numpy(np.array(mesh.vertices, np.float32))
-    return Mesh(vertices, torch.from_numpy(np.array(mesh.faces, np.int64)))
+    return require_mesh(Mesh(vertices, torch.from_numpy(np.array(mesh.faces, np.int64))), path)
+
+
+def require_mesh(mesh: Mesh, path: Path) -> Mesh:
+    """A mesh of a file as it is; a ValueError unless it has vertices in space, and faces of vertices that it has."""
+    vertices, faces = mesh.vertices, mesh.faces
+    is_mesh = vertices.ndim == faces.ndim == 2 and vertices.shape[1] == faces.shape[1] == 3 and len(faces)
+    if not is_mesh or not 0 <= int(faces.min()) <= int(faces.max()) < len(vertices):
+        raise ValueError(
+            f"{str(path)!r} holds no mesh of vertices {list(vertices.shape)} and faces {list(faces.shape)}; write it "
+            "again"
+        )
+    return mesh
 
 
 def save_points(points: Tensor, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -157,19 +176,17 @@ def load_points(path: str | Path) -> Tensor:
         ValueError: The suffix is another, or the file holds no points.
     """
     path = _existing(path, POINT_FORMATS)
-    content = io.BytesIO(path.read_bytes())
     try:
         if path.suffix == ".npz":
-            with np.load(content, allow_pickle=False) as archive:
-                array = archive["points"]
+            points = read_arrays(path)["points"]
         else:
-            loaded = _trimesh().load(content, file_type=path.suffix[1:], process=False)
-            array = np.array(loaded.vertices, np.float32)
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
+            loaded = _trimesh().load(io.BytesIO(path.read_bytes()), file_type=path.suffix[1:], process=False)
+            points = torch.from_numpy(np.array(loaded.vertices, np.float32))
+    except UNREADABLE as error:
         raise ValueError(f"{str(path)!r} is damaged or no point cloud ({error}); write it again") from error
-    if array.ndim != 2 or array.shape[1] != 3 or not len(array):
-        raise ValueError(f"{str(path)!r} holds an array {list(array.shape)}, not points [points, 3]")
-    return torch.from_numpy(array)
+    if points.ndim != 2 or points.shape[1] != 3 or not len(points):
+        raise ValueError(f"{str(path)!r} holds an array {list(points.shape)}, not points [points, 3]")
+    return points
 
 
 def _field(inr: Inr, params: Mapping[str, Tensor], resolution: int) -> Tensor:

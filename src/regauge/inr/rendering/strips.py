@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.checkpoints.array_files import read_npz
+from regauge.checkpoints.described import DAMAGE, damage
 from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.connect.paths import Path, Straight
 from regauge.core.arguments import check_arguments
@@ -195,12 +197,14 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
         raise FileNotFoundError(f"there is no file {str(path)!r}; check the path")
     if not is_zipfile(path):
         raise ValueError(f"{str(path)!r} is damaged or holds no strips; write it again")
-    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
-        arrays = dict(archive)
+    arrays = read_npz(path)
     if "about" not in arrays:
         raise ValueError(f"{str(path)!r} holds the arrays {sorted(arrays)[:5]}, but no strips")
-    document = read_versioned(str(arrays["about"]), FORMAT, VERSION)
-    return tuple(_strip(str(s), own, arrays) for s, own in enumerate(document["strips"]))
+    try:
+        document = read_versioned(str(arrays["about"]), FORMAT, VERSION)
+        return tuple(_strip(str(s), own, arrays) for s, own in enumerate(document["strips"]))
+    except DAMAGE as error:
+        raise damage("file of strips", path, error, "write it again") from error
 
 
 def _name(t: float) -> str:

@@ -155,7 +155,10 @@ def _column(name: str, values: list[Any]) -> Column:
             raise ValueError(f"column {name!r} has the integer {max(there, key=abs)}, which needs more than 64 bits")
         return Column("int", narrow(np.array([value or 0 for value in values], np.int64)), mask)
     if types and types <= {int, float}:
-        return Column("float", narrow(np.array([0.0 if v is None else v for v in values], np.float64)), mask)
+        try:
+            return Column("float", narrow(np.array([0.0 if v is None else v for v in values], np.float64)), mask)
+        except OverflowError as error:
+            raise ValueError(f"column {name!r} has an integer that is too large for a number") from error
     codes: dict[str, int] = {}
     distinct: list[Any] = []
     array = np.array([0 if value is None else _code(value, distinct, codes) for value in values], np.int64)

@@ -8,8 +8,6 @@ from regauge.weightspace.heads.equivariant import Equivariant
 from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.heads.unit_features import UnitFeatures
 
-__all__ = ["HEADS", "Equivariant", "Head", "Invariant", "UnitFeatures"]
-
 Head = Invariant | Equivariant | UnitFeatures
 
 HEADS: dict[str, type[Head]] = {"invariant": Invariant, "equivariant": Equivariant, "unit_features": UnitFeatures}

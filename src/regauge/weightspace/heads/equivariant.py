@@ -12,8 +12,9 @@ from regauge.core.params import Params
 from regauge.weightspace.features import Read, spread
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layers.reach import Known
-from regauge.weightspace.layout import Block, Character, Layout
-from regauge.weightspace.layout.characters import at_end, blank, is_odd, multiply
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.characters import Character, at_end, blank, is_odd, multiply
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.waves import find_period
 from regauge.weightspace.layout.writing import Written
 from regauge.weightspace.shares import divide_by, read_weights, weigh

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.layers.dense import Dense, Norm
 from regauge.weightspace.layers.reach import Known
-from regauge.weightspace.layout import Grid, Layout
+from regauge.weightspace.layout.blocks import Grid
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 VARIANCE = 1e-6

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, Read
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layers.reach import Known
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.compile import Layout
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ To add one: write a file with the dataclass, a `Layer`, and the module, and name
 from regauge.weightspace.layers.dws import DWS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.nfn import NFN
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.layers.propagation import Propagation
 from regauge.weightspace.layers.relational_attention import RelationalAttention
 from regauge.weightspace.layers.scale_gmn import ScaleGMN
-
-__all__ = ["DWS", "LAYERS", "NFN", "Layer", "MessagePassing", "Plan", "Propagation", "RelationalAttention", "ScaleGMN"]
 
 LAYERS: dict[str, type[Layer]] = {
     "message_passing": MessagePassing,

@@ -14,7 +14,8 @@ from regauge.weightspace.layers.dense import Dense, Norm
 from regauge.weightspace.layers.hubs import NOTHING, POOLED, Hub, Key, Link, count_fans, find_hubs
 from regauge.weightspace.layers.plan import Plan
 from regauge.weightspace.layers.reading import Pooling, Pools, activate, map_and_pool
-from regauge.weightspace.layout import Grid, Layout
+from regauge.weightspace.layout.blocks import Grid
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, log_weights
 
 Sets = Literal["mean", "attention"]

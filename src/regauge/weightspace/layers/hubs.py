@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from regauge.weightspace.layout import Grid, Layout
+from regauge.weightspace.layout.blocks import Grid
+from regauge.weightspace.layout.compile import Layout
 
 POOLED = -1
 """In place of a hub's axis: the values along this axis are pooled."""

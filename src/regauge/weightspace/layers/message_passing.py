@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, order_as, others, spread
 from regauge.weightspace.layers.plan import Layer, Plan
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
-from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import average
 
 Aggregation = Literal["mean", "sum", "pna"]

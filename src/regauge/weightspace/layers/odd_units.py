@@ -12,8 +12,9 @@ from regauge.weightspace.features import Features, Odd, others, turn
 from regauge.weightspace.layers.dense import OddNorm
 from regauge.weightspace.layers.plan import Plan
 from regauge.weightspace.layers.reach import Reach
-from regauge.weightspace.layout import Block, Character, Layout
-from regauge.weightspace.layout.characters import at_end, is_odd
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.characters import Character, at_end, is_odd
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, Terms, average, weigh
 
 Heard = Mapping[str, Mapping[Character, list[Tensor]]]

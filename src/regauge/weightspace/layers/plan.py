@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layers.reach import Reach
-from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.compile import Layout
 
 ENDS = 3
 """Ends of a block that have maps of their own; further ones share the last."""

@@ -11,7 +11,8 @@ from regauge.weightspace.layers.odd_units import OddUnits
 from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
 from regauge.weightspace.layers.reach import Reach, reach
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
-from regauge.weightspace.layout import Block, End, Layout
+from regauge.weightspace.layout.blocks import Block, End
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Terms, weigh
 
 

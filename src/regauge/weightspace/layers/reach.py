@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-from regauge.weightspace.layout import Block, Character, Layout
-from regauge.weightspace.layout.characters import add, blank, find_sources, has_scale, is_odd
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.characters import Character, add, blank, find_sources, has_scale, is_odd
+from regauge.weightspace.layout.compile import Layout
 
 Known = Mapping[str, Collection[Character]]
 """For each set of units the characters of the features that are not zero."""

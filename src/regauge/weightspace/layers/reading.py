@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.hubs import POOLED, Hub, Link
-from regauge.weightspace.layout import Grid
+from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.shares import Shares, average
 
 Pooling = Literal["mean", "max"]

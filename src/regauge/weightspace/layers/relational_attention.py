@@ -13,7 +13,8 @@ from regauge.weightspace.features import Features, at_units, from_nested, order_
 from regauge.weightspace.layers.dense import Dense, Norm
 from regauge.weightspace.layers.plan import ForEnds, Layer, Plan
 from regauge.weightspace.layers.trunk import PairUpdate, Update
-from regauge.weightspace.layout import Block, End, Layout
+from regauge.weightspace.layout.blocks import Block, End
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import TINY, Shares, log_weights, weigh
 
 

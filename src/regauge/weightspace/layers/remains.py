@@ -11,8 +11,9 @@ from regauge.weightspace.features import spread
 from regauge.weightspace.layers.dense import Invariants, OddNorm, ScaledNorm
 from regauge.weightspace.layers.plan import Plan
 from regauge.weightspace.layers.reach import Reach
-from regauge.weightspace.layout import Block, Character, Layout
-from regauge.weightspace.layout.characters import at_end, has_scale, has_sign, scales_of
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.characters import Character, at_end, has_scale, has_sign, scales_of
+from regauge.weightspace.layout.compile import Layout
 
 Relation = Mapping[Character, float]
 """Exponents of the sizes of features whose product no scale changes."""

@@ -12,8 +12,8 @@ from regauge.weightspace.layers.plan import ENDS, Layer, Plan
 from regauge.weightspace.layers.reach import Message, Reach, reach
 from regauge.weightspace.layers.remains import PairSizes, Remains, UnitSizes
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
-from regauge.weightspace.layout import Character, Layout
-from regauge.weightspace.layout.characters import has_scale, is_odd
+from regauge.weightspace.layout.characters import Character, has_scale, is_odd
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 

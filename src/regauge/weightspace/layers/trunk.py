@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, at_units, from_nested, spread
 from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.plan import Plan
-from regauge.weightspace.layout import Block, Layout
+from regauge.weightspace.layout.blocks import Block
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 Inbox = Mapping[str, list[Tensor]]

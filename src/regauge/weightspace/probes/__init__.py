@@ -3,8 +3,3 @@
 `readings` finds which intermediate values belong to which sets of units, `probed` runs networks, `probes` learns, and
 `outputs` reads what networks compute at them.
 """
-
-from regauge.weightspace.probes.probed import MismatchError, Probed
-from regauge.weightspace.probes.probes import ProbeEncoder, Probes
-
-__all__ = ["MismatchError", "ProbeEncoder", "Probed", "Probes"]

@@ -14,7 +14,7 @@ from regauge.core.outputs import Outputs
 from regauge.core.params import Params, select
 from regauge.core.probe import perturb
 from regauge.discovery.activations import Activations, IntermediateValues, activations
-from regauge.weightspace.layout import Layout
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.probes.readings import Along, Reading, find_examples, find_readings, flatten_outputs, roll
 
 MOST = 2**14

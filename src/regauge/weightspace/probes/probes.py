@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regauge.core.outputs import Outputs
 from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense
-from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.characters import Character, at_end, is_odd
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.probes.outputs import OutputReader
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.readings import Reading

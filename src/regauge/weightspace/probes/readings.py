@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.weightspace.features import order_as
-from regauge.weightspace.layout import Layout
 from regauge.weightspace.layout.blocks import End, find_ends
 from regauge.weightspace.layout.characters import is_odd
+from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3

@@ -14,8 +14,8 @@ import torch
 from regauge.checkpoints.writing import save, save_bytes, whole_file
 from regauge.core.params import Params, select
 from regauge.core.progress import Progress, no_progress
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.training.chains.steps import steps_of
 from regauge.training.chains.vectors import Link, links_of
 from regauge.zoo.formats.folder import OMEGA

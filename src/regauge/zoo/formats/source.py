@@ -29,8 +29,8 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.typed_json import parse_json
 from regauge.discovery import discover
+from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.storage.store import Store
 from regauge.storage.store.packing import require_networks
 
 ROW = "row"

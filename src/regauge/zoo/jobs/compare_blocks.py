@@ -12,7 +12,8 @@ from torch import Tensor
 
 from regauge.checkpoints.writing import save_text, whole_file
 from regauge.core.params import Params
-from regauge.storage.store import Place, Store
+from regauge.storage import Store
+from regauge.storage.store.listing import Place
 
 Compare = Callable[[Params, Params], Tensor]
 """A picklable function from two populations `[n, ...]` and `[m, ...]` to a number for each pair, `[n, m]`."""

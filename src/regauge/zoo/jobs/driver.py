@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from regauge.core.products import Library, chosen_library, default_library
 from regauge.core.progress import Advance, Progress, no_progress
-from regauge.storage.store import Store
+from regauge.storage import Store
 from regauge.training.threads import one_thread
 from regauge.zoo.jobs.executors import MakeExecutor
 

@@ -19,7 +19,8 @@ from regauge.core.params import Params
 from regauge.core.products import Library, use_library
 from regauge.core.progress import Advance, Progress, no_advance, no_progress
 from regauge.discovery import discover
-from regauge.storage.store import Store, path_of
+from regauge.storage import Store
+from regauge.storage.store.shard_file import path_of
 from regauge.training.settings import LATER
 from regauge.zoo.jobs.driver import WHOLE, Share, missing_jobs, recorded_library, run_jobs
 from regauge.zoo.jobs.executors import MakeExecutor

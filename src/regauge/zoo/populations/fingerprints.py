@@ -12,8 +12,7 @@ from torch import Tensor
 
 from regauge.comparison.fingerprints import SIZE, fingerprint
 from regauge.core.progress import Progress, no_progress
-from regauge.storage import cache
-from regauge.storage.store import Store
+from regauge.storage import Store, cache
 from regauge.storage.store.shard_file import Shard
 
 KIND = "fingerprints"

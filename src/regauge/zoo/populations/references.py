@@ -18,7 +18,8 @@ from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, select
 from regauge.core.products import Library, use_library
 from regauge.core.symmetry import Symmetry
-from regauge.storage.store import Store, path_of
+from regauge.storage import Store
+from regauge.storage.store.shard_file import path_of
 from regauge.zoo.jobs.driver import recorded_library
 from regauge.zoo.populations.pairs import OrbitDistances
 from regauge.zoo.populations.universe import universe

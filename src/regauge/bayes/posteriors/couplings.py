@@ -1,0 +1,57 @@
+"""Couplings: two posteriors rewritten so that samples with the same noise are as close as they can be.
+
+Every Gaussian here is a mean and a root of its covariance, `theta = m + L e` with white noise e, and any `L R` with
+orthogonal R is another root. Among all couplings of two Gaussians the best one is
+
+    theta_0 = m_0 + L_0 e,   theta_1 = m_1 + L_1 R e,   R = U V^T  for  L_1^T L_0 = U S V^T,
+
+which gives `W2^2 = |m_0 - m_1|^2 + |L_0 - L_1 R|_F^2` and, where L_0 can be inverted, McCann's map `L_1 R L_0^-1`.
+For Kronecker products the singular value decomposition, and so R, is a product over the factors.
+
+References:
+    Bhatia, Jain and Lim (2019), On the Bures-Wasserstein distance between positive definite matrices, theorem 1.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params
+
+
+class SquaredDistance(NamedTuple):
+    """`W2^2` and its two parts: what a shift of the whole distribution costs, and what remains when means agree.
+
+    Attributes:
+        mean: `|m_a - m_b|^2`.
+        spread: `W2^2` between the two distributions with their means taken away.
+    """
+
+    mean: float
+    spread: float
+
+    @property
+    def total(self) -> float:
+        """`W2^2`."""
+        return self.mean + self.spread
+
+
+def sum_squares(a: Mapping[str, Tensor], b: Mapping[str, Tensor], skip: Collection[str] = ()) -> float:
+    """The squared distance of two dictionaries, `|a - b|^2`; integers and the names in `skip` do not count."""
+    names = [name for name, tensor in a.items() if name not in skip and tensor.is_floating_point()]
+    return sum(float((a[name].double() - b[name].double()).square().sum()) for name in names)
+
+
+def with_zeros(std: Params, other: Params) -> Params:
+    """`std`, and zeros for what only the other has; the same object where there is no such thing."""
+    missing = {name: torch.zeros_like(tensor) for name, tensor in other.items() if name not in std}
+    return {**std, **missing} if missing else std
+
+
+def find_rotation(cross: Tensor) -> Tensor:
+    """The orthogonal R with the largest `<R, cross>`, in float64."""
+    left, _, right = torch.linalg.svd(cross.double())
+    product: Tensor = left @ right
+    return product

@@ -1,0 +1,149 @@
+"""Options of `regauge align` and `regauge merge`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+from tyro.extras import literal_type_from_choices
+
+from regauge.alignment.table import METHODS
+from regauge.cli.options import (
+    CHECKPOINT,
+    DATA_HELP,
+    Batch,
+    Checkpoint,
+    Checkpoints,
+    ExampleInputs,
+    Existing,
+    Json,
+    Loss,
+    Model,
+    Output,
+    OverwriteAll,
+    Seed,
+    SymmetryFile,
+    Test,
+    Written,
+)
+from regauge.merging.table import RULES
+
+RULE_HELP = (
+    "How the aligned checkpoints are combined; docs/merging.md has the formulas. "
+    + "; ".join(f"{name}: {row.help}" for name, row in RULES.items())
+    + ". Those for task vectors need --base; slerp, karcher and multislerp may have one."
+)
+
+if TYPE_CHECKING:
+    MethodName = str
+    RuleName = str
+else:
+    MethodName = literal_type_from_choices(
+        ["auto", *(name for name, row in METHODS.items() if row.takes != "joint"), "learned"]
+    )
+    RuleName = literal_type_from_choices(list(RULES))
+
+Tokenizer = Annotated[str | None, arg(metavar="union|base|FOLDER")]
+Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
+
+    model: Model = None
+    symmetry: SymmetryFile = None
+    method: MethodName = "auto"
+    """How to match; docs/alignment.md tells them apart. Unless given: data where there are any, else weights; `merge`
+    matches the weights of each network to the mean of the others, or to the base."""
+    matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
+    """File that `regauge learn matching` wrote, for the method learned."""
+    refine: bool = False
+    """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
+    restarts: int = 0
+    """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
+    statistic: Literal["correlation", "covariance", "product"] = "correlation"
+    """What activations are compared by; product, which is not centered, is what Git Re-Basin published."""
+    scales: Literal["balance", "recompute", "keep"] = "balance"
+    """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
+    over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
+    all, so that values are moved and never multiplied (but by signs and rotations)."""
+    data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
+    test: Test = None
+    loss: Loss = "cross-entropy"
+    """The loss on the data."""
+    batch: Batch = 512
+    overwrite: OverwriteAll = False
+    seed: Seed = 0
+    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
+    written: Annotated[Written, arg(name="")] = field(default_factory=Written)
+    json: Json = False
+    memory: Annotated[str, arg(metavar="SIZE")] = ""
+    """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
+    are read in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
+    dry_run: bool = False
+    """Print what would be read, held and written, and stop."""
+    resume: bool = False
+    """Continue what an interrupted run left in OUT.partial; what is done in memory is done anew."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs that must not change, and that the data are compared with."""
+        return self.inputs.outputs
+
+
+@dataclass(frozen=True)
+class Align(Matching):
+    """Move checkpoint B along its orbit, next to checkpoint A; the result computes the same function as B.
+
+    The alignment is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`. For folders in
+    Hugging Face style, MODEL is A where left out, and a folder as output has the shards and the other files of B.
+    """
+
+    a: Checkpoint
+    b: Checkpoint
+    output: Output
+    """Where the aligned B goes, a .safetensors file or a folder."""
+    tokenizer: Tokenizer = None
+    """The tokens of the aligned B and of A while they are compared: those of both, of A (base), or of one of the
+    folders. Where B has the tokens of A with other numbers, it gets those of A by itself."""
+
+
+@dataclass(frozen=True)
+class Merge(Matching):
+    """Align checkpoints with one another and merge them into one; a model card with the numbers is written next to it.
+
+    The result is in the coordinates of the first checkpoint, or of the base. Statistics of batch normalization are
+    averaged, and recomputed where there is data.
+    """
+
+    checkpoints: Positional[Checkpoints]
+    output: Output
+    """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
+    rule: Annotated[RuleName, arg(help=RULE_HELP)] = "average"
+    weights: Settings = ()
+    """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
+    (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""
+    base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
+    """What the checkpoints were trained from; needed for task vectors."""
+    scale: Annotated[str, arg(metavar="SETTING")] = ""
+    """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
+    density: Settings = ()
+    """Share of the entries of each task vector that is kept: 0.2 by ties, all by dare-ties and sce, 0.5 by della, 0.1
+    by breadcrumbs, unless given. One for all checkpoints, or one for each; so are the following."""
+    drop: Settings = ()
+    """Probability of an entry to be dropped by dare; 0.5 unless given."""
+    epsilon: Settings = ()
+    """How far della's probabilities to keep an entry differ from the density; 0.15 unless given."""
+    gamma: Settings = ()
+    """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
+    reach: Annotated[str, arg(metavar="SETTING")] = ""
+    """How far nearswap moves an entry at most; 0.0001 unless given."""
+    normalize: Literal["auto", "yes", "no"] = "auto"
+    """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
+    tokenizer: Tokenizer = None
+    """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
+    a network lacks are taken from others; docs/recipes.md says which."""
+    recipe: Annotated[Path | None, Existing("there is no recipe {path}; check the path"), arg(metavar="FILE")] = None
+    """A mergekit YAML file that says what is merged and how, instead of CHECKPOINTS and the options above; models that
+    differ by more than fine-tuning are aligned first. docs/recipes.md says what is understood."""
