@@ -27,8 +27,8 @@ from torch import nn
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.learn.changes import change_values
 from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights
+from regauge.learn.random_changes import change_values
 from regauge.nets.mlp import MLP
 from regauge.weightspace.layers.plan import Layer
 

@@ -28,8 +28,8 @@ from torch import Tensor
 
 import regauge as rg
 from regauge import Params, Symmetry, WeightMatching
-from regauge.alignment.engine.blocks import solve_family
 from regauge.alignment.engine.climbs import Pursuit, climb, make_ascent
+from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.core.families import compared, families
 
 # --- laws ------------------------------------------------------------------------------------------------------

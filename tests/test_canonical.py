@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge import Params, Symmetry
-from regauge.canonical.steps import Span
+from regauge.canonical.step_plan import Span
 from regauge.checkpoints.alignments import load_alignment
 from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.writing import save

@@ -193,7 +193,7 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
     [
         (["train", "CONFIG:wrong", "-o", "OUT"], "returned a int; it must return a regauge.zoo Config"),
         (["train", "CONFIG:absent", "-o", "OUT"], "has no function or class 'absent'"),
-        (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is no place to train; say here, processes"),
+        (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is no place to train; choose here, processes"),
         (["train", "CONFIG:small", "-o", "OUT", "--on", "processes:0"], "is no place to train"),
         (["train", "CONFIG:small", "-o", "OUT", "--shard", "0"], "give at least 1"),
         (["train", "uci-mlp", "-o", "OUT"], "there is no preset 'uci-mlp'; there are uci-mlps, "),

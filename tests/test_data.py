@@ -15,9 +15,9 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from regauge.data import files, images
+from regauge.data import data_files, images
 from regauge.data.curves import has_snelson, snelson, waves
-from regauge.data.files import DataFile, locate, present
+from regauge.data.data_files import DataFile, locate, present
 from regauge.data.images import (
     CIFAR10_SHA256,
     FASHION_FILES,
@@ -352,7 +352,7 @@ def test_what_cannot_be_downloaded(address: str, nowhere: Path, monkeypatch: pyt
 def test_the_cache_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGAUGE_CACHE", raising=False)
     monkeypatch.delenv("REGAUGE_DATA", raising=False)
-    (folder,) = files.folders("mnist")
+    (folder,) = data_files.folders("mnist")
     assert folder.parts[-2:] == ("regauge", "mnist")
 
 

@@ -118,7 +118,7 @@ def test_files_need_not_be_written(paths: list[Path]) -> None:
 def test_what_does_not_fit_says_what_helps(paths: list[Path], tmp_path: Path) -> None:
     a, b = paths[:2]
     out = tmp_path / "out.safetensors"
-    with pytest.raises(ValueError, match="say with `out` where the result is to be written"):
+    with pytest.raises(ValueError, match=r"give `out`, a \.safetensors file or a folder for the result"):
         rg.align(a, b, SYMMETRY, memory="150MB")
     with pytest.raises(ValueError, match=r"GB that memory allows; allow 0\.1.* GB or more"):
         rg.align(a, b, SYMMETRY, memory=1000, out=out)

@@ -134,7 +134,9 @@ def test_copies_are_found_in_a_store(
     assert known.store.rows["id"][number] == 15
     assert distance < 1e-6 < 0.01 < second
     assert len(known.nearest(copy, 100)) == 19
-    monkeypatch.setattr("regauge.zoo.populations.fingerprints._measure", None)  # Everything is known from here on.
+    monkeypatch.setattr(
+        "regauge.zoo.populations.store_fingerprints._measure", None
+    )  # Everything is known from here on.
     assert torch.equal(Fingerprints.of(known.store).numbers.nan_to_num(), known.numbers.nan_to_num())
     save(copy, tmp_path / "copy.safetensors")
     main(["zoo", "nearest", str(tmp_path / "zoo"), str(tmp_path / "copy.safetensors"), "--count", "3", "--json"])

@@ -13,10 +13,10 @@ import regauge as rg
 from regauge.core.axis_products import Kronecker
 from regauge.core.params import Params
 from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify
+from regauge.gauging.gauge_method import GaugeProblem
 from regauge.gauging.hadamard import flat_factors, flat_rotation
-from regauge.gauging.method import GaugeProblem
 from regauge.gauging.methods import learned_rotation
-from regauge.gauging.methods.reach import Point, Reach
+from regauge.gauging.methods.orbit_part import Point, Reach
 from regauge.gauging.methods.rounding_losses import DifferentiableStatistics, Expected, OfFunction
 from regauge.gauging.rounding import layer_rows, round_network, rounded_activations, rounding_errors
 

@@ -204,7 +204,7 @@ def test_links_within_a_folder_and_into_the_blobs_of_a_hub_are_followed(folder: 
     assert json.loads((folder / "out" / "again.json").read_text()) == []
 
 
-ESCAPES = "\x1b[31mred\x9b2J\nwhere it comes from: faked\r\u202e\u2028"
+ESCAPES = "\x1b[31mred\x9b2J\norigin: faked\r\u202e\u2028"
 """What would color a terminal, empty it, begin a line and turn the direction of a text."""
 
 
@@ -221,7 +221,7 @@ def test_what_files_say_is_escaped_in_the_terminal(folder: Path, capsys: pytest.
         main(["info", "e.safetensors", *more])
         told = "".join(capsys.readouterr())
         assert not UNSEEN.search(told.replace("\n", ""))
-        assert not any(line.startswith("where it comes from: faked") for line in told.splitlines())
+        assert not any(line.startswith("origin: faked") for line in told.splitlines())
         assert "[bold]w" in told or not more
         assert "[/red]:smile:" in told or not more
     document = json.loads(SYMMETRY.bind(PARAMS).to_json())
@@ -294,7 +294,7 @@ def test_malformed_provenance_is_ignored(kind: str, folder: Path, capsys: pytest
     save(PARAMS, "net.safetensors", overwrite=True, metadata={"regauge": text})
     main(["info", "net.safetensors"])
     told = capsys.readouterr()
-    assert "where it comes from: it does not say" in told.out
+    assert "origin: not recorded" in told.out
     assert ("is malformed, and is ignored" in told.err) == (kind != "nested")
     main(_align())
 

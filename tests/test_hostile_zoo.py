@@ -23,7 +23,7 @@ from regauge.storage import Store, verify
 from regauge.storage.architecture import Architecture
 from regauge.zoo import Source, import_zoo
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
-from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
+from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
 from regauge.zoo.formats.ray_tune import read_ray_tune
 
 EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]
@@ -464,7 +464,7 @@ SHARDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no ids": (lambda columns: columns.pop("id"), "'id'"),
     "ids of texts": (
         lambda columns: columns.update(id={"kind": "float", "value": 1.0}),
-        "does not say the id and step",
+        "lacks the id and step",
     ),
 }
 """Changes of a shard's columns, and what is said of them."""

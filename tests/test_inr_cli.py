@@ -160,7 +160,7 @@ def test_render_shapes(folder: Path, refused: Callable[..., str]) -> None:
     save_inr(far, ball["unsigned"], "far.safetensors")
     assert "shows no surface" in refused("inr", "render", "far.safetensors", "-o", "far.png", "--points", "20")
     save(BLOB.start(seeded()), "plain.safetensors")
-    assert "does not say what INR" in refused("inr", "render", "plain.safetensors", "-o", "p.ply")
+    assert "does not record which INR" in refused("inr", "render", "plain.safetensors", "-o", "p.ply")
 
 
 def test_orbit(folder: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]) -> None:

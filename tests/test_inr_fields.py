@@ -101,10 +101,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     inr = INRS[0]
     params = inr.start(seeded())
     plain = save(params, tmp_path / "plain.safetensors")
-    with pytest.raises(ValueError, match="does not say what INR it holds"):
+    with pytest.raises(ValueError, match="does not record which INR it holds"):
         load_inr(plain)
     torch.save(params, tmp_path / "x.pt")
-    with pytest.raises(ValueError, match="does not say what INR it holds"):
+    with pytest.raises(ValueError, match="does not record which INR it holds"):
         load_inr(tmp_path / "x.pt")
     (tmp_path / "broken.safetensors").write_bytes(b"12345")
     with pytest.raises(ValueError, match="not a readable safetensors file"):

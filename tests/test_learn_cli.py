@@ -149,7 +149,7 @@ def test_an_interrupted_training_is_resumed(
     assert not (folder / "again.safetensors").exists()
     with pytest.raises(SystemExit):
         run(folder, monkeypatch, *command, "-o", "again.safetensors")
-    assert "say --resume" in capsys.readouterr().err
+    assert "add --resume" in capsys.readouterr().err
     run(folder, monkeypatch, *command, "-o", "again.safetensors", "--resume")
     whole, again = (learn.load_predictor(folder / f"{name}.safetensors") for name in ("whole", "again"))
     for name, tensor in whole.net.state_dict().items():

@@ -114,7 +114,7 @@ def test_of_a_run_the_last_checkpoint_is_read_unless_all_are_asked_for(store: St
     assert collection.choose(None, "last").tolist() == last.tolist()
     assert collection.choose(None, "all").tolist() == every.tolist()
     assert collection.choose([0], "last").tolist() == [0]
-    with pytest.raises(ValueError, match="say 'last'"):
+    with pytest.raises(ValueError, match="give 'last'"):
         collection.choose(None, "final")  # type: ignore[arg-type]
     config = replace(CONFIG, epochs=1)
     made = learn.fit_predictor(store, "kind", config=config, generator=generator())

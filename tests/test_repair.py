@@ -11,7 +11,7 @@ from models import CASES
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.connect.moments import Moments, Statistics
+from regauge.connect.unit_moments import Moments, Statistics
 from regauge.data.images import digits
 from regauge.nets.classification import Training, initialize, train
 from regauge.nets.mlp import mlp

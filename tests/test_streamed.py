@@ -338,7 +338,7 @@ def test_large_blocks_are_compared_by_the_products_of_their_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pair = _pair("llama", tmp_path, noise=0.3)
-    blocks = importlib.import_module("regauge.alignment.engine.blocks")
+    blocks = importlib.import_module("regauge.alignment.engine.nested_blocks")
     expected = rg.align(*pair.params, pair.symmetry)
     monkeypatch.setattr(blocks, "COMPRESSED", 0)
     generator = torch.Generator().manual_seed(0)

@@ -220,7 +220,7 @@ def test_what_another_training_left_is_not_continued(
 ) -> None:
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
     before = interrupted.read_bytes()
-    assert "say --resume to go on with it, or --overwrite" in refused(*arguments)
+    assert "add --resume to continue it, or --overwrite" in refused(*arguments)
     assert "had other settings or networks (settings)" in refused(*arguments, "--resume", "--lr", "0.1")
     store = Store.open(place / "zoo")
     networks, rows = store.read(slice(None)), store.rows.dicts()

@@ -278,7 +278,9 @@ def test_networks_without_tokens_are_refused(capsys: pytest.CaptureFixture[str])
         sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
         config = transformers.ViTConfig(image_size=8, patch_size=4, **sizes)
         transformers.ViTForImageClassification(config).save_pretrained(name)
-    assert "does not say how many tokens" in refused(["merge", "a", "b", "--tokenizer", "union", "-o", "out"], capsys)
+    assert "does not set the number of tokens" in refused(
+        ["merge", "a", "b", "--tokenizer", "union", "-o", "out"], capsys
+    )
 
 
 def logits_of(folder: str, tokens: list[str], cls: Any = None) -> torch.Tensor:

@@ -224,7 +224,7 @@ def test_scales_are_respected_by_products(case: str, head: Any, monkeypatch: pyt
     found, networks = symmetry(case), population(case)
     assert any(group.scales for group in found.groups)
     net = make(found, networks, ws.ScaleGMN(is_scaled=True), head)
-    monkeypatch.setattr("regauge.weightspace.frames.carry_out", None)  # no canonical form is made
+    monkeypatch.setattr("regauge.weightspace.canonical_frame.carry_out", None)  # no canonical form is made
     element = found.random(generator(1), net.parts, (3,)).map(lambda t: t**3 if t.dtype == torch.float64 else t)
     read = {name: networks[name].clone().requires_grad_() for name in net.layout.parameters}
     made = net({**networks, **read})

@@ -9,9 +9,9 @@ from regauge.core.params import Params
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
 from regauge.nets.vgg import VGG
-from regauge.training.chains.images import ImageChain
-from regauge.training.chains.steps import steps_of
-from regauge.training.chains.vectors import Link, VectorChain, links_of
+from regauge.training.chains.chain_steps import steps_of
+from regauge.training.chains.image_chain import ImageChain
+from regauge.training.chains.vector_chain import Link, VectorChain, links_of
 from regauge.training.programs import mean_loss
 from regauge.zoo.formats.modules import SmallCNN
 
@@ -286,7 +286,7 @@ def test_gradients_of_convolutions_are_those_of_autograd(
     name: str, kind: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_cut:
-        monkeypatch.setattr("regauge.training.chains.images.PIECE_BYTES", 2000)
+        monkeypatch.setattr("regauge.training.chains.image_chain.PIECE_BYTES", 2000)
     generator = torch.Generator().manual_seed(0)
     module = IMAGE_CHAINS[name].double()
     networks = GROUPS * MEMBERS

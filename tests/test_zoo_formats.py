@@ -22,9 +22,9 @@ from regauge.core.progress import Progress
 from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 from regauge.zoo import EXPORTERS, Source, import_zoo
-from regauge.zoo.formats import source as source_module
+from regauge.zoo.formats import zoo_source as source_module
 from regauge.zoo.formats.folder import read_deep_align, read_dwsnets, read_folder
-from regauge.zoo.formats.matrices import read_hdf5, read_small_cnn_zoo
+from regauge.zoo.formats.matrix_zoos import read_hdf5, read_small_cnn_zoo
 from regauge.zoo.formats.ray_tune import read_ray_tune
 
 GENERATOR = torch.Generator().manual_seed(0)

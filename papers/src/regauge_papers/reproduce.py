@@ -71,7 +71,7 @@ def draw(options: Reproduce, paths: Sequence[Path]) -> None:
     """Write the table and the pictures of earlier runs again from their numbers; of several the joined numbers, too."""
     if options.paper:
         named = ", ".join(repr(str(path)) for path in paths)
-        raise UsageError(f"--draw says which experiment by its file {named}; leave {options.paper!r} out")
+        raise UsageError(f"--draw names the experiment by its file {named}; leave {options.paper!r} out")
     found = [read_run(path) for path in paths]
     origins = {origin for origin, _, _ in found}
     if len(origins) > 1:

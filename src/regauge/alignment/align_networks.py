@@ -97,7 +97,7 @@ def align(
         method: `DataMatching()` unless given where there is a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
-        out: Where the moved network is written, with the names, dtypes and header of the second one: a path, or an
+        out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
             `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         progress: Shows each pass over streamed files.

@@ -138,7 +138,7 @@ def are_alike(x: Element, y: Element) -> Tensor:
 
 
 Measure = Callable[[Params], Tensor]
-"""From moved second networks to what is maximized, float64 `[pairs]`."""
+"""Function from moved second networks to the objective, which is maximized, float64 `[pairs]`."""
 
 
 class Candidates:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regauge.alignment.engine.blocks import solve_family
+from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.core import act as _act
 from regauge.core.act import Site
 from regauge.core.closest import closest

@@ -3,5 +3,5 @@ from .canonicalize import canonicalize as canonicalize
 from .canonicalize import factorize as factorize
 from .canonicalize import normalize_logits as normalize_logits
 from .canonicalize import orbit_distance as orbit_distance
-from .manifold import Manifold as Manifold
-from .manifold import canonical_manifold as canonical_manifold
+from .spheres import Manifold as Manifold
+from .spheres import canonical_manifold as canonical_manifold

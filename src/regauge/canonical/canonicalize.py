@@ -12,7 +12,7 @@ from regauge.alignment import Method, WeightMatching, align, align_pairs
 from regauge.alignment.streamed.source import move_pieces
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
-from regauge.canonical.steps import LinearStep, Plan, RotationStep, ScaleStep, plan
+from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ScaleStep, plan
 from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call

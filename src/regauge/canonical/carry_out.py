@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regauge.canonical.low_rank import balance_by_rank, is_regular, whiten_by_rank
+from regauge.canonical.balance_by_rank import balance_by_rank, is_regular, whiten_by_rank
 from regauge.canonical.places import Place
-from regauge.canonical.steps import (
+from regauge.canonical.step_plan import (
     LinearStep,
     OrderStep,
     Plan,

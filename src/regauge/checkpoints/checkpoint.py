@@ -96,7 +96,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 a file. With `BASE+ADAPTER` the network is that of a base, changed by the adapter in a folder of PEFT's
                 format, and `org/model` is read from the cache of the Hugging Face hub, where it lies there. What is
                 open already is returned as it is.
-            entry: Which network of a dictionary is read, such as "state_dict_ema"; `FILE:NAME` as the path says it,
+            entry: The entry of a dictionary that is read, such as "state_dict_ema"; `FILE:NAME` as the path says it,
                 too. Unless given the usual one, and a warning in the log names the others.
 
         Raises:

@@ -28,7 +28,7 @@ class FullDiskError(OSError):
     Args:
         path: The path of the output.
         nbytes: The bytes that the output still needs, if that is known.
-        remedy: What to do.
+        remedy: The advice in the error.
     """
 
     def __init__(self, path: Path, nbytes: int | None, remedy: str = "make room or write elsewhere") -> None:

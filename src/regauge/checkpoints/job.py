@@ -51,11 +51,11 @@ class FileJob:
     """Checkpoints of which one is made.
 
     Attributes:
-        number: That of the checkpoint whose names, dtypes and files the output takes over.
-        output: Where the result goes; None if it is not written.
+        number: The index of the checkpoint whose names, dtypes and files the output takes over.
+        output: The place of the result; None if it is not written.
         beside: The path of a further file, if any, by the name of the output: next to a `.safetensors` file or in a
             folder.
-        limit: How much may be held.
+        limit: The limit on memory.
         work: The work in memory, one of `COPIES`.
     """
 
@@ -212,8 +212,8 @@ class FileJob:
         """
         if self.output is None:
             raise ValueError(
-                "these networks do not fit in the memory that is allowed: say with `out` where the result is to be "
-                "written, a .safetensors file or a folder, or allow more memory"
+                "these networks do not fit in the memory that is allowed: give `out`, a .safetensors file or a folder "
+                "for the result, or allow more memory"
             )
         staging = Staging(
             self.output.path,

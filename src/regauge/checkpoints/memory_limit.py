@@ -42,7 +42,7 @@ class MemoryLimit:
         return cls(read_size(memory, "memory"))
 
     def from_now(self) -> "MemoryLimit":
-        """The same limit above what the process holds now, unless its base is known."""
+        """Copy of the limit that does not count what the process holds now; itself if its base is known."""
         return self if self.base is not None else MemoryLimit(self.nbytes, resident())
 
     def held(self) -> int:

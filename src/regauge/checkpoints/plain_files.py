@@ -15,7 +15,7 @@ SPECIAL = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What reading could wait for without end."""
+"""Kinds of files whose reading could wait without end, by their names in errors."""
 
 
 def require_suffix(path: Path, suffixes: tuple[str, ...]) -> None:

@@ -38,7 +38,7 @@ class StateFile:
 
     Args:
         path: Ends in `.safetensors`, in a folder that exists.
-        work: What is kept, in words.
+        work: Name of the work, for errors.
         generator: The source of chance of the work; its state is kept and restored.
         buffers: Tensors that the work changes in place; kept and restored as well.
     """
@@ -75,7 +75,7 @@ class StateFile:
 
         Args:
             tensors: Everything that changes, by name.
-            known: What else changes, as JSON.
+            known: Everything else that changes, as JSON.
             inputs: Everything that the work depends on, as JSON.
         """
         whole = {f"own/{name}": tensor for name, tensor in tensors.items()}

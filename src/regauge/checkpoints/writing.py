@@ -23,7 +23,7 @@ SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
 
 Pieces = Callable[[str], Iterator[Tensor]]
-"""From the name of a tensor to its values, in pieces along axis 0; they are rounded to the output's dtype once."""
+"""Function from the name of a tensor to its values in pieces along axis 0, each rounded once to the output's dtype."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`regauge canonicalize`: the canonical form of a checkpoint, and the element that brings it there next to it."""
+"""`regauge canonicalize`: the canonical form of a checkpoint, and next to it the element that brings it there."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ WORDS: dict[str, Callable[[rg.Group], bool]] = {
     "half periods": lambda group: group.shifts > 0,
     "matrices": lambda group: group.matrix != "none",
 }
-"""What of a group is fixed, in words."""
+"""The freedom of a group that is fixed, in words."""
 
 
 def run(options: Canonicalize) -> None:

@@ -45,9 +45,9 @@ def open_checkpoints(
     Args:
         paths: The checkpoints.
         out: The output, with the names and the form of the one with this `number`.
-        beside: From the output to the file that is written next to it.
-        memory: How much may be held.
-        work: What is done with them in memory.
+        beside: Function from the output to the file that is written next to it.
+        memory: The limit on memory.
+        work: The work in memory, such as "pruning".
     """
     job = open_job(paths, number, beside, out=out, memory=memory or None, work=work)
     assert job is not None

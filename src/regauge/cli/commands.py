@@ -46,7 +46,7 @@ def with_others(commands: Any, words: Sequence[str]) -> Any:
 
     Args:
         commands: The union of the options of regauge's commands.
-        words: What the user typed.
+        words: The words that the user typed.
     """
     word = words[0] if words else ""
     if word in _by_name(commands):
@@ -73,7 +73,7 @@ def require_command(words: list[str], commands: Any) -> None:
     """Refuse words that name no command, before the parser takes them for options.
 
     Args:
-        words: What the user typed.
+        words: The words that the user typed.
         commands: The union of the options of all commands.
     """
     typed = "regauge"

@@ -59,7 +59,7 @@ def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str,
 
 
 def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
-    """Where the statistics of batch normalization come from that outputs, losses and barriers are measured with."""
+    """A sentence on the data that gave the statistics of batch normalization; empty if none were recomputed."""
     if choosing is None or task is None or task.prepare is None:
         return ""
     return (

@@ -45,7 +45,7 @@ class Compare:
     draws: int = 999
     """Random elements of the test of independence; the smallest p-value is 1 / (1 + draws)."""
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
+    """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more
     are read in sweeps over their files, and have no fingerprints."""
     overwrite: Overwrite = False
     seed: Seed = 0

@@ -94,7 +94,9 @@ def starts_of(collection: Collection, seed: int) -> Params:
     assert isinstance(store, Store)
     made = store.about.get("training", {}).get("initialization")
     if made is None:
-        raise UsageError(f"the store {str(store.folder)!r} does not say how its networks began; choose another --prior")
+        raise UsageError(
+            f"the store {str(store.folder)!r} does not record how its networks began; choose another --prior"
+        )
     if not isinstance(made["scale"], int | float):
         raise UsageError("the networks began with weights of many scales; choose another --prior")
     if made.get("is_common"):

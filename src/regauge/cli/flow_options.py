@@ -43,7 +43,7 @@ class FlowFit(LearnRun):
         Positional[tuple[Path, ...]], arg(metavar="STORE [...]", help="Folders of stores of one architecture.")
     ]
     output: Output
-    """Where the flow goes, a .safetensors file."""
+    """File of the flow, which ends in .safetensors."""
     net: Annotated[str, arg(metavar="NET", help=NET_HELP)] = "message_passing"
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON."""
@@ -133,7 +133,7 @@ class FlowJudge:
         arg(metavar="STORE [...]", help="Folders of the stores that the flow was fitted to."),
     ]
     output: Output
-    """Where the page goes, .html; its numbers go to the same name with .json."""
+    """The page, .html; its numbers go to the same name with .json."""
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     loss: Loss = "cross-entropy"
     """The loss on the data."""

@@ -46,7 +46,7 @@ def run(options: Gauge) -> None:
     work = "choosing a gauge"
     job = open_checkpoints([options.checkpoint], out, beside=gauge_path, memory=options.memory, work=work)
     if options.method not in ROTATING or options.data is not None:
-        job.require_memory(", or say --method hadamard without --data")
+        job.require_memory(", or use --method hadamard without --data")
     job = job.of(*bring_together(job.checkpoints).networks)
     with ExitStack() as stack:
         name = options.model

@@ -33,7 +33,7 @@ class Gauge:
 
     checkpoint: Checkpoint
     output: Output
-    """Where the moved checkpoint goes, a .safetensors file or a folder."""
+    """The moved checkpoint: a .safetensors file or a folder."""
     model: Model = None
     symmetry: SymmetryFile = None
     method: Literal["best", "equalize", "smooth", "hadamard", "random", "learned"] = "best"
@@ -67,7 +67,7 @@ class Gauge:
     """Replace the output and the files next to it if they exist."""
     seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much may be held at once, for example 4GB; half of the machine's memory where left out. Of what does not fit,
+    """Limit on memory, for example 4GB; half of the machine's memory where left out. Of what does not fit,
     rotations alone are tried, tensor by tensor, and the model is not run."""
     inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)

@@ -43,7 +43,7 @@ def run(options: Info) -> None:
         tell(f"header: {escape(name)} = {escape(text if len(text) < 100 else text[:97] + '...')}", header=header)
     found = read_provenance(options.checkpoint)
     if found is None:
-        tell("where it comes from: it does not say", provenance=None)
+        tell("origin: not recorded", provenance=None)
     else:
         tell("\n".join(_lines(found)), provenance=found)
 

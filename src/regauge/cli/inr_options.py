@@ -12,7 +12,7 @@ SIGNAL_HELP = (
     "A shape (spot, teapot, fandisk, ...) or a voxel grid (chair:0, monitor:0) from the folder that REGAUGE_DATA "
     "names; a file of a mesh (.ply, .obj, .stl, .npz) or of points (.ply, .xyz, .npz), which is moved into the unit "
     "ball; or an image. Of a mesh, SIGNAL:points means distances to 2,048 points of it, SIGNAL:mesh to itself; the "
-    "former where nothing is said and distances have no sign."
+    "former if neither is given and distances have no sign."
 )
 Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge inr fit` wrote.")]
 
@@ -23,10 +23,10 @@ class InrFit:
 
     target: Annotated[Positional[str], arg(metavar="SIGNAL", help=SIGNAL_HELP)]
     output: Output
-    """Where the checkpoint goes, a .safetensors file."""
+    """The checkpoint, a .safetensors file."""
     signal: Literal["unsigned", "signed", "occupancy"] | None = None
-    """What a network of a shape represents: its distance, that with a sign (negative inside), or its inside; by itself
-    unsigned, of a voxel grid occupancy."""
+    """Signal of a shape: the distance to it, that with a sign (negative inside), or its inside; unsigned where left
+    out, and occupancy for a voxel grid."""
     kind: Literal["siren", "relu"] = "siren"
     """Sine layers or ReLU layers."""
     width: int | None = None
@@ -36,7 +36,7 @@ class InrFit:
     start: Annotated[str, arg(metavar="random|shared|CHECKPOINT")] = "random"
     """Begin at random, at the initialization that all networks of inr2vec share, or where another fit ended."""
     bias: Literal["torch", "siren", "zero"] = "torch"
-    """How biases begin: spread over many periods of the sines, as small as the weights, or zero."""
+    """Initial biases: spread over many periods of the sines, as small as the weights, or zero."""
     steps: int = 500
     """Steps of Adam."""
     batch: int = 10_000
@@ -53,16 +53,16 @@ class InrRender:
 
     checkpoint: Checkpoint
     output: Output
-    """Where it goes: .png for a picture of any; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
+    """The output: .png for a picture of any; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
     points: int = 2048
-    """How many, of an unsigned distance."""
+    """Number of points, of an unsigned distance."""
     up: Literal["x", "y", "z"] = "y"
     """The upward axis of a shape in a picture."""
     resolution: int | None = None
     """Points along each edge of the grid that a mesh is made from, 128 where left out; or the height of an image, whose
     own height is taken where left out."""
     seed: int = 0
-    """Where the random points come from."""
+    """Source of the random points."""
     overwrite: Overwrite = False
 
 
@@ -74,7 +74,7 @@ class InrOrbit:
     output: Output
     """Folder of the store."""
     count: int = 100
-    """How many copies."""
+    """Number of copies."""
     parts: tuple[Literal["permutation", "sign", "scale", "shift"], ...] = ()
     """Draw only from these parts of the symmetry; from all where left out."""
     noise: float = 0.0

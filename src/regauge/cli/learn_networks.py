@@ -14,7 +14,7 @@ from regauge.storage import Store
 from regauge.storage.collection import Kept
 
 Rows = list[dict[str, Any]]
-"""What is known about each of some networks."""
+"""Rows of facts about some networks."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Named:
 
     Attributes:
         networks: A store whose networks are all read, or those that are, with a leading model axis.
-        rows: What is known about each.
-        store: Where they are from; None for a checkpoint.
-        numbers: Of the networks in the store.
+        rows: Facts about each network.
+        store: The store that holds them; None for a checkpoint.
+        numbers: Numbers of the networks in the store.
     """
 
     networks: Store | Params

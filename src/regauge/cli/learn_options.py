@@ -88,7 +88,7 @@ class LearnNet(LearnRun):
     parts: Annotated[
         tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
     ] = ()
-    """What the net respects by construction, always with permutation; the whole symmetry where left out."""
+    """Parts of the symmetry that the net respects by construction, always with permutation; all where left out."""
     varied: Annotated[Varied, arg(name="")] = Varied()
 
 
@@ -122,15 +122,15 @@ class LearnAutoencoder(LearnNet):
 
     inputs: Annotated[str, arg(metavar="GRID|POINTS|DATA", help=COMPARED_HELP)] = ""
     decoder: Literal["mlp", "template"] = "mlp"
-    """What makes networks from vectors: an MLP to all parameters; or a learned network whose units hear from each other
+    """Decoder from vectors to networks: an MLP to all parameters; or a learned network whose units hear from each other
     and from the vector how to change."""
     decoder_widths: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
     """Hidden layers of the decoder mlp; 256 and 512 where left out."""
     loss: Literal["squared-error", "distillation"] = "squared-error"
-    """How outputs are compared: by their squared difference, or, for logits of classifiers, by the divergence of
+    """Comparison of outputs: by their squared difference, or, for logits of classifiers, by the divergence of
     softened probabilities."""
     temperature: float = 1.0
-    """What logits are divided by in --loss distillation."""
+    """Divisor of logits in --loss distillation."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
     """Color the map of the latent vectors on the report by this column."""
 
@@ -198,7 +198,7 @@ class LearnNearest:
     among: Path
     """Folder of the store that is searched."""
     count: int = 5
-    """Networks that are told for each."""
+    """Neighbors that are printed for each network."""
     output: MaybeOutput = None
     """Write the table to this file, .csv, instead of printing it."""
     overwrite: bool = False
@@ -221,7 +221,7 @@ class LearnMatching(LearnRun):
         arg(metavar="STORE [...]", help="Folders of stores of one architecture, of any numbers of units."),
     ]
     output: Output
-    """Where the matcher goes, a .safetensors file, for --matcher."""
+    """File of the matcher, which ends in .safetensors, for --matcher."""
     data: Annotated[str, arg(metavar="DATA", help=f"What the networks are run on: {BATCHES_HELP}by default none.")] = ""
     loss: Loss = "cross-entropy"
     """The loss on the data."""

@@ -22,7 +22,7 @@ from regauge.cli.training_output import TrainingOutput
 from regauge.cli.zoo_populations import conditions_of
 from regauge.core.typed_json import require_fields
 from regauge.hub import open_batches
-from regauge.learn.changes import Change
+from regauge.learn.random_changes import Change
 from regauge.storage import Store
 from regauge.storage.collection import Collection, Kept
 

@@ -27,7 +27,7 @@ from regauge.merging import RULES, Rule
 
 SHARED = ("output", "recipe", *(one.name for one in fields(Matching)))
 SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
-"""Options for what a recipe says."""
+"""Options whose part a recipe takes over."""
 
 
 def run(options: Merge) -> None:
@@ -71,12 +71,12 @@ def run(options: Merge) -> None:
 
 
 def _merge_recipe(options: Merge) -> None:
-    """Merge as a recipe says."""
+    """Merge by a recipe."""
     blank = {one.name: one.default for one in fields(Merge)} | {"checkpoints": ()}
     given = [name for name in SAID if getattr(options, name) != blank[name]]
     if given:
         what = "checkpoints" if given[0] == "checkpoints" else f"--{given[0]}"
-        raise UsageError(f"the recipe says what is merged and how; leave {what} out, or merge without --recipe")
+        raise UsageError(f"the recipe sets what is merged and how; leave {what} out, or merge without --recipe")
     assert options.recipe is not None
     provenance = provenance_of(options)
     settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}

@@ -34,7 +34,7 @@ def require_model(
     """The model of a command that cannot do without."""
     model = find_model(text, checkpoint, inputs, values=values)
     if model is None:
-        raise UsageError(f"{checkpoint.label!r} does not say what network it holds: name the model with --model")
+        raise UsageError(f"{checkpoint.label!r} does not record which network it holds: name the model with --model")
     return model
 
 

@@ -151,7 +151,7 @@ class Canonicalize:
 
     checkpoint: Checkpoint
     output: Output
-    """Where the canonical checkpoint goes, a .safetensors file or a folder."""
+    """The canonical checkpoint: a .safetensors file or a folder."""
     model: Model = None
     symmetry: SymmetryFile = None
     reference: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
@@ -159,7 +159,7 @@ class Canonicalize:
     overwrite: bool = False
     """Replace the output and its element if they exist."""
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much may be held at once, for example 3GB; half of the machine's memory where left out. The values of the
+    """Limit on memory, for example 3GB; half of the machine's memory where left out. The values of the
     checkpoint, in float64, must fit."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     written: Annotated[Written, arg(name="")] = Written()
@@ -177,7 +177,7 @@ class Apply:
     """File that `regauge align` stored next to its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
     checkpoint: Checkpoint
     output: Output
-    """Where the moved checkpoint goes, a .safetensors file or a folder."""
+    """The moved checkpoint: a .safetensors file or a folder."""
     inverse: bool = False
     """Undo the alignment instead."""
     overwrite: Overwrite = False

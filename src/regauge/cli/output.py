@@ -107,11 +107,11 @@ def tell_table(
     """Tell rows under the names of the first one: with so many decimals, or digits in all; unrounded in JSON.
 
     Args:
-        name: Of the table in JSON.
-        rows: Of equal names; one without a name is the label of its row, `name` in JSON.
+        name: Name of the table in JSON.
+        rows: Rows with equal names; a value with an empty name is the label of its row, `name` in JSON.
         title: Printed above it.
-        decimals: Of numbers in the printed table.
-        digits: Of numbers in the printed table, instead of decimals.
+        decimals: Decimals of numbers in the printed table.
+        digits: Significant digits of numbers in the printed table, instead of decimals.
     """
     if _FACTS.get() is not None:
         tell("", **{name: [{key or "name": value for key, value in row.items()} for row in rows]})

@@ -31,15 +31,15 @@ class Prune:
 
     checkpoint: Checkpoint
     output: Output
-    """Where the smaller checkpoint goes, a .safetensors file or a folder; of a folder config.json is changed, too."""
+    """The smaller checkpoint: a .safetensors file or a folder, whose config.json is changed, too."""
     model: Model = None
     symmetry: SymmetryFile = None
     share: float = 0.0
-    """Of the units of each group that are removed in all, from 0 to below 1."""
+    """Share of the units of each group that are removed in all, from 0 to below 1."""
     criterion: Literal["magnitude", "taylor", "output", "random"] | None = None
-    """Which units go first; output with --data, and magnitude without, where left out. magnitude: sums of squares;
-    taylor: gradient times weight; output: what layers put out, with the weights that read the other units fitted.
-    docs/pruning.md tells more."""
+    """Criterion by which units are removed; output with --data, and magnitude without, where left out. magnitude: sums
+    of squares; taylor: gradient times weight; output: the change of what layers put out, with the weights that read the
+    other units fitted. See docs/pruning.md."""
     groups: tuple[str, ...] = ()
     """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "for criteria and the loss.")] = None
@@ -50,7 +50,7 @@ class Prune:
     """Replace the output and the files next to it if they exist."""
     seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much may be held at once, for example 4GB; half of the machine's memory where left out."""
+    """Limit on memory, for example 4GB; half of the machine's memory where left out."""
     inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
     json: Json = False

@@ -47,7 +47,7 @@ def read_job(
     assert job is not None
     if not options.dry_run:
         job.require_output()
-    remedy = "give checkpoints with one vocabulary, or say how they are brought together: --tokenizer union"
+    remedy = "give checkpoints with one vocabulary, or choose how they are brought together: --tokenizer union"
     tokenizer = options.tokenizer if isinstance(options, Align) else None
     united = None
     if tokenizer is not None or any(one.is_folder for one in job.checkpoints):
@@ -130,12 +130,12 @@ def tell_merged(record: MergeRecord, out: Path) -> None:
 
 
 def notes_of(told: rg.alignment.Result[Any] | MergeRecord) -> dict[str, list[str]]:
-    """What could not be taken over, for a report, if there is anything."""
+    """The notes of a result as an entry of the report; no entry without notes."""
     return {"notes": list(told.notes)} if told.notes else {}
 
 
 def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
-    """How an alignment went."""
+    """The course of an alignment, for the report: objectives, starts and convergence."""
     return {
         "initial": result.initial,
         "objective": result.objective,
@@ -151,7 +151,7 @@ def method_of(options: Matching) -> Method:
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"
     if options.matcher is not None and name != "learned":
-        raise UsageError(f"--matcher is for the method learned, not {name!r}; say --method learned")
+        raise UsageError(f"--matcher is for the method learned, not {name!r}; add --method learned")
     if options.refine and not has_data:
         raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
     method, needs_data = _method_named(name, options)
@@ -179,7 +179,7 @@ def configure(method: Method, options: Matching) -> Method:
     if options.statistic != "correlation" and not hasattr(method, "statistic"):
         kind = type(method).__name__
         raise UsageError(
-            f"--statistic is for matching activations; {kind} has none: say --method activations, or mixed, with --data"
+            f"--statistic is for matching activations; {kind} has none: add --method activations, or mixed, with --data"
         )
     own = {name: getattr(options, name) for name in ("restarts", "statistic") if hasattr(method, name)}
     return _rescale(replace(method, **own), options.scales)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""What comes of a training: its files, which one process alone makes, what it keeps while it runs, and what is told."""
+"""The output of a training: its files, which one process alone makes, its state while it runs, and its report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ STATE = ".partial.safetensors"
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """Where a training writes.
+    """The place of a training's output.
 
     Attributes:
         path: The output.
         beside: Files of the same name with other suffixes.
-        state: What the training keeps while it runs, see `learn.training.train`.
+        state: File of the state of the training while it runs, see `learn.training.train`.
         overwrite: Whether files that are there may be replaced.
     """
 
@@ -64,7 +64,7 @@ def training_output(
         if state.exists() and not resume:
             if not overwrite:
                 raise FileExistsError(
-                    f"an interrupted training left {str(state)!r}; say --resume to go on with it, or --overwrite to "
+                    f"an interrupted training left {str(state)!r}; add --resume to continue it, or --overwrite to "
                     "begin anew"
                 )
             if not StateFile(state).is_state:
@@ -85,7 +85,7 @@ def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str 
     """Tell what was trained, its scores, and how the training ended.
 
     Args:
-        about: What is known about the trained net, with "networks" and "scores".
+        about: Facts about the trained net, with "networks" and "scores".
         trained: The course of the training.
         of: Words before "networks".
     """

@@ -62,7 +62,7 @@ class ZooTrain:
     shard: int | None = None
     """Networks of a shard, which one worker trains; by itself at most 512, and what is trained in some minutes."""
     device: str = "cpu"
-    """Where they are trained: cpu, cuda or another device of torch."""
+    """Device on which they are trained: cpu, cuda or another device of torch."""
     storage: Storage = None
 
 
@@ -134,7 +134,7 @@ class ZooNearest:
     network: Positional[Path]
     """A checkpoint with the tensors of the store's networks."""
     count: int = 10
-    """How many are printed."""
+    """Number of networks that are printed."""
     json: Json = False
 
 
@@ -198,7 +198,7 @@ class ZooMap(Sampled):
     """Distances of orbits, every pair aligned by itself; of networks aligned to the mean of their universe, for many
     networks; of the weights as they are; or of the latent vectors of --autoencoder."""
     autoencoder: Path | None = None
-    """What `regauge learn autoencoder` wrote, for --by latent."""
+    """File that `regauge learn autoencoder` wrote, for --by latent."""
     clusters: int = 1
     """Number of clusters into which the networks are divided, by the mean distance between clusters."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None

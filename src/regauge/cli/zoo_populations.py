@@ -51,14 +51,14 @@ Indices = NDArray[np.int64]
 SIZE = 32
 """Networks of a block of a matrix."""
 EXACT = "donot_use_mm_for_euclid_dist"
-"""How distances are computed, also of networks that are near."""
+"""The mode of `torch.cdist` without a product of matrices, which would cancel for networks that are near."""
 _BY = {
     "orbits": "distance modulo the group",
     "universe": "distance, all aligned to one universe",
     "weights": "distance of weights as they are",
     "latent": "distance of latent vectors",
 }
-"""What a map shows, in its title."""
+"""The words for the distance in the title of a map, by the option `--by`."""
 GROUPS = 20
 """Most whole numbers of a column that are groups, with a color each, and no scale."""
 
@@ -262,7 +262,7 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
     if text in ("medoid", "universe"):
         return text  # type: ignore[return-value]
     if not text.lstrip("-").isdigit():
-        raise UsageError(f"--to {text!r} is no network; say the id of a trajectory, medoid or universe")
+        raise UsageError(f"--to {text!r} is no network; give the id of a trajectory, medoid or universe")
     return int(text)
 
 
@@ -275,7 +275,7 @@ def executor_of(on: str) -> MakeExecutor | None:
     kind, colon, text = on.partition(":")
     if kind not in ("processes", "dask") or (colon and not re.fullmatch(r"[1-9]\d*", text)):
         raise UsageError(
-            f"--on {on!r} is no place to train; say here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
+            f"--on {on!r} is no place to train; choose here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
         )
     count = int(text) if colon else os.cpu_count() or 1
     return processes(count) if kind == "processes" else dask(workers=count)

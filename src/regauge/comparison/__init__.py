@@ -6,6 +6,6 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
     moved={"named_parents": "regauge.comparison.origins"}
-    | {"TensorShare": "regauge.comparison.shares"}
+    | {"TensorShare": "regauge.comparison.tensor_shares"}
     | dict.fromkeys(("Branch", "join_neighbors"), "regauge.comparison.trees"),
 )

@@ -6,8 +6,8 @@ from .compare_networks import compare as compare
 from .comparison import Comparison as Comparison
 from .fingerprints import SIZE as SIZE
 from .fingerprints import fingerprint as fingerprint
-from .many import Lineage as Lineage
-from .many import compare_many as compare_many
+from .lineage import Lineage as Lineage
+from .lineage import compare_many as compare_many
 from .relatives import Relatives as Relatives
 from .relatives import open_relatives as open_relatives
 from .trees import tree_lines as tree_lines

@@ -106,7 +106,7 @@ class _Fit(NamedTuple):
     Attributes:
         weights: The weights of the points.
         gap: Its squared distance.
-        steps: What steps from point 0 to each of the points leave of it, if they are independent.
+        steps: The squared distance that independent steps from point 0 to each of the points would leave.
     """
 
     weights: np.ndarray

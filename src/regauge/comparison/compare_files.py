@@ -18,7 +18,7 @@ from regauge.checkpoints.formats.location import locate
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.independence import DRAWS
-from regauge.comparison.many import Lineage, compare_many
+from regauge.comparison.lineage import Lineage, compare_many
 from regauge.comparison.origins import named_parents
 from regauge.comparison.relatives import NO_TRACING, Relatives, open_relatives
 from regauge.core.arguments import check_arguments
@@ -35,8 +35,8 @@ class Lineages:
     Attributes:
         lineages: One for each architecture.
         left_out: Names of the networks that have nothing in common with another one.
-        failures: Why networks could not be opened.
-        notes: What tracing left out, in sentences.
+        failures: Errors of networks that could not be opened.
+        notes: Sentences on the parts that tracing left out.
     """
 
     lineages: tuple[Lineage, ...]
@@ -94,7 +94,7 @@ def compare_files(
         tracing: Further settings of `rg.open_model`, for a model that is named.
         draws: Random elements of each test of independence.
         generator: Their source, from whose state the test of each pair begins; one with seed 0 unless given.
-        memory: How much networks may hold, as in `rg.compare`.
+        memory: The limit on memory, as in `rg.compare`.
         progress: Counts pairs.
 
     Raises:
@@ -156,7 +156,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a checkpoint was opened: among those with its shapes, or as another one."""
+    """A checkpoint and the networks that it was opened with: those of its shapes (`is_own`), or of other ones."""
 
     relatives: Relatives
     checkpoint: Checkpoint
@@ -166,7 +166,7 @@ class _Place:
 def _open(
     names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
 ) -> tuple[dict[str, _Place], list[Exception]]:
-    """The places of all checkpoints that have something in common with another one, and why others were not opened."""
+    """The places of all checkpoints that have something in common with another one, and the errors of the others."""
     classes: dict[tuple[Any, ...], list[str]] = {}
     for name, path in names.items():
         with Checkpoint.open(path) as one:

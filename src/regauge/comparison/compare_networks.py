@@ -76,8 +76,8 @@ def compare(
             rank of the second network's fingerprint among theirs, by distance from the first one's.
         draws: Random elements of the test of independence.
         generator: Their source; one with seed 0 unless given, so that the outcome is always the same.
-        memory: How much networks in files may hold: bytes, or text such as "2GB"; half of the machine's unless given.
-            Those that need more are streamed, without fingerprints.
+        memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
+            unless given. Those that need more are streamed, without fingerprints.
         progress: Shows each pass over streamed files.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from regauge.comparison.shares import TensorShare, mean_share
+from regauge.comparison.tensor_shares import TensorShare, mean_share
 from regauge.comparison.verdicts import Verdict, beyond_chance
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry

@@ -12,8 +12,8 @@ from regauge.checkpoints.memory_limit import size_text
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
-from regauge.comparison.shares import mean_share, measure_shares
 from regauge.comparison.strangers import scramble
+from regauge.comparison.tensor_shares import mean_share, measure_shares
 from regauge.comparison.verdicts import by_chance
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry

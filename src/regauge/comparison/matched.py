@@ -12,7 +12,7 @@ from regauge.comparison.comparison import Comparison
 from regauge.comparison.independence import Independence, measure_independence
 from regauge.comparison.origins import Origins
 from regauge.comparison.pair import Pair
-from regauge.comparison.shares import FORMATS, TensorShare, mean_share, measure_shares
+from regauge.comparison.tensor_shares import FORMATS, TensorShare, mean_share, measure_shares
 from regauge.comparison.units import Units
 from regauge.comparison.verdicts import Evidence, judge, needs_chance, precision_of
 from regauge.core.element import Element
@@ -48,7 +48,8 @@ class Matched:
 
     @property
     def reference_p_value(self) -> float | None:
-        """How often a reference is as near to the first network as the second one, by fingerprints."""
+        """The p-value of the second network's distance among those of the references, by fingerprints."""
+        # A Monte Carlo p-value counts the second network itself, so that it is never zero (Phipson and Smyth, 2010).
         nearer = sum(other <= self.distances[0] for other in self.distances[1:])
         return (1 + nearer) / len(self.distances) if len(self.distances) > 1 else None
 
@@ -61,7 +62,7 @@ def weigh(
     Args:
         matched: The networks.
         common: The part of both that is compared, where that is not all of them.
-        origins: Where both networks come from.
+        origins: The origins of both networks.
         draws: Random orders of the test of independence.
         generator: Their source.
     """
@@ -126,7 +127,9 @@ def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) 
 
 
 def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, float]:
-    """Whether both networks are equal in the coarser of their formats, and how finely that is spaced."""
+    """Whether both networks are equal in the coarser of their formats, and the spacing of its numbers."""
+    # A float32 tensor whose values all fit bfloat16 was stored in it once: the values decide, not the dtype. A network
+    # has the coarsest format that fits all its tensors.
     everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]
     own = [next((one for one in FORMATS if one in formats), torch.float64) for formats in everywhere]
     is_equal = any(all(one in share.equal for share in shares) for one in own)

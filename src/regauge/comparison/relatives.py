@@ -34,9 +34,9 @@ class Relatives:
     Attributes:
         networks: The checkpoints, the model and the symmetry, which are those of the first. Others may have other
             widths, vocabularies or numbers of layers.
-        limit: How much they may hold in memory.
+        limit: The limit on their memory.
         is_streamed: Whether they stay on the disk, because in memory they would need more.
-        note: Which tokens are compared, where the networks have different ones; empty otherwise.
+        note: A sentence on the tokens that are compared, where the networks have different ones; empty otherwise.
     """
 
     networks: Networks
@@ -102,7 +102,7 @@ def open_relatives(
         model: The model of the first network, or its name; found as by `rg.open_networks` unless given.
         symmetry: The symmetry, instead of that of the model.
         tracing: Further settings of `rg.open_model`, for a model that is named.
-        memory: How much may be held: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         data: Whether data will be run through the model, which needs all networks in memory and of one shape.
 
     Raises:

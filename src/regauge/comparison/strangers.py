@@ -11,7 +11,7 @@ from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.comparison.common import restrict
 from regauge.comparison.pair import Pair
-from regauge.comparison.shares import mean_share, measure_shares
+from regauge.comparison.tensor_shares import mean_share, measure_shares
 from regauge.comparison.verdicts import by_chance
 from regauge.core.element import Element
 from regauge.core.params import Params

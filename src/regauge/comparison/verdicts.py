@@ -29,7 +29,7 @@ EQUAL = 1e-6
 REGAUGED = 1.0
 """Relative distance modulo the group of a moved copy, in units of the coarser format's precision; at least `MOVED`."""
 MOVED = 1e-5
-"""That distance for formats so fine that the alignment's own rounding decides."""
+"""Least relative distance modulo the group of a moved copy: in fine formats the alignment's own rounding decides."""
 CERTAIN = 6.0
 """Standard deviations of the null above which units correspond in the order in which they are stored."""
 SURPRISING = 0.001

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regauge.core.params import equal_names, require_alike
 from regauge.core.task import Task, arguments
-from regauge.discovery.statistics import find_structure
+from regauge.discovery.structure_buffers import find_structure
 
 
 def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) -> None:

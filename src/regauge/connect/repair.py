@@ -18,7 +18,7 @@ from regauge.checkpoints.job import Network, open_call, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.connect.affine_layers import Layer
-from regauge.connect.moments import Moments, Statistics
+from regauge.connect.unit_moments import Moments, Statistics
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import distance, mean, shares_of
@@ -59,7 +59,7 @@ class RepairResult:
         if self.off > FAR * self.spread:
             notes.append(
                 f"note: the mean of the endpoints is {self.off:.4g} away from the merged checkpoint, and they are up "
-                f"to {self.spread:.4g} apart; where they were aligned for merging, give them aligned, or say --align"
+                f"to {self.spread:.4g} apart; where they were aligned for merging, give them aligned, or add --align"
             )
         if not self.is_kept:
             before, after = self.losses["interpolated"], self.losses["repaired"]

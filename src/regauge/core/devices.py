@@ -24,9 +24,9 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
             torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = re.split(r"\n|[.:] ", str(error))[0]
-        raise ValueError(f"device {name!r} cannot be used here ({reason}); say cpu") from error
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); choose cpu") from error
     if device.type == "meta":
-        raise ValueError("device 'meta' has no values, so nothing can be trained there; say cpu or cuda")
+        raise ValueError("device 'meta' has no values, so nothing can be trained there; choose cpu or cuda")
     return device
 
 

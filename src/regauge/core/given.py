@@ -47,7 +47,7 @@ def require_instance(value: object, kind: type, what: str, named: Mapping[str, s
         value: The argument of the caller.
         kind: The class.
         what: The name of the argument.
-        named: How the objects that the command line knows by a name are written in Python.
+        named: The Python expressions of objects that the command line knows by a name.
     """
     if isinstance(value, kind):
         return

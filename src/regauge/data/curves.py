@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.data.files import DataFile, present, read
+from regauge.data.data_files import DataFile, present, read
 
 _ADDRESS = (
     "https://raw.githubusercontent.com/GPflow/GPflow/10cfc31a38a399d7e15c93c475e251f0889c8d96"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regauge.data.files import DataFile, check, folders, in_folder, locate, present, read
+from regauge.data.data_files import DataFile, check, folders, in_folder, locate, present, read
 
 MNIST_SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -214,7 +214,7 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
     original), so that accuracies are a little below published ones. The name of what is returned tells.
 
     Args:
-        folder: Where `cifar-10-binary.tar.gz` or `cifar10_jpeg_train.npz` and `cifar10_jpeg_test.npz` are; `cifar10` in
+        folder: Holds `cifar-10-binary.tar.gz`, or `cifar10_jpeg_train.npz` and `cifar10_jpeg_test.npz`; `cifar10` in
             the folder that the environment variable `REGAUGE_DATA` names if left out, or else the original is
             downloaded once.
 
@@ -253,7 +253,7 @@ def cifar100(folder: str | Path | None = None) -> ImageData:
     """CIFAR-100: photographs in the numbers and the size of CIFAR-10, of 100 classes (its fine labels).
 
     Args:
-        folder: Where `cifar-100-binary.tar.gz` is; `cifar100` in the folder that the environment variable
+        folder: Holds `cifar-100-binary.tar.gz`; `cifar100` in the folder that the environment variable
             `REGAUGE_DATA` names if left out, or else it is downloaded once.
 
     Raises:

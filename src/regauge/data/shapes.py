@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from regauge.data.files import DataFile, read
+from regauge.data.data_files import DataFile, read
 
 SHAPES_SHA256 = {
     "beast": "ce8d4005adb8e25ce6c3042e0d75c7bc6a1967191505e4c263e6535a8c9c785f",
@@ -68,7 +68,7 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 
     Args:
         name: One of them.
-        folder: Where its file is; `shapes` in the folder that the environment variable `REGAUGE_DATA` names if left
+        folder: Holds its file; `shapes` in the folder that the environment variable `REGAUGE_DATA` names if left
             out.
 
     Raises:
@@ -110,7 +110,7 @@ def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
     """Parameters of a SIREN 3-512-512-512-512-1 with omega 30, by the names of `regauge.nets.siren.Siren`.
 
     Args:
-        folder: Where the file is; `inr2vec_init` in the folder that the environment variable `REGAUGE_DATA` names if
+        folder: Holds the file; `inr2vec_init` in the folder that the environment variable `REGAUGE_DATA` names if
             left out.
 
     Raises:

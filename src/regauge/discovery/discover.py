@@ -22,7 +22,7 @@ from regauge.discovery.reads import read_axes
 from regauge.discovery.registry import leaves_as_operators, registered_rules
 from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
-from regauge.discovery.statistics import structure_of
+from regauge.discovery.structure_buffers import structure_of
 from regauge.discovery.trace import Program, trace, with_ones
 
 MAX_PASSES = 16

@@ -49,7 +49,7 @@ class Turns:
     """Rotations of the pairs of coordinates that the units of an atom have.
 
     Attributes:
-        axes: Where.
+        axes: The paired axes.
         bases: Atoms on which the angles may depend, besides the unit.
         scales: Families of scales of these pairs, and of no other parameters.
         unread: Intermediate values that turn in a way that no pair says: one coordinate without the other.

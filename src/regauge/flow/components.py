@@ -33,7 +33,7 @@ class Components(Manifold):
         axes: Orthonormal directions in these units, `[components, values]`.
         sizes: Deviations along these, `[components]`.
         roots: For each tensor, by its number, roots of the covariances of what is left over, `[classes, classes]`.
-        rest: What is left over of the networks that are made, `[models, values]`; nothing if None.
+        rest: Residuals of the networks that are made, `[models, values]`; zero if None.
     """
 
     networks: Space

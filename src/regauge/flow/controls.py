@@ -21,7 +21,7 @@ def make_controls(
         space: The space of the points.
         train: Aligned training networks.
         held_out: Aligned networks that were not trained on, by which the noise is sized.
-        count: How many of each.
+        count: The number of networks of each control.
         generator: The source of all chance.
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from regauge.core.typed_json import require_fields
-from regauge.flow.couplings import Coupling
+from regauge.flow.coupling import Coupling
 from regauge.flow.flow_config import Design
 from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments

@@ -113,7 +113,7 @@ class Flow:
         """Draw networks.
 
         Args:
-            count: How many.
+            count: The number of networks.
             generator: The source of all chance.
             steps: The number of steps of the solver.
             solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of

@@ -8,7 +8,7 @@ from regauge.names import later
 from regauge.training.training_configs import NetTrainingConfig
 
 if TYPE_CHECKING:
-    from regauge.flow.couplings import Coupling
+    from regauge.flow.coupling import Coupling
     from regauge.flow.nets import Net
     from regauge.flow.priors import PriorSettings
     from regauge.flow.times import Times
@@ -37,7 +37,7 @@ class Design:
 
     representation: Representation = field(default_factory=Representation)
     prior: "PriorSettings" = field(default_factory=later("regauge.flow.priors:MatchedGaussian"))
-    coupling: "Coupling" = field(default_factory=later("regauge.flow.couplings:Coupling"))
+    coupling: "Coupling" = field(default_factory=later("regauge.flow.coupling:Coupling"))
     net: "Net" = field(default_factory=later("regauge.flow.nets:Metanetwork"))
     predicts: Predicts = "velocity"
     has_gaussian: bool = True
@@ -50,7 +50,7 @@ class Design:
         if self.predicts not in ("velocity", "end"):
             raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
         if isinstance(self.prior, FullGaussian) and not self.is_aligned:
-            raise ValueError("a prior with all covariances is for networks that are aligned; say is_aligned=True")
+            raise ValueError("a prior with all covariances is for networks that are aligned; give is_aligned=True")
         if self.representation.components is not None and not (
             self.is_aligned
             and isinstance(self.net, Perceptron)

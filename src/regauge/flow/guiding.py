@@ -17,7 +17,7 @@ class BatchLoss:
     """The loss of networks on a batch of a task, another batch in each call, and from the first again after the last.
 
     Attributes:
-        task: What is asked of the networks.
+        task: The task whose loss guides the networks.
         dropout: Share of the values of the inputs that are set to zero, others in each call and the same for all
             networks; the rest is divided by the share that is kept. So a strong pull fits the examples less closely.
             Inputs must be one tensor.

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regauge.flow.manifold import Manifold, Points
-from regauge.flow.orbits import unit_indices
 from regauge.flow.space import Space
+from regauge.flow.value_orbits import unit_indices
 from regauge.weightspace.heads.equivariant import Equivariant
 from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.layers.dense import Dense

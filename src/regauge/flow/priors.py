@@ -87,11 +87,11 @@ class Prior:
     """A normal distribution of independent Euclidean values, and directions of such on spheres.
 
     Attributes:
-        space: Where it lives.
+        space: The space of the prior.
         mean: The mean of each coordinate, `[values]`; those on spheres do not count.
         deviation: The deviation of each coordinate, as above.
         root: Root mean square of each coordinate on a sphere before it is normalized; only ratios count.
-        factor: Where Euclidean coordinates covary, the lower triangular root of their covariances, `[values, values]`.
+        factor: The lower triangular root of covariances of Euclidean coordinates, `[values, values]`; None without.
     """
 
     space: Manifold

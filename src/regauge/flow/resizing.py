@@ -8,8 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regauge.core.symmetry import Symmetry
-from regauge.flow.orbits import unit_indices
 from regauge.flow.space import Space
+from regauge.flow.value_orbits import unit_indices
 
 
 def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:

@@ -14,8 +14,8 @@ from regauge.core.params import Params, count_models
 from regauge.core.structure import require_same, without_structure
 from regauge.core.symmetry import Symmetry
 from regauge.flow.manifold import Manifold, Points, Sphere
-from regauge.flow.orbits import exchanged_values, signed_values
 from regauge.flow.representation import Representation
+from regauge.flow.value_orbits import exchanged_values, signed_values
 
 LOG_NORM = "logarithm of the head's norm"
 """The name of a coordinate that is no tensor of the networks."""
@@ -39,7 +39,7 @@ class Space(Manifold):
         normed: The values that are brought to spheres as networks leave a flat space.
         order: The flat place of every coordinate among all values of `names`, one tensor after the other.
         names: Tensors whose values are coordinates; `LOG_NORM` is the last one where there is such a coordinate.
-        positive: Those whose values are kept as logarithms.
+        positive: The tensors whose values are kept as logarithms.
         constants: Tensors that are the same in all networks.
         exchanged: For each coordinate the number of its class: some permutation exchanges those of one class.
         signed: Whether signs of the symmetry flip each coordinate.

@@ -6,7 +6,7 @@ MOVED = {
     "moves": ("move_tensor", "rotating", "uncover_rotations"),
     "rounding": ("mean_error", "rounding_errors"),
     "mappings": ("read_table", "write_table"),
-    "streamed": ("choose_streamed", "moved_pieces"),
+    "choose_streamed": ("choose_streamed", "moved_pieces"),
     "measures": ("LayerMeasures",),
     "methods.best_gauge": ("default_methods",),
     "hadamard": ("flat_rotation",),

@@ -18,17 +18,17 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.gauging.certificate import certify
+from regauge.gauging.choose_streamed import choose_streamed
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem, to_work
 from regauge.gauging.gauge_report import gauge_path, write_gauge
-from regauge.gauging.method import GaugeMethod, GaugeProblem, to_work
 from regauge.gauging.methods.best_gauge import BestGauge
 from regauge.gauging.methods.chain import Chain
 from regauge.gauging.methods.learned_rotation import LearnedRotation
-from regauge.gauging.methods.rotations import Rotation
+from regauge.gauging.methods.spreading_rotations import Rotation
 from regauge.gauging.moves import Move, apply_moves
 from regauge.gauging.result import Chosen, GaugeResult
-from regauge.gauging.streamed import choose_streamed
 
-HADAMARD = ", or say --method hadamard without --data"
+HADAMARD = ", or use --method hadamard without --data"
 """A way out where a gauge cannot be chosen in memory."""
 
 

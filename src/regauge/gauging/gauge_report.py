@@ -9,12 +9,12 @@ from regauge.checkpoints.writing import path_beside
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
+from regauge.gauging.choose_streamed import moved_pieces
+from regauge.gauging.gauge_method import GaugeMethod
 from regauge.gauging.measures import LayerMeasures
-from regauge.gauging.method import GaugeMethod
 from regauge.gauging.named_methods import name_of
 from regauge.gauging.result import GaugeResult
 from regauge.gauging.rounding import FOUR_BITS, REPORTED
-from regauge.gauging.streamed import moved_pieces
 
 NOT_RUN = "the model has no values here: it is larger than what is run, or is not known"
 """The reason why there is no certificate."""

@@ -3,12 +3,12 @@
 from dataclasses import fields
 from typing import Any, Literal
 
-from regauge.gauging.method import GaugeMethod
+from regauge.gauging.gauge_method import GaugeMethod
 from regauge.gauging.methods.best_gauge import BestGauge
 from regauge.gauging.methods.equalize import Equalize
 from regauge.gauging.methods.learned_rotation import LearnedRotation
-from regauge.gauging.methods.rotations import Hadamard, RandomRotation
 from regauge.gauging.methods.smooth import Smooth
+from regauge.gauging.methods.spreading_rotations import Hadamard, RandomRotation
 from regauge.gauging.rounding import RoundToNearest
 
 METHODS: dict[str, type[GaugeMethod]] = {

@@ -1,4 +1,4 @@
-"""What a folder of transformers is: its model, inputs, tokens and configuration; models, networks and data by name."""
+"""Models, networks and data by name; the model, inputs, tokens and configuration of a folder of transformers."""
 
 from regauge.names import attach
 

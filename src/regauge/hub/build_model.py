@@ -102,7 +102,7 @@ def described_networks(checkpoint: Checkpoint) -> Any:
     kind = checkpoint.header.get("kind", "")
     if kind not in DESCRIBED:
         raise ValueError(
-            f"{checkpoint.label!r} does not say what network it holds; name the model as package.module:factory or "
+            f"{checkpoint.label!r} does not record which network it holds; name the model as package.module:factory or "
             "file.py:factory, or as a folder with config.json"
         )
     return importlib.import_module(DESCRIBED[kind])
@@ -114,7 +114,7 @@ def describe_inputs(shapes: Sequence[str], dtypes: Sequence[str], device: str = 
     Args:
         shapes: Sizes with x between them, such as `2x3x32x32`.
         dtypes: Names of dtypes of torch, one for each or one for all; float32 unless given.
-        device: Where the inputs are.
+        device: Device of the inputs.
 
     Raises:
         ValueError: A shape or a dtype cannot be read, or their numbers differ.

@@ -37,7 +37,7 @@ class Configuration:
         except (ImportError, ValueError, KeyError, OSError) as error:
             reason = CODE if REMOTE in str(error) else " ".join(str(error).split())
             raise ValueError(
-                f"{str(folder / CONFIG)!r} is needed to say how many layers and tokens the result has, but is no "
+                f"{str(folder / CONFIG)!r} is needed for the numbers of layers and tokens of the result, but is no "
                 f"configuration that transformers knows: {reason}"
             ) from error
         self._text = self._config.get_text_config()
@@ -55,14 +55,14 @@ class Configuration:
         return self._count("vocab_size", "tokens")
 
     def keep_layers(self, kept: Sequence[int], stack: str | None = None) -> None:
-        """Say that the layers are these of the old ones; what is said of each layer goes along.
+        """Keep these of the old layers: their number, and settings that have an entry for each layer, change with it.
 
         Args:
             kept: The numbers of old layers, in their new order.
             stack: A part of the name of the stack of layers, where a network has several.
 
         Raises:
-            ValueError: No setting says how many layers there are.
+            ValueError: No setting is the number of layers.
         """
         if stack is None:
             count, part = self.layers, self._part
@@ -73,7 +73,7 @@ class Configuration:
         _keep(part, key, count, kept)
 
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
-        """How many layers a stack has, and which setting says so: the one that makes it longer, and no other stack."""
+        """The number of layers of a stack, and the place of its setting: raising it lengthens this stack alone."""
         settings, names = self._config.to_dict(), list(self.build())
         layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count
@@ -93,8 +93,8 @@ class Configuration:
             if new and all((own := layers.split(name)) is not None and own[0] == count for name in new):
                 return count, place
         raise ValueError(
-            f"no setting of {str(self.folder / CONFIG)!r} says alone how many layers {layers.prefix.removesuffix('.')} "
-            "has, so that no other number of them can be written"
+            f"no single setting of {str(self.folder / CONFIG)!r} gives the number of layers of "
+            f"{layers.prefix.removesuffix('.')}, so that no other number can be written"
         )
 
     def count_tokens(self, count: int) -> None:
@@ -169,7 +169,7 @@ class Configuration:
     def _count(self, name: str, what: str) -> int:
         found = getattr(self._text, name, None)
         if not isinstance(found, int):
-            raise ValueError(f"{str(self.folder / CONFIG)!r} does not say how many {what} there are ({name!r})")
+            raise ValueError(f"{str(self.folder / CONFIG)!r} does not set the number of {what} ({name!r})")
         return found
 
     def _set(self, name: str, value: int) -> None:
@@ -177,7 +177,7 @@ class Configuration:
 
 
 def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where settings are this number."""
+    """Yield the paths of the settings that equal this number, also of nested ones."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _places(value, count, (*place, key))

@@ -25,7 +25,8 @@ MEDIA = {
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs beside text, what makes features of them, and how configurations name the token that these are put for."""
+"""Inputs other than text: the method that makes features of each, and the settings that name the token whose place the
+features take."""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "input_features_mask", "bbox"),
     *("feature_attention_mask", "padding_mask", "future_values", "future_time_features", "decoder_input_values"),
@@ -38,8 +39,8 @@ Kwargs: TypeAlias = dict[str, Tensor]
 def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Small inputs that a transformers model runs on, those first that reach most of its weights.
 
-    Of a model that reads images or sounds beside text the last are embeddings: what makes embeddings is not reached by
-    them then, and the axes of the embeddings themselves stay as they are.
+    For a model that reads images or sounds next to text, the last are embeddings. They do not reach the parts that make
+    embeddings, and the axes of the embeddings themselves then stay as they are.
 
     Raises:
         ValueError: No inputs are known that the model runs on.
@@ -99,23 +100,23 @@ class _Made:
 
     def trials(self) -> Iterator[Kwargs]:
         """Inputs that the model may take."""
-        beside = self.media if self.has_text else []
-        rest = [name for name in self.first if name not in (*beside, "input_ids")]
-        together = [beside] * (len(beside) > 1) + [[medium] for medium in beside]
+        with_text = self.media if self.has_text else []
+        rest = [name for name in self.first if name not in (*with_text, "input_ids")]
+        together = [with_text] * (len(with_text) > 1) + [[medium] for medium in with_text]
         for media in together:
             yield from self._with_text([*media, *rest])
-        if not beside or len(rest) < len(self.first) - ("input_ids" in self.first):
+        if not with_text or len(rest) < len(self.first) - ("input_ids" in self.first):
             yield from self._combined(self.first)
             companions = [name for name in COMPANIONS if name in self.known and name not in self.first]
             yield from self._combined([*self.first, *companions]) if companions else ()
         elif self._is_text_alone():
             yield from self._combined(self.first)
-        if beside and "inputs_embeds" in self.known:
+        if with_text and "inputs_embeds" in self.known:
             needed = [name for name in self.first if name != "input_ids"]
             yield from self._combined([*needed, "inputs_embeds"])
 
     def _is_text_alone(self) -> bool:
-        """Whether a model has no part of its own for what it could read beside text."""
+        """Whether a model has no part of its own for images or sounds."""
         return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
 
     def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
@@ -136,7 +137,7 @@ class _Made:
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """What an input of this name may be."""
+        """Makers of candidates for the input of this name, by the conventions of transformers; none for others."""
         if name == "pixel_values_videos":
             return self._pictures()[1:]
         if name == "pixel_values":
@@ -258,7 +259,7 @@ class _Made:
 
 
 def _count(found: Any) -> int:
-    """How many features each of two images or sounds has."""
+    """The number of features of each of two images or sounds."""
     if isinstance(found, list | tuple):
         return int(found[0].shape[-2])
     return int(found.shape[-2]) if found.ndim > 2 else len(found) // 2

@@ -15,7 +15,7 @@ from regauge.hub.user_code import Values, users_code
 MATERIALIZED = 150_000_000
 """A folder's model with more parameters than this is built on the meta device, without values."""
 EXPERTS = "batched_mm"
-"""Of the ways in which transformers computes experts, the one whose operators and shapes depend on no values."""
+"""The implementation of experts in transformers whose operators and shapes do not depend on values."""
 
 
 def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:

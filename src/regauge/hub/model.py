@@ -23,7 +23,7 @@ class Model:
 
     Attributes:
         name: The name of the model.
-        tracing: How it is traced.
+        tracing: Settings with which it is traced.
         values: When it gets values, and when it is built on the meta device.
         retrace: Whether it is traced anew although its symmetry is known.
         verify: Whether the symmetry is verified; unless given, where that takes little time.
@@ -107,7 +107,7 @@ class Model:
 
     @cached_property
     def traced(self) -> Traced:
-        """What tracing says of the model, from the cache where it is kept there."""
+        """The result of tracing the model, from the cache where an earlier run kept it."""
         if self._given is not None or "_traced_now" in self.__dict__:
             return self._traced_now
         settings = [self.values, self.verify]
@@ -118,16 +118,16 @@ class Model:
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
-        """The same model on other inputs, such as a batch of data."""
+        """Copy of the model with other inputs to be traced and run on, such as a batch of data."""
         built = replace(self.built, inputs=inputs, kwargs=kwargs, further=())
         return Model(self.name, self.tracing, values=self.values, verify=self.verify, built=built)
 
     @cached_property
     def _traced_now(self) -> Traced:
-        """What tracing in this process says.
+        """The result of tracing in this process.
 
-        Of several example inputs those count that reach all models that it consists of, or else embeddings: with these,
-        what unreached parts write is an input, which stays as it is.
+        The first example inputs count that reach all models of which it consists, or that are embeddings: then the
+        outputs of unreached parts are inputs, whose axes stay as they are.
         """
         self._require_inputs()
         built = self.built

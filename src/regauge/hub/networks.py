@@ -31,7 +31,7 @@ class Networks:
         checkpoints: The networks, each a mapping from the names of the model to tensors.
         symmetry: Their symmetry, with every size known.
         model: Their model; None where the symmetry was given alone.
-        notes: What tracing left out, in sentences.
+        notes: Sentences on the parts that tracing left out.
     """
 
     checkpoints: tuple[Checkpoint, ...]

@@ -27,7 +27,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.storage.cache import keep, recall
 
 KIND, NAMES = "symmetries", "names"
-"""What is kept: symmetries, and how files are read that have other names than their model."""
+"""The kinds of entries of the cache: symmetries, and conversions of files with other names than their model's."""
 Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor]]
 """A checkpoint under the names of its model, and the tensors that it must have."""
 INERT = ("_name_or_path", "transformers_version")
@@ -38,7 +38,7 @@ INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
 
 @dataclass(frozen=True)
 class Tracing:
-    """How a model is traced; see `open_model`."""
+    """Settings of tracing a model; see `open_model`."""
 
     input_shape: tuple[str, ...] = ()
     input_dtype: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Traced:
         was_meta: Whether it was built on the meta device.
         is_known: Whether this is from an earlier run.
         kwargs: Keyword inputs on which it was traced; None too where it is known.
-        notes: What was left out, or that it is known, in sentences.
+        notes: Sentences: on parts that were left out, or that the symmetry is known from an earlier run.
     """
 
     symmetry: Symmetry
@@ -92,8 +92,8 @@ def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], T
 
     Args:
         name: The name of the model.
-        tracing: How it is traced.
-        settings: What else the result depends on.
+        tracing: Settings with which it is traced.
+        settings: All else on which the result depends.
         trace: Traces it.
         retrace: Whether it is traced in any case.
     """

@@ -40,7 +40,7 @@ def open_task(
         loss: The loss; accuracy is measured next to the cross entropy.
         batch: Examples in a batch, for data from a file.
         outputs: The name of the output that is compared with the targets; the first one unless given.
-        dtype: That of the parameters, to which floating-point inputs are converted.
+        dtype: Dtype of the parameters, to which floating-point inputs are converted.
 
     Raises:
         ValueError: The data cannot be read, the model fails on them, or the targets do not fit its output.
@@ -121,7 +121,7 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
         )
     chosen = targets.long()
     if targets.is_floating_point() and not torch.equal(chosen.to(targets), targets):
-        raise ValueError("the targets are no numbers of classes; for values say `loss=mse`")
+        raise ValueError("the targets are no numbers of classes; for values give `loss=mse`")
     strange = chosen[((chosen < 0) & (chosen != IGNORED)) | (chosen >= classes)]
     if len(strange):
         raise ValueError(f"a target is class {int(strange[0])}, but the model has {classes} outputs")

@@ -33,7 +33,7 @@ def call_factory(text: str, what: str, context: AbstractContextManager[Any] | No
 
     Args:
         text: The name of the factory.
-        what: What it stands for in errors: MODEL or DATA.
+        what: Its role in error messages: MODEL or DATA.
         context: Entered while it is called.
 
     Raises:

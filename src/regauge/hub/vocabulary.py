@@ -37,10 +37,10 @@ class United:
 
     Attributes:
         networks: The checkpoints.
-        plan: Which rows are taken from where; None if none of the networks is changed.
+        plan: The sources of the rows; None if none of the networks is changed.
         files: Files that take the place of those of the network whose files the output takes over; None for those that
             go.
-        note: What was done, in a sentence.
+        note: A sentence on the changes.
     """
 
     networks: tuple[Checkpoint, ...]
@@ -73,7 +73,7 @@ def bring_together(
         checkpoints: Networks in folders or files; what is no folder says nothing about tokens.
         source: The number of the one whose files the output takes over.
         tokenizer: "union", "base" (that of the first network), or one of the folders.
-        remedy: What can be done about different tokens.
+        remedy: Advice on different tokens, for the error.
         is_shared: Whether tokens that not all networks have are left out; otherwise they are an error.
 
     Raises:
@@ -249,7 +249,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _rows(checkpoint: Checkpoint, axes: Mapping[str, int]) -> int:
-    """How many rows the embeddings of a network have."""
+    """The number of rows of the embeddings and heads of a network."""
     sizes = {checkpoint.stored[name].shape[axis] for name, axis in axes.items() if name in checkpoint.stored}
     if len(sizes) != 1:
         what = f"have {sorted(sizes)} rows" if sizes else f"are not under the names of its model ({', '.join(axes)})"

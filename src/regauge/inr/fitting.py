@@ -20,7 +20,7 @@ from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
 from regauge.training import Adam, DescentConfig, Minimum, Optimizer, minimize
-from regauge.training.chains.steps import ACTIVATIONS
+from regauge.training.chains.chain_steps import ACTIVATIONS
 from regauge.training.threads import one_thread
 from regauge.zoo import Config, Examples, train
 

@@ -146,7 +146,7 @@ class Recovery:
 
     Attributes:
         params: The aligned copies, `[count, ...]`.
-        errors: How far the worst parameter of each is from where it belongs, as a share of its tensor's largest,
+        errors: The deviation of the worst parameter of each from where it belongs, as a share of its tensor's largest,
             float64 `[count]`. Where it belongs is the original with the copy's own noise, so that a copy with noise can
             be recovered exactly too.
         distances: Euclidean distance of each from the original, its noise included, float64 `[count]`.

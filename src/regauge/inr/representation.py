@@ -232,13 +232,13 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
     header = checkpoint.header
     if header.get("kind") != FORMAT or "inr" not in header:
         raise ValueError(
-            f"{checkpoint.label!r} does not say what INR it holds: it is {describe_kind(header)}; `regauge inr fit` "
-            "and `save_inr` write files that do, and `save_inr` turns the parameters of another program into one"
+            f"{checkpoint.label!r} does not record which INR it holds: it is {describe_kind(header)}; `regauge inr "
+            "fit` and `save_inr` write files that do, and `save_inr` turns the parameters of another program into one"
         )
     try:
         return Inr.from_json(header["inr"])
     except ValueError as error:
-        raise ValueError(f"{checkpoint.label!r} does not say what INR it holds: {error}") from error
+        raise ValueError(f"{checkpoint.label!r} does not record which INR it holds: {error}") from error
 
 
 def blank(inr: Inr) -> dict[str, Tensor]:

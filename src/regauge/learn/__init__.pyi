@@ -2,12 +2,6 @@ from .autoencoder import Autoencoder as Autoencoder
 from .autoencoder import LatentPath as LatentPath
 from .autoencoder import load_autoencoder as load_autoencoder
 from .autoencoder_training import fit_autoencoder as fit_autoencoder
-from .changes import Dropout as Dropout
-from .changes import Noise as Noise
-from .changes import Pruning as Pruning
-from .changes import Rotation as Rotation
-from .changes import Scaling as Scaling
-from .changes import Translation as Translation
 from .function_losses import Distillation as Distillation
 from .function_losses import SquaredError as SquaredError
 from .hyper_matching import HyperMatching as HyperMatching
@@ -21,4 +15,10 @@ from .matching_training import fit_matching as fit_matching
 from .predictor import Predictor as Predictor
 from .predictor import load_predictor as load_predictor
 from .predictor_training import fit_predictor as fit_predictor
+from .random_changes import Dropout as Dropout
+from .random_changes import Noise as Noise
+from .random_changes import Pruning as Pruning
+from .random_changes import Rotation as Rotation
+from .random_changes import Scaling as Scaling
+from .random_changes import Translation as Translation
 from .rendering import grid as grid

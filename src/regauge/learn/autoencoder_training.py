@@ -14,7 +14,6 @@ from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.learn.autoencoder import Autoencoder
-from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
@@ -23,6 +22,7 @@ from regauge.learn.input_layer import InputLayer
 from regauge.learn.learn_configs import AutoencoderConfig
 from regauge.learn.objective import Objective
 from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, to_net
+from regauge.learn.random_changes import change_values, move_inputs
 from regauge.storage import Store
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
@@ -57,8 +57,8 @@ def fit_autoencoder(
         symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
         module: Runs the networks; that of the store unless given.
-        inputs: What networks are compared on: a tensor, a tuple of positional or a mapping of keyword arguments of the
-            module, examples first.
+        inputs: The inputs on which networks are compared: a tensor, a tuple of positional or a mapping of keyword
+            arguments of the module, examples first.
         task: In place of `module` and `inputs`: runs the networks on its batches. Unless `config.loss` is given,
             decoded networks are trained by its criterion on its targets, whatever the originals do there.
         encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors

@@ -11,7 +11,7 @@ from regauge.core.element import PARTS
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn.targets import Target
-from regauge.weightspace.frames import Frame
+from regauge.weightspace.canonical_frame import Frame
 from regauge.weightspace.layout.compile import compile_layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -8,8 +8,8 @@ from regauge.names import later
 from regauge.training.training_configs import NetTrainingConfig
 
 if TYPE_CHECKING:
-    from regauge.learn.changes import Change
     from regauge.learn.function_losses import FunctionLoss
+    from regauge.learn.random_changes import Change
     from regauge.weightspace.decoders import DecoderSettings
     from regauge.weightspace.encoder import Values
     from regauge.weightspace.layers.plan import Layer
@@ -192,7 +192,7 @@ class MatchingConfig(ReaderConfig):
     """
 
     layer: "Layer" = field(default_factory=later("regauge.weightspace.layers.propagation:Propagation", channels=2))
-    changes: "tuple[Change, ...]" = field(default_factory=later("regauge.learn.changes:changes_of_copies"))
+    changes: "tuple[Change, ...]" = field(default_factory=later("regauge.learn.random_changes:changes_of_copies"))
     batch: int = 32
     depth: int = 3
     vectors: int = 128

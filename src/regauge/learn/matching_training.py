@@ -17,7 +17,6 @@ from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Batch as Examples
 from regauge.core.task import Task, arguments
-from regauge.learn.changes import change_values
 from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
@@ -26,6 +25,7 @@ from regauge.learn.learned_matching import LearnedMatching
 from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights, batches_of
 from regauge.learn.partners import Partners
 from regauge.learn.populations import arrays_of, digest, find_usable, modules_of, to_net
+from regauge.learn.random_changes import change_values
 from regauge.learn.soft_matching import relative_distances
 from regauge.storage.collection import Collection, Networks
 from regauge.storage.loader import Batch, Loader
@@ -67,7 +67,7 @@ def fit_matching(
         pair_by: Column of the stores that names what networks have in common: partners have the same value there, such
             as several networks that were fitted to one signal. Any two networks are partners unless given.
         module: Runs the networks, for `probes`, for each layout; that of the store unless given.
-        inputs: What probes begin as: a tensor, a tuple of positional or a mapping of keyword arguments.
+        inputs: The start of the probes: a tensor, a tuple of positional or a mapping of keyword arguments.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
         arguments: See `FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
 

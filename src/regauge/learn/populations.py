@@ -59,7 +59,7 @@ def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | 
     for layout in range(count):
         member = collection.members[collection.first(layout)]
         if not isinstance(member, Store):
-            raise ValueError("the networks are run, and the population does not say how; give `module`")
+            raise ValueError("the networks are run, but a population has no module; give `module`")
         modules.append(member.architecture.module())
     return modules
 
@@ -101,7 +101,8 @@ def values_of(
         targets: Name of a column of the stores, or a value for each network.
         indices: Numbers of the networks to use, or a mask.
         split: Numbers of networks by part, of which none is left out unless it has no target.
-        checkpoints: Which ones are used of each run of a store, without `indices` and `split`.
+        checkpoints: The checkpoints of each run of a store that are used, without `indices` and `split`; see
+            `Collection.choose`.
 
     Raises:
         IndexError: There is no network of some number.

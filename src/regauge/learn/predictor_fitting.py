@@ -18,7 +18,6 @@ from regauge.core.devices import to_device
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.core.task import arguments
-from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.course import Trained, Validation
 from regauge.learn.division import Division
 from regauge.learn.fitting import Fitting
@@ -27,6 +26,7 @@ from regauge.learn.layer_statistics import boosted_trees, read_statistics
 from regauge.learn.learn_configs import PredictorConfig
 from regauge.learn.populations import Indices, arrays_of, digest, modules_of, read_blocks, to_net
 from regauge.learn.predictor import CONSTANT, NET, Predictor
+from regauge.learn.random_changes import change_values, move_inputs
 from regauge.learn.rendering import Rendering, grid
 from regauge.learn.targets import Target
 from regauge.learn.training import train

@@ -19,7 +19,7 @@ class Rendering:
 
     Attributes:
         module: Runs the networks.
-        inputs: What they are run on: a tensor, a tuple of positional or a mapping of keyword arguments.
+        inputs: The inputs of the networks: a tensor, a tuple of positional or a mapping of keyword arguments.
         mean: The mean of each output over some networks, `[outputs]`; zero before `standardize`.
         deviation: The deviation of all outputs around their means.
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regauge.core.params import Params, count_models, select
 from regauge.core.task import Task, arguments
-from regauge.training.chains.vectors import VectorChain
+from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
 AT_ONCE = 16

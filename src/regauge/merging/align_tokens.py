@@ -37,8 +37,8 @@ def align_tokens(
     Args:
         job: Two checkpoints under one vocabulary, and where the result goes.
         symmetry: The symmetry of both.
-        tokens: Which rows the second network takes from the first.
-        method: As in `rg.align`, as are the following.
+        tokens: The rows that the second network takes from the first.
+        method: Method as in `rg.align`, as are the following arguments.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance.
         progress: Shows each pass over streamed files.

@@ -55,9 +55,9 @@ class Assembly:
     Attributes:
         parts: The parts that are made, by name.
         networks: The checkpoints, under the vocabulary of the result.
-        symmetry: Where their elements act.
+        symmetry: The symmetry of their elements.
         elements: Move the networks; None for those that stay.
-        tokens: Where vocabularies differ, what rows are taken from others.
+        tokens: The sources of rows of tokens, where vocabularies differ.
         seed: The seed of the random numbers of rules.
     """
 

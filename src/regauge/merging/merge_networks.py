@@ -78,7 +78,7 @@ def merge(
             nothing (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
-        out: Where the result is written, with the names, dtypes and header of the base or the first network: a path, or
+        out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
             an `Output`. The record is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
         progress: Shows each pass over streamed files.

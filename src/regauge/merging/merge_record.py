@@ -35,14 +35,14 @@ class MergeRecord:
         before: Euclidean distance of each network to the base, or else to the first network, over all parameters
             without running statistics.
         after: Distances of the aligned networks.
-        data: What the data are called that chose, and those that judged, on which metrics are measured.
+        data: The names of the data that chose, and of those that judged, on which metrics are measured.
         metrics: Metrics of each network on the task, prepared as the result is; empty without a task.
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.
         unaligned_metrics: Metrics of the same mean without alignment; None for task vectors.
         reports: Reports of the alignments, where the networks were streamed from the disk.
         notes: Sentences about what could not be taken over from the first network or the base.
-        origin: Where the networks come from, in short: pairs of what and what it is.
+        origin: The origin of the networks, in short: pairs of a name and a text.
     """
 
     networks: tuple[str, ...]

@@ -105,8 +105,8 @@ class Rule(ABC):
         """Make one tensor, or a piece of it.
 
         Args:
-            tensors: That of each network, or its difference from the base, in float32 or float64; they may be written
-                into. They are read when they are asked for, so that a sum holds one at a time.
+            tensors: The tensor of each network, or its difference from the base, in float32 or float64; they may be
+                written into. They are read when they are asked for, so that a sum holds one at a time.
             factors: Their factors.
             target: The tensor of the result.
 

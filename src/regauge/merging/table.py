@@ -18,7 +18,7 @@ class Row:
         name: The name of its class.
         then: For rules that keep a part of each task vector, the class of the rule that combines what is kept.
         defaults: Settings that differ from those of the classes.
-        help: What it does, in a few words.
+        help: Its effect, in a few words.
     """
 
     module: str

@@ -339,8 +339,8 @@ class Della(SparseRule):
     Attributes:
         density: Mean probability of an entry to be kept, above zero and at most one, where nothing is dropped; one
             number for each network, too.
-        epsilon: How far the probabilities differ from it; both sums are above zero and at most one. It is half of the
-            window of the paper, as in mergekit.
+        epsilon: Largest difference of the probabilities from it; `density` minus and plus it are above zero and at most
+            one. It is half of the window of the paper, as in mergekit.
         rule: The rule that combines the task vectors afterwards: what agrees with an elected sign, or the sum.
         is_rescaled: Whether what is kept is enlarged; else the expectation shrinks.
 

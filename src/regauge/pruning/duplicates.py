@@ -20,7 +20,7 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
 
     Args:
         network: The network.
-        group: Of units.
+        group: The name of the group.
         left: The units that are compared, counted copy by copy.
 
     Returns:

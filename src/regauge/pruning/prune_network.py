@@ -23,8 +23,8 @@ from regauge.pruning.criteria import Criterion, Magnitude, OutputError
 from regauge.pruning.exact import Removal, apply_removals, find_removals
 from regauge.pruning.network import Network
 from regauge.pruning.prune_report import Configuration, prune_path, write_pruned
-from regauge.pruning.resizing import Accept, resize, shared_sizes
-from regauge.pruning.result import PruneCertificate, Pruned
+from regauge.pruning.pruned import PruneCertificate, Pruned
+from regauge.pruning.resized_module import Accept, resize, shared_sizes
 from regauge.pruning.slices import cut_params, cut_symmetry
 
 ROUNDS = 8

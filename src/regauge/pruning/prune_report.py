@@ -9,7 +9,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.writing import path_beside
 from regauge.pruning.criteria import CRITERIA, Criterion
-from regauge.pruning.result import Pruned
+from regauge.pruning.pruned import Pruned
 
 
 @runtime_checkable

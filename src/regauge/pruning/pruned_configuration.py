@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.hub.folder_model import traceable
 from regauge.pruning import cut_symmetry
-from regauge.pruning.resizing import Accept, new_sizes
+from regauge.pruning.resized_module import Accept, new_sizes
 
 Path_: TypeAlias = tuple[str | int, ...]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]

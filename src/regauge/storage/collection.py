@@ -117,7 +117,7 @@ class Collection:
             ValueError: `checkpoints` is neither.
         """
         if checkpoints not in get_args(Kept):
-            raise ValueError(f"checkpoints={checkpoints!r}: say 'last', the last one of each run of a store, or 'all'")
+            raise ValueError(f"checkpoints={checkpoints!r}: give 'last', the last one of each run of a store, or 'all'")
         if indices is not None or checkpoints == "all":
             return self.resolve(indices)
         pieces = [

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
         indices: Their numbers, `[networks]`: in the store or the population, or counted through several of them.
         params: Their parameters, stacked.
         layout: The number of their layout; see `Collection`.
-        state: Where the loader is behind this batch, for `load_state_dict`.
+        state: The position of the loader behind this batch, for `load_state_dict`.
     """
 
     indices: NDArray[np.int64]
@@ -80,7 +80,7 @@ class Loader(IterableDataset[Batch]):
         statistics: Statistics by which the networks are standardized after they were moved, for each layout; see
             `Statistics.of`.
         is_last_dropped: Whether last batches with fewer networks are left out.
-        rank: Which share of the batches this process takes: those whose number is `rank` modulo `world`.
+        rank: The share of the batches that this process takes: those whose number is `rank` modulo `world`.
         world: Number of processes that share the batches.
         prefetch: Batches that a thread prepares meanwhile; none unless given.
         generator: The source of chance, from which one number is drawn.

@@ -27,9 +27,9 @@ B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
 
 Loss = Callable[[Params, B], Tensor]
-"""From parameters and a batch to a loss, or to one loss for each of several networks that do not touch one another."""
+"""Function from parameters and a batch to a loss, or to one loss for each of several independent networks."""
 Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
-"""From parameters and a batch to the loss, and the gradient by each parameter; None where it does not depend on one."""
+"""Function from parameters and a batch to the loss and its gradient by each parameter; None for one without effect."""
 
 
 class Program(Protocol[B_contra]):
@@ -105,7 +105,7 @@ class State(NamedTuple):
     Attributes:
         step: Number of steps taken.
         loss: The loss before the last of them.
-        rate: What the schedule said of it.
+        rate: The rate that the schedule gave for it.
         is_last: Whether no step follows, because all are taken or the time is over.
     """
 
@@ -146,7 +146,7 @@ def descend(
     """Take one step after the other, at least one.
 
     Args:
-        program: What is trained; it changes with every step.
+        program: The program that is trained; it changes with every step.
         batches: One for each step, read when its turn comes.
         steps: Number of steps, if the time allows.
         schedule: The schedule of the learning rate; constant unless given.
@@ -188,9 +188,9 @@ def minimize(
         descent: Steps or epochs, optimizer and schedule.
         examples: Number of examples, from which the steps of epochs follow.
         lrs: Other learning rates than the optimizer's, by parameter.
-        state_file: Where the descent is kept between epochs, and from which it continues if the file exists; its
-            batches are then those of `shuffle` with the generator of the file. Nothing else changes between epochs
-            than tensors of the program, buffers and the state of the generator.
+        state_file: File that keeps the descent between epochs, and from which it continues if the file exists; its
+            batches are then those of `shuffle` with the generator of the file. Only the tensors of the program, buffers
+            and the state of the generator may change between epochs.
         progress: Shows the steps and their losses.
         label: The label of the progress.
 

@@ -14,8 +14,9 @@ from regauge.storage.architecture import Architecture
 from regauge.training.settings import LATER, Setting, derive_seed, draw, require_setting
 
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
-"""As the factory does it; or all parameters are normal with standard deviation 1; or the weights are, with 1,
-sqrt(2 / fan in) or sqrt(2 / (fan in + fan out)), or they are orthogonal, and biases zero."""
+"""Laws of initial parameters: the factory's own; all normal with standard deviation 1 (isotropic); or zero biases, and
+weights that are normal with standard deviation 1, sqrt(2 / fan in) (he) or sqrt(2 / (fan in + fan out)) (glorot), or
+orthogonal."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ class NetProgram(Generic[B]):
     Args:
         net: Its parameters are trained, but for those that need no gradient. Weight decay is for matrices: biases,
             gains and single numbers have none.
-        loss: From a batch and a source of chance to the mean loss.
+        loss: Function from a batch and a source of chance to the mean loss.
         optimizer: With numbers as settings, not with distributions.
-        seed: Of all chance.
+        seed: Seed of all chance.
         clip: Largest norm of a gradient; longer ones are shortened.
         average: Decay of exponential moving averages of the weights, at first less: (1 + steps) / (10 + steps) where
             that is smaller. None: there are none.

@@ -65,8 +65,8 @@ class OneCycle(Schedule):
         rise: Share of the steps on which the learning rate rises.
         start: It starts at this share of its maximum.
         end: It ends at this share of its start.
-        momentum: Where given, momentum falls from the second number to the first as the learning rate rises, and rises
-            back as it falls; torch cycles between 0.85 and 0.95.
+        momentum: Least and largest momentum: it falls to the first number as the learning rate rises, and rises back to
+            the second as it falls; torch cycles between 0.85 and 0.95. None: the optimizer's stays.
 
     References:
         Smith and Topin (2018); torch.optim.lr_scheduler.OneCycleLR.

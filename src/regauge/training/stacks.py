@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
-from regauge.training.chains.images import ImageChain, unstack
-from regauge.training.chains.steps import steps_of
-from regauge.training.chains.vectors import VectorChain, links_of
+from regauge.training.chains.chain_steps import steps_of
+from regauge.training.chains.image_chain import ImageChain, unstack
+from regauge.training.chains.vector_chain import VectorChain, links_of
 from regauge.training.descent import descend
 from regauge.training.optimizers import Optimizer, require_numbers, stack_optimizer
 from regauge.training.programs import PIECE_BYTES, Batch, channels_last, learned_names, mean_loss
@@ -163,7 +163,7 @@ def fit_signals(
     """Minimize each network's mean squared error on all points; the networks do not touch one another.
 
     Args:
-        module: How to run the parameters of one network; its own are not used.
+        module: Runs the parameters of one network; its own are not used.
         params: The parameters at the start, with a leading model axis.
         inputs: The points that all share, `[n, in]`.
         targets: Each network's values there, `[models, n, out]`.

@@ -18,7 +18,7 @@ class TrainingConfig:
     Attributes:
         epochs: Passes over the examples.
         batch: Examples of a step; None is all of them.
-        schedule: How the learning rate changes from step to step.
+        schedule: The schedule of the learning rate.
 
     Raises:
         ValueError: A value makes no sense.
@@ -79,7 +79,7 @@ class NetTrainingConfig(TrainingConfig):
             the clock.
         average: Decay of the moving average of the weights, which is validated and kept; at first less,
             (1 + steps) / (10 + steps) where that is smaller. 0 or None: the weights of the last step.
-        device: Device on which the net is trained: cpu, cuda or another device of torch.
+        device: The device of the training: cpu, cuda or another device of torch.
     """
 
     epochs: int = 100

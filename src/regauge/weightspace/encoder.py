@@ -120,7 +120,7 @@ class Encoder(nn.Module):
 
     Args:
         has_pairs: Whether blocks with two ends or more get vectors.
-        channels: How many functions of each of their values are made besides.
+        channels: The number of further functions that are made of each of their values.
         multiplied: Names of the blocks by whose values layers multiply where signs change these.
         reads_moments: Whether the vectors of networks begin with the moments of all blocks, too.
     """

@@ -21,7 +21,7 @@ class Odd:
         pairs: For each block with two ends or more whose values signs change, `[models, *labels, width]`.
         values: The values of each such block as they are, `[models, *labels, channels]`, and their root mean square;
             where layers multiply by them. No layer changes them.
-        given: What `units` were made of their own values, sines and cosines of angles aside; no layer changes it.
+        given: The part of `units` from their own values, without sines and cosines of angles; no layer changes it.
         waves: Sine and cosine of the angle of each unit, for each set whose units have one: `[models, *sizes, 1]`.
     """
 
@@ -42,7 +42,7 @@ class Features:
         network: `[models, width]`.
         values: For each such block a few functions of its values, `[models, *labels, functions]`, where layers multiply
             by these; no layer changes them.
-        odd: What signs change, if no canonical form has fixed these before; nothing changes the others.
+        odd: The features that signs change, unless a canonical form has fixed signs; nothing changes the others.
         shares: Shares of units in means; units of groups without shares count alike.
     """
 

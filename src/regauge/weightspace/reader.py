@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.frames import Frame
+from regauge.weightspace.canonical_frame import Frame
 from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.layout.characters import has_scale
 from regauge.weightspace.layout.compile import Layout, compile_layout

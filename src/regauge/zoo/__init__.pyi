@@ -1,10 +1,10 @@
 from . import presets as presets
-from .formats.source import Imported as Imported
-from .formats.source import Source as Source
-from .formats.source import import_zoo as import_zoo
-from .formats.table import EXPORTERS as EXPORTERS
-from .formats.table import FORMATS as FORMATS
-from .formats.table import importer as importer
+from .formats.importer_table import EXPORTERS as EXPORTERS
+from .formats.importer_table import FORMATS as FORMATS
+from .formats.importer_table import importer as importer
+from .formats.zoo_source import Imported as Imported
+from .formats.zoo_source import Source as Source
+from .formats.zoo_source import import_zoo as import_zoo
 from .jobs.compare_blocks import plan_comparison as plan_comparison
 from .jobs.driver import Job as Job
 from .jobs.driver import JobsError as JobsError
@@ -14,7 +14,6 @@ from .jobs.driver import share_of as share_of
 from .jobs.executors import dask as dask
 from .jobs.executors import processes as processes
 from .jobs.train_shards import plan_training as plan_training
-from .populations.fingerprints import Fingerprints as Fingerprints
 from .populations.maps import Map as Map
 from .populations.maps import clusters as clusters
 from .populations.maps import flat_map as flat_map
@@ -25,6 +24,7 @@ from .populations.references import medoid as medoid
 from .populations.references import plan_population as plan_population
 from .populations.references import reference as reference
 from .populations.references import sample as sample
+from .populations.store_fingerprints import Fingerprints as Fingerprints
 from .populations.universe import Universe as Universe
 from .populations.universe import universe as universe
 from .training.config import Checkpoints as Checkpoints

@@ -59,7 +59,7 @@ def convolutional_architecture(
         plan: Channels of convolutions and "pool", such as `TABLE_4`.
         image: Pixels of a side of the images.
         in_channels: Channels of the images.
-        narrow: What all channels of the plan are divided by.
+        narrow: The divisor of all channels of the plan.
     """
     channels = [step if isinstance(step, str) else max(1, step // narrow) for step in plan]
     settings = {"plan": channels, "hidden": [], "classes": 10, "image": image, "in_channels": in_channels}

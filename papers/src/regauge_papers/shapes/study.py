@@ -10,7 +10,7 @@ from torch import Tensor
 import regauge as rg
 from regauge.core.params import Params
 from regauge.core.progress import Progress
-from regauge.data.files import present
+from regauge.data.data_files import present
 from regauge.data.shapes import SHAPES_SHA256, SHARED_START, shape, shared_start
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import EVALUATION, Queries, Samples, field_samples

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.core.params import Params, count_models, select
-from regauge.learn.changes import change_values, move_inputs
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, layer_statistics
+from regauge.learn.random_changes import change_values, move_inputs
 from regauge.learn.targets import Target
 from regauge.weightspace.probes.probed import Probed
 from regauge_papers.weight_nets.known import Known

@@ -104,7 +104,7 @@ class Part:
     Attributes:
         name: The value.
         axes: The axes that they act on, with the range of each: first index and length.
-        units: Where they act on one axis alone and nothing is nested: the index of each unit's values, `[units, m]`.
+        units: The index of each unit's values, `[units, m]`, if they act on one axis alone and nothing is nested.
         groups: Names of the groups with their placements on the joint axis, units or product of the ranges.
         size: Length of the joint axis.
     """

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.engine.blocks import solve_family
 from regauge.alignment.engine.neighborhoods import Neighborhoods
+from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.alignment.result import extend
 from regauge.core import act as _act
 from regauge.core.element import Element

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import climb
-from regauge.alignment.engine.fitting import fit_continuous, fitted_groups, squared_distances
+from regauge.alignment.engine.continuous_fit import fit_continuous, fitted_groups, squared_distances
 from regauge.alignment.engine.frames import Frame, notes_on
 from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.problem import Problem

@@ -128,8 +128,8 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
     `-KL(g q_b, q_a)` is linear in g: its coefficients are dictionaries of the first network, what they multiply are
     dictionaries of the second. It is so only for elements that keep every magnitude: without scales and shifts.
     """
-    # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes:
-    # the second term is the trace and half of the quadratic form, both of which depend on the permutation.
+    # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
+    # The second product holds the trace and the squares of the means, which depend on the permutation, too.
     left, right = (_each(COEFFICIENTS, problem.a, problem.symmetry), _each(MOMENTS, problem.b, problem.symmetry))
     if is_symmetric:
         more = _each(MOMENTS, problem.a, problem.symmetry), _each(COEFFICIENTS, problem.b, problem.symmetry)

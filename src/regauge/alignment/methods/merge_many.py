@@ -40,7 +40,7 @@ class MergeMany(ManyMethod):
     close to a local optimum, but not one: the rounds end at `tolerance`.
 
     Attributes:
-        inner: How a network is placed; its `max_sweeps` and `tolerance` hold for the later rounds too, its
+        inner: Method that places a network; its `max_sweeps` and `tolerance` hold for the later rounds too, its
             `scales` for all of it.
         start: Place the networks in "sequence", or begin at the "identity" as published. Whatever the start, the
             identity is tried when the result would be worse than it.

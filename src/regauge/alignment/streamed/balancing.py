@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.fitting import fit_continuous, squared_distances
+from regauge.alignment.engine.continuous_fit import fit_continuous, squared_distances
 from regauge.alignment.engine.frames import notes_on
 from regauge.alignment.streamed.passes import Passes
 from regauge.checkpoints.checkpoint import Checkpoint

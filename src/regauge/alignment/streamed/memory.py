@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from regauge.alignment.engine.blocks import is_compressed
+from regauge.alignment.engine.nested_blocks import is_compressed
 from regauge.core.closest import character
 from regauge.core.families import Family
 from regauge.core.groups import Group

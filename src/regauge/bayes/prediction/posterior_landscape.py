@@ -15,9 +15,9 @@ from regauge.bayes.prediction.predictive import Predictive, standard_error
 from regauge.bayes.transport.posterior_mixtures import MixturePath
 from regauge.bayes.transport.wasserstein import geodesic
 from regauge.connect.line import Curve
-from regauge.connect.moments import Moments, Statistics
 from regauge.connect.plane import Plane, plane
 from regauge.connect.repair import VarianceCollapse, require_endpoints, tabulate_variances
+from regauge.connect.unit_moments import Moments, Statistics
 from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params, select

@@ -169,12 +169,12 @@ def _name(dtype: torch.dtype) -> str:
 def name_as_stored(
     conversion: Conversion, pieces: Callable[[str], Iterator[Tensor]], extra: Callable[[str], Iterator[Tensor]]
 ) -> Callable[[str], Iterator[Tensor]]:
-    """From pieces of the module's tensors to pieces of those in the files, by their names there.
+    """Turn pieces of the module's tensors into pieces of those in the files, by their names there.
 
     Args:
         conversion: The sources of the module's tensors.
-        pieces: From the name of a tensor of the module to its values, in pieces along axis 0.
-        extra: The same of a tensor that the module does not have, by its name in the files.
+        pieces: Function from the name of a tensor of the module to its values, in pieces along axis 0.
+        extra: Pieces of a tensor that the module does not have, by its name in the files.
     """
     kept: OrderedDict[str, Tensor] = OrderedDict()
 

@@ -102,7 +102,7 @@ class Staging:
             _require_name(self.out, overwrite=overwrite)
             if is_left and not (resume or overwrite):
                 raise FileExistsError(
-                    f"an interrupted run left {str(self.folder)!r}; say --resume to go on with it, or --overwrite to "
+                    f"an interrupted run left {str(self.folder)!r}; add --resume to continue it, or --overwrite to "
                     "begin anew"
                 )
             self._begin(resume=resume and is_left)
@@ -122,7 +122,7 @@ class Staging:
             needed = self._needed() or None
             if not is_kept:
                 raise FullDiskError(self.out, needed) from error
-            kept = f"what is done is kept in {str(self.folder)!r}: make room and say --resume"
+            kept = f"what is done is kept in {str(self.folder)!r}: make room and add --resume"
             raise FullDiskError(self.out, needed, kept) from error
 
     def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:

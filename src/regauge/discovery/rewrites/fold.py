@@ -16,9 +16,9 @@ from regauge.core.probe import exact_probe, relative_change
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.discover import discover, trace_and_record
 from regauge.discovery.registry import leaves_as_operators
-from regauge.discovery.rewrites.flow import Flow
 from regauge.discovery.rewrites.following import follow
 from regauge.discovery.rewrites.gains import fold_gains, gains
+from regauge.discovery.rewrites.value_flow import Flow
 from regauge.discovery.trace import Program
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from regauge.core.params import Params
 from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
-from regauge.discovery.rewrites.flow import MOVES, Change, Flow, Seen, along, call, classes_of, is_nothing
+from regauge.discovery.rewrites.value_flow import MOVES, Change, Flow, Seen, along, call, classes_of, is_nothing
 
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
 """Operators that are linear in a value and in a weight: arguments of value, weight and bias."""

@@ -9,15 +9,15 @@ from regauge.discovery.operators import Rule
 from regauge.discovery.rules import (
     distances,
     elementwise,
+    indexed_writes,
     indexing,
     layers,
+    linear_maps,
     norms,
-    products,
     reductions,
-    sampling,
+    resampling,
     shape,
-    writing,
 )
 
-SUBJECTS = (elementwise, shape, products, reductions, distances, sampling, norms, indexing, writing, layers)
+SUBJECTS = (elementwise, shape, linear_maps, reductions, distances, resampling, norms, indexing, indexed_writes, layers)
 RULES: dict[str, Rule] = {name: rule for subject in SUBJECTS for name, rule in subject.RULES.items()}

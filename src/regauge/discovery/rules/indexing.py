@@ -9,7 +9,7 @@ from regauge.discovery.laws import Law, Value, Virtual
 from regauge.discovery.layout import Layout, leaf
 from regauge.discovery.movement import Stacked
 from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
-from regauge.discovery.rules.writing import scatter_into
+from regauge.discovery.rules.indexed_writes import scatter_into
 
 
 def index(b: Builder, call: Call) -> Value:

@@ -8,8 +8,8 @@ from regauge.discovery.builder import Builder
 from regauge.discovery.laws import LawOf, Value
 from regauge.discovery.movement import Stacked
 from regauge.discovery.operators import Call, NoRuleError, Rule, as_value
+from regauge.discovery.rules.linear_maps import apply_linear, apply_matmul
 from regauge.discovery.rules.norms import normalize
-from regauge.discovery.rules.products import apply_linear, apply_matmul
 
 Cell = Callable[[Builder, Value, Sequence[Value], Sequence[Any]], list[Value]]
 """One step: from the input, the state and the weights to the state.

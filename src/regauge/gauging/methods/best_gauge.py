@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.params import Params
 from regauge.core.task import Task, choose_and_try_to_judge
-from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
 from regauge.gauging.methods.equalize import Equalize
 from regauge.gauging.methods.learned_rotation import LearnedRotation
-from regauge.gauging.methods.rotations import Hadamard
+from regauge.gauging.methods.spreading_rotations import Hadamard
 from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import FOUR_BITS, REPORTED, RoundToNearest, layer_rows, mean_error, round_network
 

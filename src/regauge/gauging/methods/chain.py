@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
 from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
 

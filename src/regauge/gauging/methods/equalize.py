@@ -14,7 +14,7 @@ from regauge.core.groups import Group
 from regauge.core.remembered import remembered
 from regauge.core.scales import Direction, Place, directions
 from regauge.core.symmetry import Symmetry
-from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
 from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
 

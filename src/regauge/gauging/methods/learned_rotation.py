@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from regauge.gauging.method import GaugeMethod, GaugeProblem
-from regauge.gauging.methods.reach import Point, Reach
-from regauge.gauging.methods.rotations import Hadamard
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
+from regauge.gauging.methods.orbit_part import Point, Reach
 from regauge.gauging.methods.rounding_losses import Expected, OfFunction, OfWeights, RoundingLoss
+from regauge.gauging.methods.spreading_rotations import Hadamard
 from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest
 

@@ -15,8 +15,8 @@ from regauge.core.given import as_pair
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, cross_entropy
-from regauge.gauging.methods.reach import Point, Reach
-from regauge.gauging.methods.rotations import Weights
+from regauge.gauging.methods.orbit_part import Point, Reach
+from regauge.gauging.methods.spreading_rotations import Weights
 from regauge.gauging.rounding import RoundToNearest, round_network
 
 PROBES = 16

@@ -15,7 +15,7 @@ from regauge.core.params import Params
 from regauge.core.scales import Direction, Place, directions
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.activations import Activations, activations
-from regauge.gauging.method import GaugeMethod, GaugeProblem
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
 from regauge.gauging.methods.equalize import NO_SCALES, Units, diagonal, scaled_element, unit_sizes
 from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen

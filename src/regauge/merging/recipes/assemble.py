@@ -44,19 +44,20 @@ from regauge.merging.streamed import report_of
 
 LOG = logging.getLogger("regauge.merging")
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
-"""From the networks, the names of the model in their order, those of running statistics and tied ones to the parts."""
+"""Function from the networks, the model's names in order, the names of running statistics and the tied names to the
+parts of the result."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A network that is to be assembled.
+    """The networks to be merged, and the form of the result.
 
     Attributes:
         folders: The networks; the first one's coordinates, names and files are those of the result.
         has_base: Whether the first one is a base.
         plan: Makes the parts of the result.
-        rule: What the card calls the rule.
-        provenance: What the output says about where it comes from.
+        rule: Name of the rule on the card.
+        provenance: Facts on the origin of the output, written with it.
         vocabulary: The tokens of the result; those of all networks, which must be the same, unless given.
         align: Whether the networks are aligned; "auto" if it is needed.
         layers: By the stacks that are cut, the layers of the first network whose settings those of the result have.
@@ -92,7 +93,7 @@ class Assembled:
 
 
 class Setting(TypedDict, total=False):
-    """How networks are aligned and read, and where progress is shown; see `merge_recipe`."""
+    """Settings of aligning and reading networks, and of showing progress; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -105,7 +106,7 @@ class Setting(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Ready:
-    """Networks that can be combined, and what their alignment told."""
+    """Networks that can be combined, with the numbers and notes of their alignment."""
 
     networks: tuple[Checkpoint, ...]
     symmetry: Symmetry
@@ -204,14 +205,14 @@ def _unite(
 def _align(
     request: Request, job: FileJob, other: Path | None, stack: ExitStack, setting: Setting
 ) -> tuple[Staging | None, _Ready]:
-    """The networks in one coordinate system, and where the output is made.
+    """The networks in one coordinate system, and the folder in which the output is made.
 
     Args:
-        request: What is made.
+        request: The result to be made.
         job: The networks.
         other: A folder with another configuration than that of the first network, which is that of all of them now.
         stack: Closes what is opened.
-        setting: How they are aligned.
+        setting: Settings of their alignment.
     """
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
     first, *others = job.checkpoints
@@ -222,7 +223,7 @@ def _align(
         for one in others
     )
     if request.align is True and not alike:
-        raise ValueError("models with different tensors cannot be aligned; say align: auto or false in the recipe")
+        raise ValueError("models with different tensors cannot be aligned; write align: auto or false in the recipe")
     if request.align is False or not others or not alike:
         inputs = {
             "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.files},
@@ -269,7 +270,7 @@ def _align(
         if any(element is not None for element in elements):
             raise ValueError(
                 "slices of models that are aligned cannot be written under the names that these files have; align the "
-                "models first, and say align: false in the recipe"
+                "models first, and write align: false in the recipe"
             )
         networks, symmetry = job.checkpoints, Symmetry(())
     told = (tuple(reports), tuple(notes), tuple(distances))
@@ -277,7 +278,7 @@ def _align(
 
 
 def _record(request: Request, ready: _Ready, parts: Mapping[str, Part]) -> MergeRecord:
-    """What the card tells."""
+    """The record of the merge, for its card and the report."""
     used: dict[int, set[float]] = {}
     for part in parts.values():
         for (k, _), factor in zip(part.sources, part.factors, strict=True):

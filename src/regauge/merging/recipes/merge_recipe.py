@@ -35,7 +35,7 @@ KEPT = "recipe.yml"
 
 
 class AssemblySetting(TypedDict, total=False):
-    """How networks are read and aligned; see `merge_recipe`."""
+    """Settings of reading and aligning networks; see `merge_recipe`."""
 
     model: Model | str | None
     symmetry: Symmetry | None
@@ -46,7 +46,7 @@ class AssemblySetting(TypedDict, total=False):
 
 
 def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]) -> MergeResult:
-    """Merge as a recipe says: a YAML file as mergekit reads it, with models aligned where they differ.
+    """Merge by a recipe: a YAML file as mergekit reads it, with models aligned where they differ.
 
     Tensors are read, combined and written one after the other, so that models may be larger than memory. Notes about
     the recipe, its models and their tokens are logged.
@@ -55,8 +55,8 @@ def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[A
         path: The recipe; folders in it are seen from there.
         out: The folder, or `.safetensors` file, for the result, or an `Output`. The card is written next to it. A dtype
             of the output is for recipes without one.
-        setting: `model`, `symmetry` and `method` say how models are aligned, where they are: by the model of the first
-            folder and `WeightMatching()` unless given. `generator` draws for random rules (seed 0 unless given).
+        setting: `model`, `symmetry` and `method` are for models that are aligned: the model of the first folder and
+            `WeightMatching()` unless given. `generator` draws for random rules (seed 0 unless given).
             `memory` and `progress` are as in `rg.merge`.
 
     Returns:
@@ -65,8 +65,8 @@ def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[A
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         FileNotFoundError: The recipe or one of its models does not exist.
-        ValueError: The recipe says something that is not understood, with the line; models cannot be combined as it
-            says; or the memory does not suffice.
+        ValueError: A line of the recipe is not understood; models cannot be combined as it asks; or the memory does
+            not suffice.
 
     References:
         Goddard et al. (2024), mergekit.
@@ -94,12 +94,12 @@ def merge_folders(
 
     Args:
         folders: Folders with config.json and a tokenizer.
-        out: As in `merge_recipe`.
+        out: The output, as in `merge_recipe`.
         tokenizer: The tokens of the result: "union" (of all), "base" (of the base, or the first), or a folder.
-        rule: How the aligned networks are combined, by a rule that needs no task; `Average()` unless given.
+        rule: Rule that combines the aligned networks, one that needs no task; `Average()` unless given.
         weights: One for each network, as in `rg.merge`.
         base: The folder that task vectors are relative to.
-        setting: As in `merge_recipe`.
+        setting: Settings as in `merge_recipe`.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
@@ -137,7 +137,7 @@ def _by_recipe(path: Path, out: Output, setting: AssemblySetting, *, dry_run: bo
         if told is not None:
             LOG.info("note: %s", told)
         if dtype is not None and out.dtype is not None:
-            raise ValueError("the recipe says the dtype of the result; leave `dtype=` out, or dtype in the recipe")
+            raise ValueError("the recipe sets the dtype of the result; leave `dtype=` out, or dtype in the recipe")
         out = out if dtype is None else replace(out, dtype=Form.of(dtype).dtype)
     plan: Planner = lambda networks, order, statistics, keys: plan_parts(  # noqa: E731
         recipe, dict(zip(folders, networks, strict=True)), order, statistics=statistics, keys=keys
@@ -195,7 +195,7 @@ def _by_tokens(
 def _provenance(
     name: str, out: Output, setting: AssemblySetting, settings: Mapping[str, object], inputs: list[Input]
 ) -> Provenance:
-    """What the output of a call from Python says about where it comes from."""
+    """The provenance that is written with the output of a call from Python."""
     generator, method = setting.get("generator"), setting.get("method")
     known = {**settings, "method": repr(method or WeightMatching()), **out.form.settings}
     seed = 0 if generator is None else generator.initial_seed()

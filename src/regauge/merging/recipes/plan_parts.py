@@ -281,7 +281,8 @@ def _densities(
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
     """The dtype of all tensors of the result, or None as in the models, and a sentence where the models differ.
 
-    As in mergekit the recipe says it, else means of networks have the widest dtype, and the others that of the base.
+    As in mergekit it is that of the recipe; without one, means of networks have the widest dtype, and all else that of
+    the base.
     """
     if recipe.dtype is not None:
         return recipe.dtype, None

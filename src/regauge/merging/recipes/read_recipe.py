@@ -214,7 +214,7 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
             raise RecipeError(f"{line}: the sources of a slice have {sorted(lengths)} layers; give all as many")
         is_lacking = recipe.base not in [source.model for source in part.sources]
         if is_lacking and method.base in ("needed", "member") and lengths:
-            raise RecipeError(f"{line}: the slice lacks the base {recipe.base}; say which of its layers are meant")
+            raise RecipeError(f"{line}: the slice lacks the base {recipe.base}; add it with the range of its layers")
         own = [source for source in part.sources if source.model != recipe.base or method.base in ("none", "member")]
         for key, default in method.own.items():
             missing = default is None and key not in recipe.parameters and key not in part.parameters

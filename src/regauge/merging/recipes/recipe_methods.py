@@ -16,7 +16,7 @@ class RecipeMethod:
         own: Parameters of each model with their defaults; None if they must be given.
         common: Parameters of all models with their defaults.
         least: The smallest number of models, without the base unless it is a member.
-        most: How many.
+        most: The largest number; None for no limit.
         is_widest: Whether the result has the widest dtype of the models, where they differ; else that of the base.
     """
 

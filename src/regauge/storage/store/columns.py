@@ -75,7 +75,7 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
 
     Args:
         name: Name of the column.
-        entry: What `describe` wrote, or what somebody changed.
+        entry: The entry that `describe` wrote; it may have been changed since.
         dtypes: The dtype of each tensor of the shard that has one value for each row.
     """
     kind = entry.get("kind") if isinstance(entry, dict) else None

@@ -70,7 +70,7 @@ class Shard:
             for name, entry in columns.items():
                 require_described(name, entry, dtypes)
             if count and any(columns[name]["kind"] != "int" or f"null/{name}" in places for name in IDENTITY):
-                raise ValueError(f"it does not say the {' and '.join(IDENTITY)} of each network")
+                raise ValueError(f"it lacks the {' and '.join(IDENTITY)} of each network")
             return cls(path, count, columns, places, metadata["checksum"], start, size)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = str(error) if isinstance(error, ValueError) else f"its header is malformed: {error!r}"

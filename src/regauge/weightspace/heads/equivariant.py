@@ -16,7 +16,7 @@ from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.characters import Character, at_end, blank, is_odd, multiply
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.waves import find_period
-from regauge.weightspace.layout.writing import Written
+from regauge.weightspace.layout.writer import Written
 from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4

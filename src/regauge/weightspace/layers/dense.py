@@ -15,7 +15,7 @@ class Dense(nn.Module):
         inputs: Length of the inputs.
         outputs: Length of the outputs.
         is_biased: Whether there is a bias; it begins at zero.
-        gain: Of the root mean square.
+        gain: The factor of the root mean square.
         generator: Source of the weights.
     """
 

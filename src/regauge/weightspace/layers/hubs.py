@@ -54,7 +54,7 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
 
     Args:
         layout: The layout of the networks.
-        targets: What is written, in the words of `weightspace.layers`.
+        targets: The features that are written, in the words of `weightspace.layers`.
         is_local: Whether features hear only from those that have units in common with them. Then the pooled features of
             a block go to itself alone, and those of the network exchange with those of units.
     """

@@ -32,9 +32,9 @@ def map_and_pool(
     Args:
         x: `[models, *sizes, width]`.
         norm: Comes before the activation.
-        weight: Of the linear map.
+        weight: The weight of the linear map.
         kept: Axes of what is pooled.
-        pooling: How.
+        pooling: The way of pooling.
 
     Returns:
         The first, and what is pooled by its axes.

@@ -33,7 +33,7 @@ class Label:
         parity: Exponent (0 or 1) of the sign of odd half periods, for each family of shifts.
         shift: The amount that one half period adds to the values, for each family of shifts.
         is_inverse: For groups of matrices: whether the axis carries the inverse transpose.
-        reads: How often values are multiplied by what a unit gives: once where a parameter sums over the units.
+        reads: The number of factors of a unit in the values: one where a parameter sums over the units.
     """
 
     group: str

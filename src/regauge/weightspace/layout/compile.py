@@ -12,9 +12,9 @@ from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layout.blocks import Block, Grid, Label, UnitSet, find_ends, unit_sets
 from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
-from regauge.weightspace.layout.products import MOST, Bases, Step, eliminate, fold
+from regauge.weightspace.layout.elimination import MOST, Bases, Step, eliminate, fold
 from regauge.weightspace.layout.waves import Turn, Wave, find_period, is_shifted, split
-from regauge.weightspace.layout.writing import Writer
+from regauge.weightspace.layout.writer import Writer
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,7 @@ class Wave:
         sine: Name of the block of its sine.
         cosine: Name of the block of its cosine.
         frequency: Radians of one unit of the values that were angles.
-        addend: What signs multiply those values by, and so all that may be added to them.
+        addend: The character of the angles, and so of all that may be added to them.
     """
 
     sine: str

@@ -14,7 +14,7 @@ from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout.characters import Character, at_end, is_odd
 from regauge.weightspace.layout.compile import Layout
-from regauge.weightspace.probes.outputs import OutputReader
+from regauge.weightspace.probes.output_reader import OutputReader
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.readings import Reading
 

@@ -58,7 +58,7 @@ class Reading:
         units: Name of the set.
         piece: The part of the value that belongs to the set.
         end: The labels of the piece that tell the units apart.
-        examples: Where the examples lie; None where they are averaged with the rest.
+        examples: The axis of the examples; None where they are averaged with the rest.
     """
 
     value: str

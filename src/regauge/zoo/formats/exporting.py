@@ -16,12 +16,12 @@ from regauge.core.params import Params, select
 from regauge.core.progress import Progress, no_progress
 from regauge.storage import Store
 from regauge.storage.architecture import Architecture
-from regauge.training.chains.steps import steps_of
-from regauge.training.chains.vectors import Link, links_of
+from regauge.training.chains.chain_steps import steps_of
+from regauge.training.chains.vector_chain import Link, links_of
 from regauge.zoo.formats.folder import OMEGA
-from regauge.zoo.formats.matrices import LAYOUT, METRICS, WEIGHTS, Variable, table_bytes
+from regauge.zoo.formats.matrix_zoos import LAYOUT, METRICS, WEIGHTS, Variable, table_bytes
 from regauge.zoo.formats.modules import MIDDLE, ImageSiren
-from regauge.zoo.formats.source import BLOCK, ROW
+from regauge.zoo.formats.zoo_source import BLOCK, ROW
 
 
 def export_safetensors(

@@ -19,7 +19,7 @@ from regauge.checkpoints.tensor_spec import layout_of
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, Tree, naming
+from regauge.zoo.formats.zoo_source import Source, Tree, naming
 
 DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"

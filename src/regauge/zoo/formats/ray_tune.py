@@ -16,7 +16,7 @@ from regauge.checkpoints.plain_files import parse_object
 from regauge.core.typed_json import parse_json
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import examples
-from regauge.zoo.formats.source import Source, Tree, naming
+from regauge.zoo.formats.zoo_source import Source, Tree, naming
 
 CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d{1,18})/checkpoints")
 IGNORED = ("config", "hist_stats")

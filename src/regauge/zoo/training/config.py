@@ -144,9 +144,9 @@ class Config(DescentConfig):
         architecture: The architecture of all networks.
         data: A name in `regauge.zoo.training.SETS`; `package.module:function` of a function that returns Examples, the
             same ones in every process; or what examples are called that are handed to `train`.
-        count: How many networks; their ids are 0 to count - 1.
+        count: The number of networks; their ids are 0 to count - 1.
         seed: All chance comes from here and from ids.
-        initialization: How they start.
+        initialization: The initialization of their parameters.
         subset: The subset of the examples; all if None.
         copies: Of every signal, where networks are signals: network i learns signal `i // copies`, and begins again
             after the last.

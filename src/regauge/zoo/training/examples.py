@@ -30,7 +30,7 @@ class Examples:
         validation_targets: As the targets.
         is_signals: Whether each network learns a signal of its own, at points that all share.
         labels: The class of each signal, `[signals]`, which rows tell and no network learns; None if there are none.
-        is_test: Which signals are of the data's test set, `[signals]`: the column "split" of a network is "test" or
+        is_test: Whether signals are of the data's test set, `[signals]`: the column "split" of a network is "test" or
             "train". None if nobody divided them.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.progress import Advance, no_advance
-from regauge.training.chains.vectors import VectorChain
+from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.descent import descend
 from regauge.training.initialization import build, draw_start, initialize
 from regauge.training.programs import Backend
@@ -67,12 +67,12 @@ def train(
 
     Args:
         config: The configuration of the whole population.
-        ids: Which networks; all if None. Discarding a share needs whole groups.
+        ids: The networks; all if None. Discarding a share needs whole groups.
         data: Examples to train on instead of those that `config.data` names.
-        backend: How they are trained; what is fastest for the architecture and the device if None. Chains of layers,
+        backend: The way of training; the fastest for the architecture and the device if None. Chains of layers,
             fully connected or (on a CPU) convolutional, have programs of their own in place of the stacked one.
         stack: Networks of a stack at most.
-        device: Where.
+        device: The device of the training.
         dtype: The dtype of parameters and examples.
         advance: Advances by trained networks: every step by its part of them.
 

@@ -28,7 +28,7 @@ class TensorShare:
         before: The share of the first network's tensor that the second one's explains as stored: the squared
             correlation, zero where it is negative; None where nothing tells units apart in one of both.
         after: The share after the second network was moved.
-        weight: What tells units apart in the first network's tensor: its squares around what all elements keep.
+        weight: The squares of the first network's tensor around the part that all elements keep.
         squares: Squared distances as stored and moved, and the squared norm of the first network's tensor.
         formats: The formats that hold all values of the first network's tensor, and of the second one's.
         equal: The formats in which both tensors are the same.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.training.chains.steps import Convolution, Linear, Passed, Step
+from regauge.training.chains.chain_steps import Convolution, Linear, Passed, Step
 from regauge.training.programs import PIECE_BYTES, channels_last, mean_losses
 
 

@@ -15,7 +15,7 @@ from regauge.core.params import Params
 from regauge.core.rotations import zero_sum_basis
 from regauge.core.scales import directions
 from regauge.core.symmetry import Symmetry
-from regauge.gauging.method import GaugeProblem, fixed_reasons
+from regauge.gauging.gauge_method import GaugeProblem, fixed_reasons
 from regauge.gauging.methods.equalize import scaled_element
 from regauge.gauging.moves import Move
 from regauge.gauging.rounding import layer_rows

@@ -12,10 +12,10 @@ from regauge.core.params import require_finite
 from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments
+from regauge.gauging.gauge_method import fixed_reasons
 from regauge.gauging.measures import LayerMeasures
-from regauge.gauging.method import fixed_reasons
 from regauge.gauging.methods.best_gauge import NOTHING_BETTER, OF_WEIGHTS, BestGauge
-from regauge.gauging.methods.rotations import Hadamard, Rotation
+from regauge.gauging.methods.spreading_rotations import Hadamard, Rotation
 from regauge.gauging.moves import Move, Uncovered, move_tensor, rotating, uncover_rotations
 from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import REPORTED, layer_rows

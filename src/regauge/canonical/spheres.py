@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regauge.canonical.carry_out import leading_axes
-from regauge.canonical.steps import ScaleStep, plan
+from regauge.canonical.step_plan import ScaleStep, plan
 from regauge.core import sphere
 from regauge.core.arguments import check_arguments
 from regauge.core.families import gather, scatter, unit_index

@@ -13,8 +13,8 @@ from regauge.core.element import Element, Value, random
 from regauge.core.groups import Group
 from regauge.core.rotations import without_reflection
 from regauge.core.symmetry import Symmetry
+from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem, fixed_reasons
 from regauge.gauging.hadamard import flat_factors, flat_rotation
-from regauge.gauging.method import GaugeMethod, GaugeProblem, fixed_reasons
 from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_rows, relative_error

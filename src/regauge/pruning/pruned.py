@@ -65,7 +65,7 @@ class Pruned:
         certificate: Changes of the outputs; None without a task, because nothing was run then.
         losses: What the task that judges says of the network as it was, without the exact removals, and at the end;
             empty without one.
-        data: What the data are called that chose, and those that judged.
+        data: The names of the data that chose, and of those that judged.
         notes: Sentences about what was done.
     """
 

@@ -19,7 +19,7 @@ class Written:
 
     Attributes:
         piece: The piece of a tensor that holds its values.
-        block: What its features are taken from: the axes of units, and their ends.
+        block: The block that its features belong to: the axes of units, and their ends.
         units: Labels of the piece whose groups are sets of units.
         matrices: Labels on which matrices act that were contracted.
         fixed: Labels that belong to the values.

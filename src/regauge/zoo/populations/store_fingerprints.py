@@ -65,7 +65,7 @@ class Fingerprints:
 
         Args:
             params: A network of the store's architecture.
-            count: How many.
+            count: The number of networks.
 
         Raises:
             KeyError: A parameter is missing.

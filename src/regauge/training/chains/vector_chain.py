@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.products import scaled_matmul
-from regauge.training.chains.steps import ACTIVATIONS, Activation, Factor, Flattening, Linear, Step
+from regauge.training.chains.chain_steps import ACTIVATIONS, Activation, Factor, Flattening, Linear, Step
 from regauge.training.programs import mean_losses
 
 Judge = Callable[[Tensor], tuple[Tensor, Tensor]]

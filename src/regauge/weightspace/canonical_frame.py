@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regauge.canonical.carry_out import carry_out
 from regauge.canonical.places import Place
-from regauge.canonical.steps import LinearStep, Plan, RotationStep, ShiftStep, SignStep, Step, plan
+from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ShiftStep, SignStep, Step, plan
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry

@@ -27,7 +27,7 @@ from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.storage.store.packing import Segment
 from regauge.zoo.formats.modules import ACTIVATIONS, examples
-from regauge.zoo.formats.source import Imported, Source, naming
+from regauge.zoo.formats.zoo_source import Imported, Source, naming
 
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
@@ -139,7 +139,7 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
 
     Args:
         path: The file.
-        count: How many networks there are: after one row more, the rest is not read.
+        count: The number of networks: after one row more, the rest is not read.
     """
     try:
         text = io.StringIO(read_gzip(path).decode(), newline="")
