@@ -111,7 +111,7 @@ def test_a_comparison_goes_on_where_it_was_interrupted(
     """Block by block, the rest by another worker, and with the same matrix in the end."""
     command = ["zoo", "compare", zoo, "--data", data, "--align", align, "--points", "5", "-o"]
     main([*command, str(tmp_path / "whole.svg")])
-    monkeypatch.setattr("regauge.cli.zoo_populations.SIZE", 4)
+    monkeypatch.setattr("regauge.zoo.populations.stored_pairs.BLOCK_SIDE", 4)
     blocks: list[tuple[int, int]] = []
     do = CompareBlocks.__call__
 
@@ -126,7 +126,7 @@ def test_a_comparison_goes_on_where_it_was_interrupted(
         main([*command, str(tmp_path / "parts.svg")])
     assert sorted(path.name for path in tmp_path.glob("parts*")) == ["parts.svg.parts"]
     before = len(blocks)
-    monkeypatch.setattr("regauge.cli.zoo_populations.executor_of", lambda on: lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr("regauge.zoo.executor_of", lambda on: lambda: ThreadPoolExecutor(1))
     main([*command, str(tmp_path / "parts.svg"), "--on", "processes"])
     assert len(blocks) - before == 6 * (2 if align == "pairs" else 3) - (before - 1)
     assert sorted(path.name for path in tmp_path.glob("parts*")) == ["parts.csv", "parts.svg"]

@@ -102,7 +102,7 @@ def test_a_store_is_drawn_that_other_commands_read(place: Path, capsys: pytest.C
 
 
 def test_an_interrupted_sampling_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.cli.flow_samples.AT_ONCE", 5)
+    monkeypatch.setattr("regauge.flow.stored_samples.NETWORKS_OF_SHARD", 5)
     arguments = ["flow", "sample", "plain.safetensors", "--networks", "12", "--steps", "2"]
     main([*arguments, "-o", "whole"])
     main([*arguments, "-o", "part"])

@@ -56,7 +56,7 @@ FIELDS = {
     rg.connect.Curve: "barrier auc table",
 }
 SOURCE = Path(rg.__file__).parent
-PRIVATE = {"core", "relaxed", "report", "cli"}
+PRIVATE = {"core", "relaxed", "cli"}
 """Packages whose names are for the library itself."""
 FRONT_DOORS = sorted(path.parent for path in SOURCE.glob("*/__init__.pyi"))
 METHODS = (rg.alignment.Method, rg.gauging.GaugeMethod)

@@ -45,7 +45,7 @@ NATIVE = [ws.ScaleGMN(), ws.ScaleGMN(is_scaled=True), ws.Propagation()]
 @pytest.mark.parametrize("layer", [ws.ScaleGMN(), ws.Propagation(), ws.RelationalAttention(heads=2)])
 def test_a_weight_of_zero_is_a_connection_like_any_other(layer: Any) -> None:
     found, networks = tanh_networks(3, 5, 5, 2)
-    net = make(found, networks, layer, parts=("permutation", *layer.respects))
+    net = make(found, networks, layer, parts=("permutation", *layer.traits.respects))
     name = [key for key in networks if key.endswith("weight")][1]
     exact, close = networks[name].clone(), networks[name].clone()
     exact[:, :2], close[:, :2] = 0.0, 1e-12

@@ -18,8 +18,9 @@ import pytest
 from progress import Recorded
 
 from regauge.training.threads import one_thread
-from regauge.zoo import JobsError, Share, dask, processes, run_jobs, share_of
-from regauge.zoo.jobs.driver import perform
+from regauge.zoo import JobsError, processes, run_jobs, share_of
+from regauge.zoo.jobs.driver import Share, perform
+from regauge.zoo.jobs.executors import dask
 
 
 @dataclass(frozen=True)

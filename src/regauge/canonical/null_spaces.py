@@ -18,7 +18,7 @@ from regauge.core.symmetry import Symmetry
 ZERO = 1e-12
 """Singular values below this share of the largest one are zero, in float64."""
 COARSE = 1e-6
-"""That share for networks that are stored with less precision."""
+"""Share of the largest singular value below which others are zero, for networks stored with less precision."""
 SWEEPS = 10
 """Most rounds over all groups: what one group loses may leave another one with less."""
 

@@ -99,7 +99,7 @@ class Plan:
     Attributes:
         steps: Scales and matrices, then rotations, signs and shifts, orders.
         left: Sentences about freedom that no step fixes.
-        open: That freedom as pairs: a group, and the part of its elements ("scale", "linear", ...).
+        open: The freedom that no step fixes, as pairs: a group, and the part of its elements ("scale", "linear", ...).
     """
 
     steps: tuple[Step, ...]

@@ -112,7 +112,7 @@ class StateFile:
 
     @contextmanager
     def continuing(self) -> Iterator[None]:
-        """Tell what goes wrong while work is brought to its state as damage of the file, whatever its checksum says."""
+        """Report what fails while work is brought to its state as damage of the file, although its checksum may fit."""
         try:
             yield
         except StateError:

@@ -29,7 +29,7 @@ from regauge.cli.options import (
 from regauge.merging.table import RULES
 
 RULE_HELP = (
-    "How the aligned checkpoints are combined; docs/merging.md has the formulas. "
+    "Rule that combines the aligned checkpoints; docs/merging.md has the formulas. "
     + "; ".join(f"{name}: {row.help}" for name, row in RULES.items())
     + ". Those for task vectors need --base; slerp, karcher and multislerp may have one."
 )
@@ -54,8 +54,8 @@ class Matching:
     model: Model = None
     symmetry: SymmetryFile = None
     method: MethodName = "auto"
-    """How to match; docs/alignment.md tells them apart. Unless given: data where there are any, else weights; `merge`
-    matches the weights of each network to the mean of the others, or to the base."""
+    """Method of matching; docs/alignment.md compares them. Unless given: data where there are any, else weights;
+    `merge` matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """File that `regauge learn matching` wrote, for the method learned."""
     refine: bool = False
@@ -63,7 +63,7 @@ class Matching:
     restarts: int = 0
     """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
     statistic: Literal["correlation", "covariance", "product"] = "correlation"
-    """What activations are compared by; product, which is not centered, is what Git Re-Basin published."""
+    """Statistic by which activations are compared; product, which is not centered, is what Git Re-Basin published."""
     scales: Literal["balance", "recompute", "keep"] = "balance"
     """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
     over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
@@ -79,8 +79,8 @@ class Matching:
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
     json: Json = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """How much to hold at once, for example 3GB; half of the machine's memory where left out. Networks that need more
-    are read in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
+    """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more are read
+    in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
     dry_run: bool = False
     """Print what would be read, held and written, and stop."""
     resume: bool = False
@@ -103,7 +103,7 @@ class Align(Matching):
     a: Checkpoint
     b: Checkpoint
     output: Output
-    """Where the aligned B goes, a .safetensors file or a folder."""
+    """The aligned B: a .safetensors file or a folder."""
     tokenizer: Tokenizer = None
     """The tokens of the aligned B and of A while they are compared: those of both, of A (base), or of one of the
     folders. Where B has the tokens of A with other numbers, it gets those of A by itself."""
@@ -119,13 +119,13 @@ class Merge(Matching):
 
     checkpoints: Positional[Checkpoints]
     output: Output
-    """Where the merged checkpoint goes, a .safetensors file (the card goes to the same name with .md) or a folder."""
+    """The merged checkpoint: a .safetensors file (the card gets the same name with .md) or a folder."""
     rule: Annotated[RuleName, arg(help=RULE_HELP)] = "average"
     weights: Settings = ()
     """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
     (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""
     base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
-    """What the checkpoints were trained from; needed for task vectors."""
+    """The checkpoint that the others were trained from; needed for task vectors."""
     scale: Annotated[str, arg(metavar="SETTING")] = ""
     """Factor of the sum of the task vectors, 1 unless given; of the checkpoint for passthrough."""
     density: Settings = ()
@@ -134,16 +134,16 @@ class Merge(Matching):
     drop: Settings = ()
     """Probability of an entry to be dropped by dare; 0.5 unless given."""
     epsilon: Settings = ()
-    """How far della's probabilities to keep an entry differ from the density; 0.15 unless given."""
+    """Range of della's probabilities to keep an entry around the density; 0.15 unless given."""
     gamma: Settings = ()
     """Share of the largest entries that breadcrumbs drops as outliers; 0.01 unless given."""
     reach: Annotated[str, arg(metavar="SETTING")] = ""
-    """How far nearswap moves an entry at most; 0.0001 unless given."""
+    """Largest move of an entry by nearswap; 0.0001 unless given."""
     normalize: Literal["auto", "yes", "no"] = "auto"
     """Whether task vectors are averaged with the weights or summed: averaged where signs are elected, unless given."""
     tokenizer: Tokenizer = None
     """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
-    a network lacks are taken from others; docs/recipes.md says which."""
+    a network lacks are taken from others; docs/recipes.md has the rules."""
     recipe: Annotated[Path | None, Existing("there is no recipe {path}; check the path"), arg(metavar="FILE")] = None
-    """A mergekit YAML file that says what is merged and how, instead of CHECKPOINTS and the options above; models that
-    differ by more than fine-tuning are aligned first. docs/recipes.md says what is understood."""
+    """A mergekit YAML file with the models and the way of merging, instead of CHECKPOINTS and the options above; models
+    that differ by more than fine-tuning are aligned first. docs/recipes.md lists what is understood."""

@@ -23,11 +23,11 @@ from regauge.cli.options import (
 
 @dataclass(frozen=True)
 class Compare:
-    """Tell whether B is the same network as A, in another gauge, its descendant, or neither.
+    """Judge whether B is the same network as A, in another gauge, its descendant, or neither.
 
     B is aligned to A, and what is left is measured: distances, what B explains of each layer of A, and whether units
     correspond in their order as stored, with a p-value that is exact where nobody chose that order. Order alone makes
-    no descendant: a network that somebody aligned to A is none. docs/comparison.md says what the verdicts rest on.
+    no descendant: a network that somebody aligned to A is none. docs/comparison.md explains the verdicts.
     Of three checkpoints or more, or of all in a folder, every pair is compared, related ones make a tree, and averages
     of others are listed.
     """

@@ -13,14 +13,14 @@ from regauge.cli.zoo_options import NewStore
 from regauge.flow.flow_config import FlowConfig
 from regauge.flow.representation import Representation
 
-FLOW_HELP = "What `regauge flow fit` wrote."
+FLOW_HELP = "A flow that `regauge flow fit` wrote."
 NET_HELP = (
     "The net that learns the velocity: message_passing, relational_attention, propagation or another of "
     "regauge.weightspace.LAYERS, which are equivariant to permutations of units; or tokens or perceptron, with "
     "--aligned."
 )
 JUDGE_DATA_HELP = (
-    f"What networks are run on: {BATCHES_HELP}or a set that populations are trained on, such as breast-cancer or "
+    f"Data to run networks on: {BATCHES_HELP}or a set that populations are trained on, such as breast-cancer or "
     "mnist: the examples that are kept from training."
 )
 

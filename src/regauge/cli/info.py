@@ -17,7 +17,7 @@ DEEPEST = 20
 
 
 def run(options: Info) -> None:
-    """Tell the tensors, or how many values of which dtypes there are, the strings in the header, and the provenance."""
+    """Report the tensors, or the number of values of each dtype, the strings in the header, and the provenance."""
     with Checkpoint.open(options.checkpoint) as checkpoint:
         stored = list(checkpoint.stored.values())
         files = len(checkpoint.metadata)

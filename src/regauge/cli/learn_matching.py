@@ -1,9 +1,12 @@
 """`regauge learn matching`: a matcher from stores, a method for `regauge align` and `regauge merge`."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
+import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.cli.align_options import Matching
@@ -14,22 +17,19 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
 from regauge.cli.training_output import tell_training, training_output
 from regauge.connect import prepare_statistics
-from regauge.core.task import Task
 from regauge.hub import make_task, open_batches, open_model
-from regauge.storage import Store
-from regauge.storage.collection import Collection
-from regauge.weightspace.files import needs_modules
+from regauge.storage import Collection
 
 
 def matching(options: LearnMatching) -> None:
     """Train a matcher, and write it."""
-    if options.layer not in ws.LAYERS:
-        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
     config = config_of(options)
-    with training_output(options.output, resume=options.resume, overwrite=options.overwrite) as place:
+    if config.probes and not options.data:
+        raise UsageError("--probes begin as inputs of the data: give --data")
+    with training_output(options) as place:
         with show_status("reading the stores"):
             collection, chosen = networks_of(options)
-            tasks = tasks_of(options, collection, needs_data=config.probes > 0)
+            tasks = tasks_of(options, collection) if options.data else []
         with show_progress() as progress:
             made = learn.fit_matching(
                 collection,
@@ -41,38 +41,37 @@ def matching(options: LearnMatching) -> None:
                 progress=progress,
             )
         made.save(place.path, overwrite=place.overwrite)
-    tell_training(made.about, made.trained)
+    tell_training(made)
     tell(f"sweeps over the weights that follow the net: {made.sweeps}", sweeps=made.sweeps)
     tell_written(options.output)
 
 
-def tasks_of(options: LearnMatching, collection: Collection, *, needs_data: bool) -> list[Task]:
-    """The data on the modules of each layout; none without data."""
-    if not options.data:
-        if needs_data:
-            raise UsageError("--probes begin as inputs of the data: give --data")
-        return []
+def tasks_of(options: LearnMatching, collection: Collection) -> list[rg.Task]:
+    """The data on the modules of each layout."""
     batches = open_batches(options.data, options.examples)
-    stores = [collection.members[collection.first(layout)] for layout in range(max(collection.layouts) + 1)]
-    modules = [store.architecture.module() for store in stores if isinstance(store, Store)]
-    return [
-        prepare_statistics(make_task(module, batches, loss=options.loss, dtype=torch.float32)) for module in modules
-    ]
+    modules = [store.architecture.module() for store in collection.first_stores]
+    tasks = (make_task(module, batches, loss=options.loss, dtype=torch.float32) for module in modules)
+    return [prepare_statistics(task) for task in tasks]
 
 
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
     """The settings that were typed."""
-    layer = ws.Propagation(channels=2) if options.layer == "propagation" else ws.LAYERS[options.layer]()
-    return learn.MatchingConfig(layer=layer, **settings_of(options, learn.MatchingConfig))
+    settings: dict[str, Any] = settings_of(options, learn.MatchingConfig)
+    if options.layer not in ws.LAYERS:
+        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
+    if options.layer != "propagation":  # which has a default of its own here
+        settings["layer"] = ws.LAYERS[options.layer]()
+    return learn.MatchingConfig(**settings)
 
 
 def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
     """The matcher in a file, with the model of the networks if it runs them."""
     if path is None:
         raise UsageError("the method 'learned' needs a trained matcher: give --matcher FILE (`regauge learn matching`)")
-    module = None
-    if path.exists() and needs_modules(path):
+
+    def module() -> nn.Module:
         if options.model is None:
             raise UsageError(f"{str(path)!r} runs the networks on probes; name their architecture: --model")
-        module = open_model(options.model).module
-    return learn.load_matching(path, module=module)
+        return open_model(options.model).module
+
+    return learn.load_matching(path, make_module=module)

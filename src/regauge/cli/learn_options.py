@@ -19,11 +19,11 @@ INPUTS_HELP = (
     f"of coordinates; or {BATCHES_HELP}of which the inputs of the first 512 examples are used."
 )
 COMPARED_HELP = (
-    "What networks are compared at: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of coordinates; "
-    f"points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the inputs of the first 512 examples are "
-    "used."
+    "Inputs at which networks are compared: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of "
+    f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the "
+    "inputs of the first 512 examples are used."
 )
-AUTOENCODER_HELP = "What `regauge learn autoencoder` wrote."
+AUTOENCODER_HELP = "An autoencoder that `regauge learn autoencoder` wrote."
 LAYER_HELP = (
     "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
     "regauge.weightspace.LAYERS."
@@ -137,9 +137,9 @@ class LearnAutoencoder(LearnNet):
 
 @dataclass(frozen=True)
 class LearnPredict:
-    """Tell what a trained predictor says about networks."""
+    """Predict a value of each network with a trained predictor."""
 
-    predictor: Annotated[Positional[Path], arg(help="What `regauge learn predictor` wrote.")]
+    predictor: Annotated[Positional[Path], arg(help="A predictor that `regauge learn predictor` wrote.")]
     networks: Annotated[
         Positional[tuple[Path, ...]],
         arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
@@ -188,7 +188,7 @@ class LearnDecode:
 
 @dataclass(frozen=True)
 class LearnNearest:
-    """Tell which networks of a store compute nearly what others do: those with the nearest latent vectors."""
+    """Find networks of a store that compute nearly the same function: those with the nearest latent vectors."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
     networks: Annotated[
@@ -210,7 +210,7 @@ class LearnNearest:
 @dataclass(frozen=True, kw_only=True)
 @with_settings(MatchingConfig, f"width depth vectors probes supervised line line_by distance checked {TRAINING}")
 class LearnMatching(LearnRun):
-    """Train a net that says which units of two networks belong together: a method for `align` and `merge`.
+    """Train a net that finds which units of two networks belong together: a method for `align` and `merge`.
 
     With DATA it learns to align networks such that the loss is low halfway and everywhere else between them, and is
     validated by that. An interrupted training continues with --resume.
@@ -222,7 +222,7 @@ class LearnMatching(LearnRun):
     ]
     output: Output
     """File of the matcher, which ends in .safetensors, for --matcher."""
-    data: Annotated[str, arg(metavar="DATA", help=f"What the networks are run on: {BATCHES_HELP}by default none.")] = ""
+    data: Annotated[str, arg(metavar="DATA", help=f"Data to run the networks on: {BATCHES_HELP}by default none.")] = ""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     examples: int = 128

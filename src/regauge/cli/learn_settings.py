@@ -1,9 +1,8 @@
 """Settings of a net over networks from options: its layers, its inputs, the networks that it learns from."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,14 @@ from torch import Tensor
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.cli.config_options import settings_of
-from regauge.cli.learn_networks import tell_chosen
 from regauge.cli.learn_options import LearnAutoencoder, LearnNet, LearnPredictor, LearnRun, Varied
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress
-from regauge.cli.training_output import TrainingOutput
-from regauge.cli.zoo_populations import conditions_of
+from regauge.cli.training_output import TrainingOutput, tell_chosen
 from regauge.core.typed_json import require_fields
 from regauge.hub import open_batches
 from regauge.learn.random_changes import Change
-from regauge.storage import Store
-from regauge.storage.collection import Collection, Kept
+from regauge.storage import Collection
 
 EXAMPLES = 512
 """Examples of DATA that networks are run on."""
@@ -34,22 +30,11 @@ def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
     """The stores, and the numbers of the networks that are wanted."""
     if not options.stores:
         raise UsageError("no store is named; give the folder of one, or of several")
-    collection, chosen = choose_networks(options.stores, options.where, options.checkpoints)
+    with show_progress() as progress:
+        collection = Collection.open(options.stores, progress=progress)
+    chosen = collection.find(options.where, options.checkpoints)
     tell_chosen(len(chosen), len(collection), options.checkpoints)
     return collection, chosen
-
-
-def choose_networks(
-    folders: Sequence[Path], where: tuple[str, ...], checkpoints: Kept
-) -> tuple[Collection, NDArray[np.int64]]:
-    """The stores in some folders, and the numbers of the networks that meet conditions."""
-    with show_progress() as progress:
-        collection = Collection([Store.open(folder, progress=progress) for folder in folders])
-    chosen = []
-    for store, start in zip(collection.stores, collection.starts.tolist(), strict=False):
-        own = store.rows.where(**conditions_of(where))
-        chosen.append(start + (store.rows.final(own) if checkpoints == "last" else own))
-    return collection, np.concatenate(chosen)
 
 
 def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) -> dict[str, Any]:

@@ -62,10 +62,10 @@ class Line(Between):
     """The straight line; great circles on the unit spheres of scale-free weights; or a Bezier curve or a polygonal
     chain that is trained first. Align B to A before: no path removes what a symmetry explains."""
     points: int = 25
-    """How many networks are evaluated, the ends included."""
+    """Number of networks that are evaluated, the ends included."""
     bends: int = 1
     """Control points of a bezier curve or chain."""
-    train: Annotated[str | None, arg(metavar="DATA", help="What a bezier curve or chain is trained on.")] = None
+    train: Annotated[str | None, arg(metavar="DATA", help="Data on which a bezier curve or chain is trained.")] = None
     """DATA where left out."""
     steps: int = 300
     """Steps of that training."""
@@ -87,20 +87,20 @@ class Line(Between):
 class Plane(Between):
     """Evaluate a model over the plane through three checkpoints: a contour plot with the three marked, and a table.
 
-    Distances in the plot are distances of the parameters. Its cost is told beforehand.
+    Distances in the plot are distances of the parameters. The command prints its cost beforehand.
     """
 
     a: Checkpoint
     b: Checkpoint
     c: Checkpoint
     output: Picture
-    """Where the plot goes, .svg, .png or .pdf; the table goes to the same name with .csv."""
+    """The plot, .svg, .png or .pdf; the table gets the same name with .csv."""
     metric: Literal["loss", "accuracy"] = "loss"
-    """What is drawn; the table has both."""
+    """Metric that is drawn; the table has both."""
     resolution: int = 21
     """Points along the longer side of the grid."""
     margin: float = 0.2
-    """How far the plot goes beyond the three networks, as a share of its longer side without."""
+    """Margin of the plot around the three networks, as a share of its longer side without."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Repair(Judging):
 
     merged: Checkpoint
     output: Output
-    """Where the repaired checkpoint goes, a .safetensors file or a folder."""
+    """The repaired checkpoint: a .safetensors file or a folder."""
     endpoints: Checkpoints = ()
     """The checkpoints that were merged, aligned with one another; unaligned ones with --align."""
     align: bool = False

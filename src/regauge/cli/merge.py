@@ -100,7 +100,7 @@ def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) 
 
 
 def _tell_assembled(options: Merge, made: "rg.merging.MergeResult | rg.merging.Assembled") -> None:
-    """Tell what was merged tensor by tensor, or would be."""
+    """Report a merge that was made tensor by tensor, or the plan of it."""
     if isinstance(made, rg.merging.MergeResult):
         tell_merged(made.record, options.output)
         return

@@ -85,13 +85,13 @@ def warn(text: str) -> None:
 
 
 def tell_written(*paths: Path) -> None:
-    """Tell which files or folders a command wrote."""
+    """Report the files or folders that a command wrote."""
     first, *others = paths
     tell(" and ".join([f"written: {first}", *(path.name for path in others)]), written=[str(path) for path in paths])
 
 
 def tell_notes(notes: Sequence[str]) -> None:
-    """Tell sentences that a report lists as notes."""
+    """Report sentences as notes."""
     for note in notes:
         tell(as_options(note))
 
@@ -104,7 +104,7 @@ def tell_table(
     decimals: int = 4,
     digits: int | None = None,
 ) -> None:
-    """Tell rows under the names of the first one: with so many decimals, or digits in all; unrounded in JSON.
+    """Report rows as a table under the names of the first one, rounded where it is printed and not in JSON.
 
     Args:
         name: Name of the table in JSON.
@@ -145,6 +145,12 @@ def require_page(path: Path | None, *, overwrite: bool) -> None:
         require_writable(path, overwrite=overwrite, suffixes=(".html",))
 
 
+def require_results(page: Path, *, overwrite: bool) -> None:
+    """Raise unless a page and its numbers, of the same name with .json, can be written."""
+    require_page(page, overwrite=overwrite)
+    require_writable(page.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
+
+
 def write_page(page: str, path: Path) -> None:
     """Write a page, and tell where it is."""
     save_text(page, path)
@@ -172,6 +178,20 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
     return save_text(text.getvalue(), path)
+
+
+def require_table(path: Path | None, *, overwrite: bool) -> None:
+    """Raise unless a table can be written, if it is to be."""
+    if path is not None:
+        require_writable(path, overwrite=overwrite, suffixes=(".csv",))
+
+
+def tell_or_write_rows(name: str, rows: Sequence[Mapping[str, Any]], path: Path | None) -> None:
+    """Print a table, or write it where a path is given."""
+    if path is None:
+        tell_table(name, rows)
+    else:
+        tell_written(write_rows(rows, path))
 
 
 def show_status(label: str) -> AbstractContextManager[object]:

@@ -104,7 +104,7 @@ def show_plan(streamed: "StreamedJob") -> None:
 
 
 def show_memory(job: FileJob) -> None:
-    """Tell what will be read, held and written where the networks are read as a whole."""
+    """Report what will be read, held and written where the networks are read as a whole."""
     nbytes = sum(one.nbytes for one in job.checkpoints)
     tell(f"read, as a whole: {size_text(nbytes)}", read_bytes=nbytes)
     held = f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits"
@@ -113,7 +113,7 @@ def show_memory(job: FileJob) -> None:
 
 
 def show_output(job: FileJob) -> None:
-    """Tell what will be written."""
+    """Report what will be written."""
     nbytes, count = sum(shard.nbytes for shard in job.shards), len(job.shards)
     tell(
         f"written: {count} file{'s' * (count > 1)} of {size_text(nbytes)} in all: {job.out}",
@@ -122,7 +122,7 @@ def show_output(job: FileJob) -> None:
 
 
 def tell_merged(record: MergeRecord, out: Path) -> None:
-    """Tell what was merged, and where it is."""
+    """Report a merge by its card, and its files."""
     for line in record.reports:
         tell(line, alignments=[line])
     tell(record.card, record=record, **notes_of(record))

@@ -42,7 +42,7 @@ class Judged:
         return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
     def tell_data(self) -> None:
-        """Tell which data chose and which judged."""
+        """Report the data that chose and those that judged."""
         if self.statistics:
             tell(
                 "in every network, the ends too, the statistics of batch normalization were recomputed from "

@@ -1,19 +1,22 @@
 """The output of a training: its files, which one process alone makes, its state while it runs, and its report."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from regauge.checkpoints.outputs.ledger import require_lock
 from regauge.checkpoints.state_file import StateError, StateFile
 from regauge.checkpoints.writing import require_writable
+from regauge.cli.learn_options import LearnRun
 from regauge.cli.options import UsageError
-from regauge.cli.output import tell, tell_table
-from regauge.learn.course import Trained
+from regauge.cli.output import tell, tell_table, warn
+
+if TYPE_CHECKING:
+    from regauge import flow, learn
 
 STATE = ".partial.safetensors"
 
@@ -36,20 +39,17 @@ class TrainingOutput:
 
 
 @contextmanager
-def training_output(
-    path: Path, *, beside: Sequence[str] = (), resume: bool, overwrite: bool
-) -> Iterator[TrainingOutput]:
+def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterator[TrainingOutput]:
     """The files of a training, checked before any work is done, for this process alone.
 
-    When the block ends well, the state of the training is removed; else it is kept, and a run that says `resume` goes
-    on from there.
+    When the block ends well, the state of the training is removed; else it is kept for a run with --resume.
 
     Args:
-        path: The output, a `.safetensors` file.
+        options: The output, a `.safetensors` file; whether an interrupted training is continued, and whether files are
+            replaced.
         beside: Suffixes of further files of its name, such as ".html".
-        resume: Whether an interrupted training is continued.
-        overwrite: Whether files that are there, and what an interrupted training left, are replaced.
     """
+    path, resume, overwrite = options.output, options.resume, options.overwrite
     state = path.with_name(f"{path.stem}{STATE}")
     files = tuple(path.with_suffix(suffix) for suffix in beside)
     # An interrupted training was allowed to write there.
@@ -81,17 +81,14 @@ def training_output(
         state.unlink(missing_ok=True)
 
 
-def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str = "") -> None:
-    """Tell what was trained, its scores, and how the training ended.
-
-    Args:
-        about: Facts about the trained net, with "networks" and "scores".
-        trained: The course of the training.
-        of: Words before "networks".
-    """
-    counts = ", ".join(f"{count} for {name}" for name, count in about["networks"].items())
-    tell(f"{of}networks: {counts}", networks=about["networks"])
-    tell_table("scores", [{"": name, **scores} for name, scores in about["scores"].items()])
+def tell_training(
+    made: "learn.Predictor | learn.Autoencoder | learn.LearnedMatching | flow.Flow", *, of: str = ""
+) -> None:
+    """Tell what was trained, its scores, and how the training ended; `of` stands before "networks"."""
+    counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
+    tell(f"{of}networks: {counts}", networks=made.about["networks"])
+    tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
+    trained = made.trained
     assert trained is not None
     tell(
         f"epoch {trained.best + 1} of {len(trained.history)} is kept; the training ended by its {trained.ended}",
@@ -99,6 +96,20 @@ def tell_training(about: Mapping[str, Any], trained: Trained | None, *, of: str 
         best=trained.best,
         ended=trained.ended,
     )
+
+
+def require_named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The networks that are named, at least one."""
+    if not paths:
+        raise UsageError("no networks are named; give folders of stores, or checkpoints")
+    return paths
+
+
+def tell_chosen(count: int, stored: int | None, checkpoints: str) -> None:
+    """Tell people the number of stored networks that are read, where these are not all."""
+    if stored is not None and count < stored:
+        why = "the last checkpoint of each run; --checkpoints all reads all" if checkpoints == "last" else "as chosen"
+        warn(f"{count:,} of {stored:,} stored networks are read: {why}")
 
 
 @contextmanager

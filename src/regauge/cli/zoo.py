@@ -23,15 +23,10 @@ from regauge.cli.zoo_options import (
     ZooTrain,
     ZooVerify,
 )
-from regauge.cli.zoo_populations import conditions_of, count_runs, executor_of, words
+from regauge.cli.zoo_populations import words
 from regauge.core.devices import find_device
 from regauge.hub import call_factory, describe_inputs
-from regauge.storage import Store, verify
-from regauge.storage.architecture import Architecture
-from regauge.zoo import Config, JobsError, load_examples, plan_training, share_of
-from regauge.zoo.jobs.driver import missing_jobs
-from regauge.zoo.jobs.train_shards import train_shards
-from regauge.zoo.presets import PRESETS
+from regauge.storage import Architecture, Collection, Store, verify
 
 
 def run(options: Zoo) -> None:
@@ -51,21 +46,21 @@ def run(options: Zoo) -> None:
     }
     try:
         commands[type(options.command)](options.command)
-    except JobsError as error:
+    except zoo.JobsError as error:
         raise UsageError(str(error)) from error
 
 
 def train(options: ZooTrain) -> None:
     """Train what is missing of a population."""
     config = config_of(options)
-    executor, share = executor_of(options.on), share_of()
+    executor, share = zoo.executor_of(options.on), zoo.share_of()
     with show_status("preparing"):
         find_device(options.device, is_here=not options.on.startswith("tcp://"))
-        store, jobs = plan_training(
+        store, jobs = zoo.plan_training(
             config, options.output, size=options.shard, storage=options.storage, device=options.device
         )
-    if missing_jobs(jobs):
-        each = config.count_checkpoints(load_examples(config.data))
+    if jobs.missing():
+        each = config.count_checkpoints(zoo.load_examples(config.data))
         size = each * config.count * store.architecture.size * (2 if options.storage else 4) / 2**20
         tell(
             f"{config.count:,} networks with {each:,} checkpoints each: {each * config.count:,} will be stored, about "
@@ -74,7 +69,7 @@ def train(options: ZooTrain) -> None:
     if share.world > 1:
         warn(f"share {share.rank} of {share.world}")
     with show_progress() as progress:
-        done = train_shards(jobs, executor=executor, share=share, progress=progress)
+        done = jobs.run(executor=executor, share=share, progress=progress)
     store.refresh()
     tell(f"written: {options.output}: {words(store)}; {done} of {len(jobs.keys)} shards were trained now")
 
@@ -83,7 +78,7 @@ def info(options: ZooInfo) -> None:
     """Print what a store holds."""
     store = Store.open(options.store)
     counts = {
-        "networks": count_runs(store),
+        "networks": store.count_runs(),
         "checkpoints": len(store),
         "shards": len(store.shards),
         "values": store.architecture.size,
@@ -118,9 +113,7 @@ def import_(options: ZooImport) -> None:
 def export(options: ZooExport) -> None:
     """Write networks of a store as other files."""
     store = Store.open(options.store)
-    chosen = store.rows.where(**conditions_of(options.where))
-    if options.checkpoints == "last":
-        chosen = store.rows.final(chosen)
+    chosen = Collection(store).find(options.where, options.checkpoints)
     if not len(chosen):
         raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; nothing is written")
     with show_progress() as progress:
@@ -141,19 +134,18 @@ def check(options: ZooVerify) -> None:
         sys.exit(1)
 
 
-def config_of(options: ZooTrain) -> Config:
+def config_of(options: ZooTrain) -> zoo.Config:
     """The population that was named, with the number and the seed that were typed."""
     if options.networks is not None and options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; train one at least")
-    if options.config in PRESETS:
-        config: Any = PRESETS[options.config]()
+    if options.config in zoo.presets.PRESETS:
+        config: Any = zoo.presets.PRESETS[options.config]()
     elif ":" in options.config:
         config = call_factory(options.config, "CONFIG")
     else:
-        raise UsageError(
-            f"there is no preset {options.config!r}; there are {', '.join(PRESETS)}; or write package.module:factory"
-        )
-    if not isinstance(config, Config):
+        known = ", ".join(zoo.presets.PRESETS)
+        raise UsageError(f"there is no preset {options.config!r}; there are {known}; or write package.module:factory")
+    if not isinstance(config, zoo.Config):
         raise UsageError(f"{options.config!r} returned a {type(config).__name__}; it must return a regauge.zoo Config")
     return replace(
         config,

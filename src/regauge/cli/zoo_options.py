@@ -126,8 +126,8 @@ class ZooVerify:
 class ZooNearest:
     """Find the networks of a store that are nearest to a network, in whatever gauge, by their fingerprints.
 
-    All checkpoints of all runs are looked at. The fingerprints of a store are computed once. docs/comparison.md says
-    what they are.
+    All checkpoints of all runs are looked at. The fingerprints of a store are computed once. docs/comparison.md defines
+    them.
     """
 
     store: StoreFolder

@@ -401,8 +401,8 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
     """Make a task recompute the statistics of batch normalization of every network that it prepares.
 
     Args:
-        task: Where its model has no such statistics, it is returned as it is.
-        batches: What the statistics come from; the batches of the task unless given.
+        task: The task; it is returned as it is if its model has no such statistics.
+        batches: Source of the statistics; the batches of the task unless given.
     """
     if not has_statistics(task.module):
         return task

@@ -24,7 +24,7 @@ from regauge.core.rounding import require_held
 FLAT_LIMIT = 1 << 22
 """Above this many entries a batch of elements moves a parameter axis by axis, without a flat index."""
 LONG_ROW = 8
-"""From this many values behind an index on, whole rows are moved instead of single values."""
+"""Least number of values behind an index for which whole rows are moved instead of single values."""
 
 
 @dataclass(frozen=True)

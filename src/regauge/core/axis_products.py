@@ -12,7 +12,7 @@ from torch import Tensor
 PIECE = 1 << 18
 """Values that are multiplied at once, which a cache holds with what becomes of them."""
 LONG_ROW = 8
-"""From this many values behind an axis on, they are multiplied where they are; fewer go to the last axis first."""
+"""Least number of values behind an axis that is multiplied in place; with fewer it becomes the last axis first."""
 
 
 @dataclass(frozen=True, eq=False)

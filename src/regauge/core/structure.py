@@ -151,7 +151,7 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Tell units apart by the values that they have with units of each color, until no color is divided."""
+        """Separate units by the values that they have with units of each color, until no color is divided."""
         while True:
             signatures = {name: [color] for name, color in colors.items()}
             for name in self._names:

@@ -26,7 +26,7 @@ SHAPES_SHA256 = {
     "suzanne": "114cdfb540e5800160285fb6a1d7af2929310cd9ac4fa2ac087a8b780b932031",
     "teapot": "db164479720cf67b653b31c8006ce82b26cad5f2b7a7c14853b48e9b678c2f16",
 }
-"""Of one file per shape, `shapes/NAME.npz` in the folder that `REGAUGE_DATA` names."""
+"""Digests of the shapes' files, `shapes/NAME.npz` in the folder that `REGAUGE_DATA` names."""
 Category = Literal["chair", "monitor"]
 VOXELS = DataFile(
     "the voxel grids of ModelNet10",

@@ -2,4 +2,13 @@
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__, moved={"Config": "regauge.flow:FlowConfig"})
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    __file__,
+    moved={
+        "Config": "regauge.flow:FlowConfig",
+        "NETS": "regauge.flow.nets",
+        "Score": "regauge.flow.judgement",
+        "TIMES": "regauge.flow.times",
+    },
+)

@@ -7,9 +7,7 @@ from .flow_files import load_flow as load_flow
 from .flow_files import save_flow as save_flow
 from .guiding import BatchLoss as BatchLoss
 from .judgement import Judgement as Judgement
-from .judgement import Score as Score
 from .judging import judge as judge
-from .nets import NETS as NETS
 from .nets import Metanetwork as Metanetwork
 from .nets import Perceptron as Perceptron
 from .nets import Tokens as Tokens
@@ -21,8 +19,9 @@ from .priors import UniformSphere as UniformSphere
 from .representation import Representation as Representation
 from .sampling import Guidance as Guidance
 from .space import Space as Space
+from .store_judging import judge_store as judge_store
+from .stored_samples import sample_store as sample_store
 from .thesis import thesis_config as thesis_config
-from .times import TIMES as TIMES
 from .times import BetaTime as BetaTime
 from .times import UniformTime as UniformTime
 

@@ -53,8 +53,8 @@ class Components(Manifold):
             space: A Euclidean one.
             points: The points of the networks.
             count: The number of components.
-            balance: How much variance a tensor has after values are divided by their units: the number of its values to
-                this power.
+            balance: Exponent: after values are divided by their units, a tensor has the number of its values to this
+                power as its variance.
 
         Raises:
             ValueError: There are fewer networks or values than that.

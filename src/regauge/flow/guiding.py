@@ -1,5 +1,6 @@
 """Losses of tasks that pull flows, and what as many gradient steps do without a flow."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from regauge.core.given import as_pair
 from regauge.core.params import Params
 from regauge.core.task import Batch, Task
+from regauge.training import SGD, PlainProgram, differentiate
+from regauge.training import descend as take_steps
 
 
 @dataclass
@@ -60,12 +63,9 @@ class BatchLoss:
 
 def descend(loss: BatchLoss, params: Mapping[str, Tensor], *, steps: int, rate: float) -> Params:
     """Networks after plain gradient steps, each on its own loss."""
-    now = dict(params)
-    names = [name for name, tensor in now.items() if tensor.is_floating_point()]
-    for _ in range(steps):
-        moved = {name: now[name].detach().requires_grad_() for name in names}
-        with torch.enable_grad():
-            gradients = torch.autograd.grad(loss({**now, **moved}).sum(), list(moved.values()), allow_unused=True)
-        for name, gradient in zip(names, gradients, strict=True):
-            now[name] = moved[name].detach() if gradient is None else moved[name].detach() - rate * gradient
-    return now
+    learned = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
+    gradient = differentiate(lambda moved, _: loss({**params, **moved}))
+    program = PlainProgram(gradient, learned, SGD(rate))
+    for _ in take_steps(program, itertools.repeat(None), steps=steps):
+        pass
+    return {**params, **program.params()}

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from regauge.flow.novelty import NEAR, find_chance
+from regauge.names import VERSION
 
 MANY, RARE = 0.2, 0.02
 """Share of copies beyond which networks are called copies, if that has at most this probability without copies."""
@@ -83,6 +85,23 @@ class Judgement:
     reliability: Mapping[str, Bins]
     places: Mapping[str, tuple[tuple[float, float], ...]]
     share: float
+
+    def results(self) -> dict[str, Any]:
+        """The judgement as JSON, of which `regauge.report.write_page` makes a page with what is known of the flow."""
+        return {
+            "format": "regauge.judgement",
+            "version": VERSION,
+            "scores": [asdict(score) for score in self.scores],
+            "verdict": list(self.verdict),
+            "is_working": self.is_working,
+            "is_copier": self.is_copier,
+            "is_collapsed": self.is_collapsed,
+            "one_answer": self.one_answer,
+            "losses": self.losses,
+            "reliability": self.reliability,
+            "places": self.places,
+            "share": self.share,
+        }
 
     @property
     def is_working(self) -> bool | None:

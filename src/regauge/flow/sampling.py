@@ -13,7 +13,7 @@ from regauge.flow.manifold import Manifold, Points
 from regauge.flow.priors import Prior
 
 Field = Callable[[Points, Float[Tensor, " models"]], Points]
-"""From points and times to velocities."""
+"""Function from points and times to velocities."""
 Solver = Literal["euler", "heun", "runge_kutta"]
 LATE = 0.8
 """Time after which the thesis' sampler adds noise."""
@@ -118,7 +118,7 @@ def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, g
     steps. Points leave the spheres.
 
     Args:
-        predict_end: From points and times to ends.
+        predict_end: Function from points and times to ends.
         x0: Starts.
         steps: The number of steps of Euler's method.
         noise: Deviation of what is added in each late step.
@@ -144,7 +144,7 @@ class Guidance:
     factors sum to `strength`, so that this compares with the number of gradient steps times their learning rate.
 
     Attributes:
-        loss: From networks with a leading model axis to the loss of each, `[models]`.
+        loss: Function from networks with a leading model axis to the loss of each, `[models]`.
         strength: Sum of all learning rates.
         start: Time before which there is no guidance.
     """

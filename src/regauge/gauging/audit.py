@@ -19,7 +19,7 @@ from regauge.gauging.mappings import ScalePair, resolve_pair
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 
 Convert = Callable[[Params], Params]
-"""From parameters under the names of the table to those of the model."""
+"""Function from parameters under the names of the table to those of the model."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def audit(
         example_kwargs: Keyword inputs.
         generator: Source of the factors.
         outputs: The outputs that are compared.
-        convert: From `params` to the parameters under the names of the model; for a checkpoint it is known.
+        convert: Function from `params` to the parameters under the names of the model; known for a checkpoint.
     """
     job = open_job([params], 0)
     if job is not None:

@@ -23,7 +23,7 @@ class LayerMeasures:
     """Squared rounding errors of each layer, before and after, and the ranges of what its inputs are multiplied by.
 
     Args:
-        symmetry: Says what is a layer, and which of its axes count rows.
+        symmetry: Symmetry with the layers of the model, and the axes that count their rows.
         schemes: The rounding scheme of weights.
     """
 

@@ -26,7 +26,7 @@ class RoundToNearest:
     values in a row that follow one another along its inputs, or with `is_per_tensor` of the whole tensor.
 
     Attributes:
-        bits: From 2 to 16.
+        bits: Bits of a value, from 2 to 16.
         group: Values that share a scale; a whole row where it is None. The last group of a row may be shorter.
         is_per_tensor: Whether the whole tensor shares one scale.
     """

@@ -120,6 +120,13 @@ class Autoencoder:
         """The decoded twin of each network: nearly the same function, and one network for each orbit."""
         return self.decode(self.encode(networks))
 
+    def distances(self, networks: Networks, among: Networks | None = None) -> NDArray[np.float64]:
+        """The distances of the latent vectors of networks to those of others, or of one another."""
+        own = self.encode(networks).double()
+        others = own if among is None else self.encode(among).double()
+        found: NDArray[np.float64] = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+        return found
+
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -128,9 +135,7 @@ class Autoencoder:
         Returns:
             Their numbers and distances, `[networks, count]` both; fewer where the population is smaller.
         """
-        own, others = (self.encode(one).double() for one in (networks, among))
-        distances = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist")
-        found = distances.sort(stable=True)
+        found = torch.from_numpy(self.distances(networks, among)).sort(stable=True)
         return found.indices[:, :count].numpy(), found.values[:, :count].numpy()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:

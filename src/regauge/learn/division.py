@@ -26,8 +26,8 @@ class FitArguments(TypedDict, total=False):
             "split" with some; of a population fixed random networks are taken: 80%, 10% and 10%.
         split_by: Column by which stores are divided instead of by run, such as one that names the image of which there
             are several networks: those with one value are in one part.
-        checkpoints: Of each run of a store "last", its last checkpoint, which is the default, or "all"; where neither
-            `indices` nor `split` names networks.
+        checkpoints: The checkpoints of each run of a store that are used: "last", its last one, which is the default,
+            or "all"; where neither `indices` nor `split` names networks.
         state: A `.safetensors` file in which the training is kept while it runs, and from which the same call
             continues with the bits of a training that was not interrupted.
         progress: Shows the steps.
@@ -50,7 +50,7 @@ class Division:
         parts: Numbers of those for "train", "validation" and "test".
         seed: The seed of all chance in the training.
         given: The seed of the generator that it was drawn from.
-        checkpoints: Which checkpoints of each run were taken; None where the networks were named.
+        checkpoints: The checkpoints of each run that were taken; None where the networks were named.
     """
 
     collection: Collection

@@ -67,7 +67,7 @@ def boosted_trees(
     Args:
         statistics: The statistics of the networks to learn from, `[models, statistics]`.
         values: The values that are predicted of them, as in the column.
-        target: Says what that is.
+        target: Kind of the values: numbers or classes.
         seed: The seed of the trees.
 
     Returns:

@@ -1,6 +1,6 @@
 """Learned matching: a net that sees two networks says which units of them belong together."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,18 +173,21 @@ def completing(symmetry: Symmetry) -> int:
 
 
 @check_arguments
-def load_matching(path: str | Path, *, module: nn.Module | None = None) -> LearnedMatching:
+def load_matching(
+    path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
+) -> LearnedMatching:
     """The matcher in a file, a method for `align`.
 
     Args:
         path: The file.
         module: The architecture of the networks, for a net with probes; files name no code that is run.
+        make_module: Makes the module if the net has probes, in place of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or no matcher.
     """
-    net, about = load_net(path, module=module)
+    net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:
         raise ValueError(f"{str(path)!r} is a net over networks but no matcher; `regauge learn matching` makes one")
     known = {name: value for name, value in about.items() if name not in ("kind", "matching")}

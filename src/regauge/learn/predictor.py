@@ -1,6 +1,6 @@
 """Predictors: nets that read networks and tell a number or a class of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from regauge.core.params import Params
 from regauge.learn.course import Trained
 from regauge.learn.populations import read_blocks, to_net
 from regauge.learn.targets import Target
+from regauge.names import VERSION
 from regauge.storage import Store
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.files import load_net, save_net
@@ -100,6 +101,31 @@ class Predictor:
         about = {**self.about, "kind": KIND, "target": self.target.to_json()}
         return save_net(self.net, path, about=about, overwrite=overwrite)
 
+    def results(self) -> dict[str, Any]:
+        """The course of the training, the scores and the predictions of the test networks, as JSON.
+
+        `regauge.report.write_page` makes a page of them.
+
+        Raises:
+            ValueError: The predictor was loaded from a file, which has no predictions.
+        """
+        if self.trained is None or self.tested is None:
+            raise ValueError("a predictor from a file has no results; those of its training were written next to it")
+        return {
+            "format": "regauge.predictor",
+            "version": VERSION,
+            "target": self.target.to_json(),
+            "parts": list(self.net.parts),
+            "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
+            **self.about,
+            "verdict": self.verdict,
+            "is_informed": self.is_informed,
+            "history": [dict(row) for row in self.trained.history],
+            "best": self.trained.best,
+            "ended": self.trained.ended,
+            "tested": {name: values.tolist() for name, values in self.tested.items()},
+        }
+
     @torch.no_grad()
     def _outputs(self, networks: Networks | Sequence[Networks] | Collection) -> Tensor:
         collection = Collection(networks)
@@ -130,18 +156,21 @@ class Predictor:
 
 
 @check_arguments
-def load_predictor(path: str | Path, *, module: nn.Module | None = None) -> Predictor:
+def load_predictor(
+    path: str | Path, *, module: nn.Module | None = None, make_module: Callable[[], nn.Module] | None = None
+) -> Predictor:
     """The predictor in a file, ready to predict.
 
     Args:
         path: The file.
         module: The architecture of the networks, for a net with probes; files name no code that is run.
+        make_module: Makes the module if the net has probes, in place of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or no predictor.
     """
-    net, about = load_net(path, module=module)
+    net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:
         raise ValueError(f"{str(path)!r} is a net over networks but no predictor; `regauge learn predictor` makes one")
     try:

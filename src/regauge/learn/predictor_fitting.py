@@ -39,13 +39,13 @@ from regauge.weightspace.shares import find_readers
 SAMPLE = 1024
 """Networks by which values are standardized."""
 SHARES = tuple(k / 20 for k in range(21))
-"""What outputs at probes may count for in the mean with weights."""
+"""Shares that outputs at probes may have in the mean with weights."""
 HIDDEN = 512
-"""Width of what reads outputs at probes."""
+"""Width of the net that reads outputs at probes."""
 TINY = 1e-3
-"""Seconds for what reads weights, where what reads probes took all."""
+"""Seconds for the net that reads weights, where the one that reads probes took all."""
 Stage = Literal["whole", "probes", "weights"]
-"""What is trained: the net, what it reads of probes, or what it reads of weights while the probes stay as they are."""
+"""The part that is trained: the net, its reader of probes, or its reader of weights while the probes stay."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,8 +43,8 @@ def fit_predictor(
         config: Settings; `seconds` limits the training alone.
         module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
             store unless given.
-        inputs: What networks are rendered at, and what probes begin as: a tensor, a tuple of positional or a mapping
-            of keyword arguments of the module.
+        inputs: Inputs at which networks are rendered, and the start of the probes: a tensor, a tuple of positional or a
+            mapping of keyword arguments of the module.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
         arguments: See `FitArguments`.
 

@@ -17,7 +17,7 @@ from regauge.training.stacks import chain_of
 AT_ONCE = 16
 """Networks of a chain whose hidden values lie in a processor's cache together."""
 Judge = Callable[[Tensor, slice], Tensor]
-"""From outputs of some of the networks, `[models, examples, ...]`, and which these are, to losses `[models]`."""
+"""Function from outputs of some networks, `[models, examples, ...]`, and their numbers, to losses `[models]`."""
 
 
 @dataclass(frozen=True)

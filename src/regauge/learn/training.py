@@ -41,7 +41,7 @@ def train(
     Args:
         net: Its parameters are trained, but for those that need no gradient.
         loader: Batches of networks, at the start of an epoch.
-        loss: From a batch and a source of chance to the mean loss.
+        loss: Function from a batch and a source of chance to the mean loss.
         validate: Evaluates the net, which is in evaluation mode.
         config: Settings.
         seed: The seed of all chance in `loss`.

@@ -63,7 +63,7 @@ class Pruned:
         fixed: Groups that were left as they are, each with the reason.
         module: A copy of the task's module that has the new sizes and values and runs; None without a task.
         certificate: Changes of the outputs; None without a task, because nothing was run then.
-        losses: What the task that judges says of the network as it was, without the exact removals, and at the end;
+        losses: Losses by the task that judges: of the network as it was, without the exact removals, and at the end;
             empty without one.
         data: The names of the data that chose, and of those that judged.
         notes: Sentences about what was done.

@@ -30,8 +30,8 @@ class PrunedConfigs:
 
     Args:
         module: The model of the folder.
-        folder: Where its config.json is.
-        symmetry: That of the model.
+        folder: Folder of its config.json.
+        symmetry: Symmetry of the model.
     """
 
     def __init__(self, module: nn.Module, folder: Path, symmetry: Symmetry) -> None:

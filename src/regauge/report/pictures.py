@@ -56,9 +56,9 @@ class Images:
 
     Attributes:
         title: Above all.
-        rows: What each row shows.
-        columns: What each column shows.
-        height: Of an image, in pixels.
+        rows: Labels of the rows.
+        columns: Labels of the columns.
+        height: Height of an image, in pixels.
         pixels: For each row and column the bytes of an image, from black to white, in base 64.
     """
 

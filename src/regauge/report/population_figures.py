@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from regauge.report.figures import COLORS, INK, MISSING, draw_figure
 
+GROUPS = 20
+"""Most whole numbers of a column that are groups, with a color each, and no scale."""
+
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
     """Matrices of pairs side by side, in one range of colors that begins at zero; below each, mean and deviation.
@@ -55,13 +58,17 @@ def map_figure(
     title: str,
     share: float,
     values: NDArray[np.float64] | None = None,
+    column: Sequence[Any] | None = None,
     what: str = "",
 ) -> Figure:
     """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
 
+    A column in place of groups is shown in either way: texts, truth values and few whole numbers are groups.
     Distances are to scale. Groups are named in a legend where there are two to twenty; NaN is drawn gray. Below it
     stands which share of the squared distances the plane shows.
     """
+    if column is not None:
+        groups, values = list(map(str, column)), shades_of(column)
     size = float(np.clip(300 / np.sqrt(len(points)), 8, 60))
     with draw_figure(5.0, 4.6) as figure:
         axes = figure.add_subplot()
@@ -78,6 +85,17 @@ def map_figure(
         axes.set_aspect("equal", adjustable="datalim")
         axes.margins(0.06)
         return figure
+
+
+def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
+    """The values of a column that is shown in shades, NaN where there is none; None of one whose values are groups.
+
+    Groups are texts, truth values, and whole numbers of which there are few.
+    """
+    is_class = all(type(value) is int for value in column) and len(set(column)) <= GROUPS
+    if is_class or not all(value is None or type(value) in (int, float) for value in column):
+        return None
+    return np.array([np.nan if value is None else float(value) for value in column])
 
 
 def name_plane(axes: Axes, share: float) -> None:

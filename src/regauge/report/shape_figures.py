@@ -27,9 +27,10 @@ REACH = 1.02
 
 @dataclass(frozen=True)
 class View:
-    """From where shapes are seen by parallel rays: turn about the upward axis (0 to 2) and elevation, in degrees.
+    """The direction of the parallel rays that show a shape: turn about its upward axis and elevation, in degrees.
 
-    At azimuth zero the axis after the upward one points to the viewer. Up is 1 (y) in graphics, 2 (z) in engineering.
+    At azimuth zero the axis after the upward one points to the viewer. `up`, 0 to 2, is 1 (y) in graphics and 2 (z) in
+    engineering.
     """
 
     azimuth: float = -35.0

@@ -1,8 +1,10 @@
 """Networks of one or several architectures as one: numbered one population after the other."""
 
+import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor
 from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import bytes_of
 from regauge.core.params import Params, count_models, select
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.storage.store.columns import Array
 from regauge.storage.store.listing import resolve
@@ -23,6 +26,24 @@ Networks = Store | Mapping[str, Tensor]
 """A store, which is read batch by batch, or a population in memory: parameters with a leading model axis."""
 Kept = Literal["last", "all"]
 """The checkpoints of each run of a store that are read."""
+
+
+def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
+    """Columns and their values from texts such as "step=86"; numbers and truth values where they read as such.
+
+    Raises:
+        ValueError: A text is no condition.
+    """
+    conditions: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"`where={text}` is no condition; write COLUMN=VALUE, for example step=86")
+        try:
+            conditions[name] = json.loads(value)
+        except json.JSONDecodeError:
+            conditions[name] = value
+    return conditions
 
 
 class Collection:
@@ -69,6 +90,11 @@ class Collection:
         self._firsts = [keys.index(key) for key in dict.fromkeys(keys)]
         self.layouts = tuple([keys[first] for first in self._firsts].index(key) for key in keys)
         self.starts = np.cumsum([0, *(_count(one) for one in self.members)])
+
+    @classmethod
+    def open(cls, folders: Iterable[str | Path], *, progress: Progress = no_progress) -> "Collection":
+        """The stores in some folders."""
+        return cls([Store.open(folder, progress=progress) for folder in folders])
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -124,6 +150,24 @@ class Collection:
             start + (one.rows.final() if isinstance(one, Store) else np.arange(_count(one)))
             for one, start in zip(self.members, self.starts.tolist(), strict=False)
         ]
+        return np.concatenate(pieces)
+
+    def find(self, conditions: Mapping[str, Any] | Iterable[str], checkpoints: Kept = "last") -> Indices:
+        """Numbers of the networks of stores that meet conditions.
+
+        Args:
+            conditions: Columns with their values, see `Rows.where`, or texts such as "step=86".
+            checkpoints: "last": the last one of these of each run; "all": all of them.
+
+        Raises:
+            KeyError: A store has no such column.
+            ValueError: A text is no condition.
+        """
+        conditions = conditions if isinstance(conditions, Mapping) else _parse_conditions(conditions)
+        pieces = []
+        for store, start in zip(self.stores, self.starts.tolist(), strict=False):
+            own = store.rows.where(**conditions)
+            pieces.append(start + (store.rows.final(own) if checkpoints == "last" else own))
         return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
@@ -193,6 +237,12 @@ class Collection:
     def stores(self) -> tuple[Store, ...]:
         """The members that are stores."""
         return tuple(one for one in self.members if isinstance(one, Store))
+
+    @property
+    def first_stores(self) -> tuple[Store, ...]:
+        """The first store of each layout."""
+        firsts = (self.members[first] for first in self._firsts)
+        return tuple(one for one in firsts if isinstance(one, Store))
 
     def _what(self, one: str) -> str:
         return one if len(self.members) == 1 else "the collection"

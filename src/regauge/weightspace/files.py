@@ -1,7 +1,7 @@
 """Trained nets as files: safetensors, with everything that makes the net in the header."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
 from regauge.checkpoints.writing import save
@@ -70,14 +69,11 @@ def describe_net(net: Metanet) -> dict[str, Any]:
     }
 
 
-def needs_modules(path: str | Path) -> bool:
-    """Whether a file holds a net that runs the networks that it reads, for which `load_net` needs their modules."""
-    with Checkpoint.open(Path(path)) as checkpoint:
-        return bool(json.loads(checkpoint.header.get("net", "{}")).get("probes"))
-
-
 def load_net(
-    path: str | Path, *, module: nn.Module | Sequence[nn.Module] | None = None
+    path: str | Path,
+    *,
+    module: nn.Module | Sequence[nn.Module] | None = None,
+    make_module: Callable[[], nn.Module] | None = None,
 ) -> tuple[Metanet, dict[str, Any]]:
     """The net in a file, in evaluation mode, and what else is known about it.
 
@@ -85,6 +81,7 @@ def load_net(
         path: The file.
         module: The architecture that a net with probes runs, whose own parameters are not used; those of all, in the
             order of its symmetries, for a net of several.
+        make_module: Makes the module if the net has probes, in place of `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -93,7 +90,6 @@ def load_net(
             without probes, or of another architecture.
     """
     header, tensors = read_described(path, kind=KIND, version=VERSION, name="net over networks", writer="regauge learn")
-    modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
     try:
         made, about = json.loads(header["net"]), dict(json.loads(header["about"]))
         symmetries = tuple(Symmetry.from_json(json.dumps(symmetry)) for symmetry in made["symmetries"])
@@ -102,6 +98,9 @@ def load_net(
             raise ValueError("its probes are no list")
     except DAMAGE as error:
         raise damage("net", path, error) from error
+    if make_module is not None and written:
+        module = make_module()
+    modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
     if len(modules) != len(written):
         raise ValueError(
             f"the net {str(path)!r} runs networks of {len(written)} architectures on probes, but {len(modules)} "

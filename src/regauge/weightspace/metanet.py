@@ -1,7 +1,7 @@
 """A network over networks: values of weights to features, layers, and a head."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,24 @@ class Settings:
     readers: tuple[Axis, ...] = ()
     conditions: int = 0
 
+    def __post_init__(self) -> None:
+        require_parts(self.parts)
+        if "permutation" not in self.parts or self.width < 1 or self.depth < 0:
+            raise ValueError(
+                f"parts={self.parts}, width={self.width} and depth={self.depth} make no net over networks; layers "
+                "always respect permutations, so name them, width is at least 1 and depth at least 0"
+            )
+        if self.readers and (self.reads_moments or not self.layer.traits.weighs_units):
+            raise ValueError(
+                f"{'moments of tensors' if self.reads_moments else self.layer} take maxima or sums, in which a unit "
+                "that is split in two counts twice; choose means, or give no `readers`"
+            )
+
+    @property
+    def answers(self) -> int | None:
+        """The number of outputs that probes are read for, too; None where the head has no such number."""
+        return self.head.outputs if isinstance(self.head, Invariant) else None
+
 
 class Metanet(nn.Module):
     """A network that reads other networks, and respects their symmetry by construction.
@@ -58,15 +76,15 @@ class Metanet(nn.Module):
     jumps where a sum that decides a sign is zero.
 
     Args:
-        symmetry: Of the networks, with every size known; or those of several architectures, which then share
+        symmetry: Symmetry of the networks, with every size known; or those of several architectures, which then share
             everything that belongs to no single tensor.
         layer: Settings of the layers, one of `LAYERS`.
         head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: Length of the vectors of units, pairs and networks.
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
         values: The encoding of single values.
-        parts: What is respected: some of "permutation", "sign", "scale", "shift" and "linear", always with
-            "permutation"; all unless given. `net.parts` says what holds.
+        parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift" and "linear", always
+            with "permutation"; all unless given. `net.parts` lists those that hold.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
             are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
             count by shares of what is read of them; see `weightspace.shares`.
@@ -104,94 +122,62 @@ class Metanet(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        wanted = PARTS if parts is None else tuple(parts)
-        require_parts(wanted)
-        if "permutation" not in wanted or width < 1 or depth < 0:
-            raise ValueError(
-                f"parts={wanted}, width={width} and depth={depth} make no net over networks; layers always respect "
-                "permutations, so name them, width is at least 1 and depth at least 0"
-            )
-        if not depth and (probes is None or not isinstance(head, Invariant)):
-            raise ValueError(
-                "depth=0 makes a net that reads nothing but what networks compute at probes, for an `Invariant` head; "
-                "give `probes` and that head, or a depth of at least 1"
-            )
-        layer = MessagePassing() if layer is None else layer
-        values = Scalars() if values is None else values
         symmetries = (symmetry,) if isinstance(symmetry, Symmetry) else tuple(symmetry)
-        if not symmetries or (len(symmetries) > 1 and not layer.is_shared):
-            raise ValueError(
-                f"{type(layer).__name__} has parameters for single tensors, so it reads one architecture, not "
-                f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
-            )
-        self.settings = Settings(
-            layer, head, width, depth, values, wanted, reads_moments, tuple(sorted(readers)), conditions
-        )
-        axes = {(p.parameter, p.axis) for one in symmetries for group in one.groups for p in group.placements}
-        unknown = sorted({*readers} - axes)
-        if unknown:
-            raise ValueError(
-                f"{unknown[0]} is no axis on which a group acts; give readers as (parameter, axis), such as "
-                f"{sorted(axes)[:3]}"
-            )
-        if readers and (reads_moments or not layer.weighs_units):
-            raise ValueError(
-                f"{'moments of tensors' if reads_moments else layer} take maxima or sums, in which a unit that is "
-                "split in two counts twice; choose means, or give no `readers`"
-            )
+        given = () if probes is None else (probes,) if isinstance(probes, Probes) else tuple(probes)
+        layer, values = MessagePassing() if layer is None else layer, Scalars() if values is None else values
+        wanted, axes = PARTS if parts is None else tuple(parts), tuple(sorted(readers))
+        self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, axes, conditions)
+        _require_fitting(self.settings, symmetries, given)
         self._architectures = len(symmetries)
         # Shares, moments and activations are those of canonical networks.
-        canonical = {"scale"} if readers or reads_moments or probes is not None else set()
-        self._left = tuple(part for part in wanted if part in layer.respects and part not in canonical)
+        canonical = {"scale"} if readers or reads_moments or given else set()
+        self._left = tuple(part for part in wanted if part in layer.traits.respects and part not in canonical)
         self._readers = [self._reader(one, k) for k, one in enumerate(symmetries)]
         layouts = [reader.layout for reader in self._readers]
         self.parts = tuple(part for part in wanted if not any(part in reader.frame.open for reader in self._readers))
-        self.encoders = nn.ModuleList(
-            Encoder(
-                layout,
-                width,
-                values,
-                has_pairs=layer.keeps_pairs,
-                channels=layer.channels,
-                multiplied=multiplied_blocks(layer, layout, depth),
-                reads_moments=reads_moments,
-                generator=generator,
-            )
-            for layout in layouts[: len(layouts) if depth else 0]
-        )
-        given = () if probes is None else (probes,) if isinstance(probes, Probes) else tuple(probes)
-        if given and len(given) != len(symmetries):
-            raise ValueError(
-                f"there are probes for {len(given)} architectures, but this net reads {len(symmetries)}; give one "
-                "`Probes` for each symmetry, in the same order"
-            )
-        answers = head.outputs if isinstance(head, Invariant) else None
+        self.encoders = nn.ModuleList(self._encoder(one, generator) for one in layouts[: len(layouts) if depth else 0])
         self.probes = nn.ModuleList(
-            ProbeEncoder(one, layout, width if depth else None, answers, generator=generator)
+            ProbeEncoder(one, layout, width if depth else None, self.settings.answers, generator=generator)
             for one, layout in zip(given, layouts, strict=False)
         )
-        if given and answers is not None:
+        if given and isinstance(head, Invariant):
             self.register_buffer("share", torch.tensor(0.5 if depth else 1.0))
         for k, encoder in enumerate(self.probes):
             assert isinstance(encoder, ProbeEncoder)
             self._readers[k] = replace(self._readers[k], probed=encoder.probed)
-        everything = frozenset({"units", "positions", "network", "odd"})
-        if layer.keeps_pairs:
-            everything |= {"pairs", "unwritten"}
-        last = head.reads(layouts, has_pairs=layer.keeps_pairs)
-        self.layers = nn.ModuleList(
-            layer.build(Plan(layouts, width, last if k == depth - 1 else everything, generator, before=k))
-            for k in range(depth)
-        )
+        self.layers = nn.ModuleList(self._layers(layouts, generator))
+        has_pairs = layer.traits.keeps_pairs
         self.conditioned = nn.ModuleList(
-            Conditioning(conditions, width, has_pairs=layer.keeps_pairs, generator=generator)
+            Conditioning(conditions, width, has_pairs=has_pairs, generator=generator)
             for _ in range(depth if conditions else 0)
         )
         known = [found.made if depth and (found := layer.reaches(one, depth - 1)) else {} for one in layouts]
-        has_pairs = layer.keeps_pairs
         self.head = head.build(layouts, width, has_pairs=has_pairs, generator=generator, known=known) if depth else None
         for k, layout in enumerate(layouts):
             self.register_buffer(f"sizes_{k}", torch.ones(len(layout.parameters)))
+
+    def _encoder(self, layout: Layout, generator: torch.Generator | None) -> Encoder:
+        """The encoder of the values of one architecture."""
+        made = self.settings
+        return Encoder(
+            layout,
+            made.width,
+            made.values,
+            has_pairs=made.layer.traits.keeps_pairs,
+            channels=made.layer.traits.channels,
+            multiplied=multiplied_blocks(made.layer, layout, made.depth),
+            reads_moments=made.reads_moments,
+            generator=generator,
+        )
+
+    def _layers(self, layouts: Sequence[Layout], generator: torch.Generator | None) -> Iterator[nn.Module]:
+        """The layers, the last of which makes what the head reads, and the others everything."""
+        made, has_pairs = self.settings, self.settings.layer.traits.keeps_pairs
+        everything = frozenset({"units", "positions", "network", "odd", *(("pairs", "unwritten") if has_pairs else ())})
+        last = made.head.reads(layouts, has_pairs=has_pairs)
+        for k in range(made.depth):
+            reads = last if k == made.depth - 1 else everything
+            yield made.layer.build(Plan(layouts, made.width, reads, generator, before=k))
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
@@ -322,7 +308,7 @@ class Metanet(nn.Module):
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
         size = max(1, LARGEST // (2 * self.settings.width * max(1, pairs)))
         is_whole = any(t.device.type != "cpu" or not t.ndim or len(t) != count for t in population.values())
-        if is_whole or not self.settings.layer.keeps_pairs:
+        if is_whole or not self.settings.layer.traits.keeps_pairs:
             return [slice(None)]
         return [slice(start, start + size) for start in range(0, count, size)]
 
@@ -418,3 +404,29 @@ def _join(made: list[Any]) -> Any:
     if isinstance(made[0], Tensor):
         return torch.cat(made)
     return {name: torch.cat([part[name] for part in made]) for name in made[0]}
+
+
+def _require_fitting(settings: Settings, symmetries: Sequence[Symmetry], probes: Sequence[Probes]) -> None:
+    """Raise a ValueError unless a net with these settings can read networks of these symmetries, with these probes."""
+    if not settings.depth and (not probes or settings.answers is None):
+        raise ValueError(
+            "depth=0 makes a net that reads nothing but what networks compute at probes, for an `Invariant` head; "
+            "give `probes` and that head, or a depth of at least 1"
+        )
+    if not symmetries or (len(symmetries) > 1 and not settings.layer.traits.is_shared):
+        raise ValueError(
+            f"{type(settings.layer).__name__} has parameters for single tensors, so it reads one architecture, not "
+            f"{len(symmetries)}; choose a layer that is shared by all tensors, such as MessagePassing"
+        )
+    axes = {(p.parameter, p.axis) for one in symmetries for group in one.groups for p in group.placements}
+    unknown = sorted({*settings.readers} - axes)
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]} is no axis on which a group acts; give readers as (parameter, axis), such as "
+            f"{sorted(axes)[:3]}"
+        )
+    if probes and len(probes) != len(symmetries):
+        raise ValueError(
+            f"there are probes for {len(probes)} architectures, but this net reads {len(symmetries)}; give one "
+            "`Probes` for each symmetry, in the same order"
+        )

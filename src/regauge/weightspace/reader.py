@@ -168,5 +168,5 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
 
 def multiplied_blocks(layer: Layer, layout: Layout, depth: int) -> frozenset[str]:
     """The blocks by whose values some layer multiplies where signs change these."""
-    found = [] if layer.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
+    found = [] if layer.traits.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
     return frozenset(name for one in found if one is not None for name in one.multiplied)

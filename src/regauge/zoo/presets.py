@@ -21,8 +21,8 @@ VGG11: list[int | str] = [64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "
 SMALL = (1, 16, 16, 16)
 """Channels of the CNNs of Unterthiner et al. (2020), on gray images."""
 TINY = Initialization(("normal",), 0.1)
-"""Of paper 000: the text says N(0, 0.1 I), its code draws weights with a standard deviation of 0.1 and biases of zero,
-from which the accuracies of its trained networks follow."""
+"""Initialization of paper 000. Its text says N(0, 0.1 I), but its code draws weights with a standard deviation of 0.1
+and biases of zero, from which the accuracies of its trained networks follow."""
 
 
 def mlp_architecture(*widths: int) -> Architecture:

@@ -13,7 +13,7 @@ from regauge.core.moving.random_draws import Drawn, Share, portions
 AT_ONCE = 1 << 17
 """Values that are moved at once, which a cache holds."""
 LONG = 64
-"""From this many values on, rows are moved where they are; shorter ones are laid end to end first."""
+"""Least length of rows that are gathered by network and row; shorter ones are taken from all rows laid end to end."""
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers of so many bytes, as which numpy sees any value."""
 

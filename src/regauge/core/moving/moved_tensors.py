@@ -16,7 +16,7 @@ from regauge.core.symmetry import Symmetry
 Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
 """Tables whose sum is where rows come from if nothing moves, and over which axes of the tensor each is spread."""
 LONG_ROW = 4
-"""From this many values behind the last axis that a group acts on, whole rows are moved."""
+"""Least number of values behind the last axis that a group acts on for which whole rows are moved."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ class Change:
     """A change of a value of a traced model.
 
     Attributes:
-        entries: What is added whatever the inputs are, if that is known. Otherwise labels: equal labels mean equal
+        entries: The added values, the same for all inputs, if they are known. Otherwise labels: equal labels mean equal
             changes, and the label zero means no change.
         is_known: Whether the entries are known.
     """

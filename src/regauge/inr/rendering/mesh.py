@@ -25,7 +25,7 @@ POINT_FORMATS = (".ply", ".xyz", ".npz")
 """PLY holds float32 exactly, XYZ eight decimals, NPZ any dtype exactly, under the name `points`."""
 
 UNREADABLE = (*DAMAGE, OSError, EOFError, MemoryError, struct.error)
-"""What readers of meshes raise for files that are damaged."""
+"""Errors that readers of meshes raise for damaged files."""
 
 
 @dataclass(frozen=True)

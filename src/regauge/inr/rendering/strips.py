@@ -79,7 +79,7 @@ def render_strip(
         inr: Architecture of both networks.
         params_a: The network at t = 0, named A.
         params_b: The network at t = 1, named B.
-        evaluate: From parameters to metrics, "loss" among them, as for `line`.
+        evaluate: Function from parameters to metrics, "loss" among them, as for `line`.
         label: Name of the row.
         points: Number of equally spaced values of t, both ends included.
         path: The straight line unless given.
@@ -122,7 +122,7 @@ def render_networks(
     Args:
         inr: Architecture of all networks.
         networks: The networks, by the names that stand above them.
-        evaluate: From parameters to metrics, "loss" among them, as for `line`.
+        evaluate: Function from parameters to metrics, "loss" among them, as for `line`.
         label: Name of the row.
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: Resolution of shapes.

@@ -153,6 +153,10 @@ class Store:
         """The shards in the order of the networks' numbers."""
         return self._now.shards
 
+    def count_runs(self) -> int:
+        """The number of networks of whose training checkpoints are stored."""
+        return len(np.unique(self.rows.column("id").values)) if len(self) else 0
+
     def require_symmetry(self) -> Symmetry:
         """The symmetry of the architecture.
 
@@ -261,7 +265,7 @@ class Store:
         Args:
             indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted; a slice; or a mask with a
                 truth value for every network.
-            out: What an earlier call returned for as many networks and is no longer needed: its memory is used again,
+            out: The result of an earlier call for as many networks that is no longer needed: its memory is used again,
                 which takes half the time where a batch has tens of megabytes. Values must be stored as they are.
 
         Returns:

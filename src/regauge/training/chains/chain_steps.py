@@ -75,7 +75,7 @@ NAMES: dict[Any, str] = {
     **dict.fromkeys((torch.sin, "sin"), "sin"),
     nn.Identity: "identity",
 }
-"""What modules, functions and methods compute."""
+"""The activations that modules, functions and methods compute, by name."""
 
 
 Pair = tuple[int, int]

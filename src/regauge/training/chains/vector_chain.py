@@ -11,7 +11,7 @@ from regauge.training.chains.chain_steps import ACTIVATIONS, Activation, Factor,
 from regauge.training.programs import mean_losses
 
 Judge = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From outputs `[networks, out, examples]`, which may be overwritten, to losses `[networks]` and their derivatives."""
+"""Function from outputs `[networks, out, examples]`, which it may overwrite, to losses `[networks]` and derivatives."""
 
 THIN = 16
 """Inputs with at most as many features are stored feature by feature, which matrix products with them need."""

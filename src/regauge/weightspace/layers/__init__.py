@@ -10,7 +10,7 @@ A built layer takes and gives `Features`, and the layout that they are of:
 leaves out the blocks of `layout.unwritten` ("unwritten").
 
 To add one: write a file with the dataclass, a `Layer`, and the module, and name it in `LAYERS`; the battery of laws in
-`tests/test_weightspace.py` runs over that table.
+`tests/test_weightspace.py` runs over that table. `Layer.traits` says what a net is built around.
 """
 
 from regauge.weightspace.layers.dws import DWS

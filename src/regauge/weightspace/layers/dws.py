@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer, Sets
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, Plan, Traits
 from regauge.weightspace.layers.reading import Pooling
 
 
@@ -38,8 +38,6 @@ class DWS(Layer):
     heads: int = 4
     is_diagonal: bool = False
 
-    is_shared = False
-
     def __post_init__(self) -> None:
         if self.sets not in ("attention", "mean") or self.pooling not in ("max", "mean") or self.heads < 1:
             raise ValueError(
@@ -48,9 +46,9 @@ class DWS(Layer):
             )
 
     @property
-    def weighs_units(self) -> bool:
+    def traits(self) -> Traits:
         """Maxima see units that count for nothing."""
-        return self.pooling == "mean"
+        return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, order_as, others, spread
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, Plan, Traits
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
@@ -50,9 +50,9 @@ class MessagePassing(Layer):
             )
 
     @property
-    def weighs_units(self) -> bool:
+    def traits(self) -> Traits:
         """Only means weigh units; sums and maxima count copies."""
-        return self.aggregation == "mean"
+        return Traits(weighs_units=self.aggregation == "mean")
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""

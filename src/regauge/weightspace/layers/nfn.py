@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, Plan, Traits
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,10 @@ class NFN(Layer):
         "Universal neural functionals", for other architectures.
     """
 
-    is_shared = False
+    @property
+    def traits(self) -> Traits:
+        """Every tensor has maps of its own."""
+        return Traits(is_shared=False)
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""

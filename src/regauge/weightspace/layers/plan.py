@@ -3,13 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.layers.dense import Dense
-from regauge.weightspace.layers.reach import Reach
+from regauge.weightspace.layers.reach import Reach, reach
 from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
 
@@ -89,35 +88,39 @@ class ForEnds(nn.ModuleList):
 
 
 @dataclass(frozen=True)
-class Layer(ABC):
-    """The settings of a layer, and what all layers of its kind have in common.
+class Traits:
+    """The properties of a layer that a net is built around.
 
     Attributes:
         is_shared: Whether no parameters belong to single tensors, so that one built layer works on any layout.
         keeps_pairs: Whether it works with vectors of pairs of units.
+        weighs_units: Whether units can count by shares, so that one that is split in two counts as one: true of means,
+            not of sums and maxima.
+        channels: The number of functions of each value between units by which the layer multiplies.
+        has_odd: Whether it has features that signs or scales change; see `Layer.reaches`.
+        respects: Parts of a symmetry, other than permutations, that need no canonical form before the layer.
     """
 
-    is_shared: ClassVar[bool] = True
-    keeps_pairs: ClassVar[bool] = True
+    is_shared: bool = True
+    keeps_pairs: bool = True
+    weighs_units: bool = True
+    channels: int = 0
+    has_odd: bool = False
+    respects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layer(ABC):
+    """The settings of a layer."""
 
     @property
-    def respects(self) -> tuple[str, ...]:
-        """Parts of a symmetry, other than permutations, that need no canonical form before the layer."""
-        return ()
-
-    @property
-    def channels(self) -> int:
-        """The number of functions of each value between units by which the layer multiplies."""
-        return 0
-
-    @property
-    def weighs_units(self) -> bool:
-        """Whether units can count by shares, so that one that is split in two counts as one."""
-        return True
+    def traits(self) -> Traits:
+        """The properties of the layer that a net is built around."""
+        return Traits()
 
     def reaches(self, layout: Layout, layers: int) -> Reach | None:
         """The features that signs or scales change and that can be nonzero after some layers; None without such."""
-        return None
+        return reach(layout, layers, keeps_pairs=self.traits.keeps_pairs) if self.traits.has_odd else None
 
     @abstractmethod
     def build(self, plan: Plan) -> nn.Module:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from regauge.core import products
 from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
-from regauge.weightspace.layers.plan import Layer, Plan, read_blocks
-from regauge.weightspace.layers.reach import Reach, reach
+from regauge.weightspace.layers.plan import Layer, Plan, Traits, read_blocks
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout.blocks import Block, End
 from regauge.weightspace.layout.compile import Layout
@@ -53,20 +52,15 @@ class Propagation(Layer):
     is_signed: bool = True
     is_pass: bool = True
 
-    keeps_pairs = False
-
     def __post_init__(self) -> None:
         if min(self.channels, self.expansion) < 1:
             raise ValueError(f"channels={self.channels} and expansion={self.expansion} must be at least 1")
 
     @property
-    def respects(self) -> tuple[str, ...]:
-        """Parts of a symmetry that need no canonical form before the layer."""
-        return ("sign", "shift") if self.is_signed else ()
-
-    def reaches(self, layout: Layout, layers: int) -> Reach:
-        """The features that signs change and that can be nonzero after some layers."""
-        return reach(layout, layers, keeps_pairs=False)
+    def traits(self) -> Traits:
+        """Values are multiplied, pairs have no vectors, and signs are respected where they are asked for."""
+        respects = ("sign", "shift") if self.is_signed else ()
+        return Traits(keeps_pairs=False, channels=self.channels, has_odd=True, respects=respects)
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""

@@ -41,7 +41,7 @@ class Reach:
 
     Attributes:
         known: For each set of units the characters of its inputs, products of two included.
-        crossed: Those characters that are products of two others, with all such pairs.
+        crossed: The characters that are products of two others, with all such pairs.
         messages: The messages that its units can receive, for each block of pairs.
         made: The characters of its outputs.
     """

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, order_as, others, spread
 from regauge.weightspace.layers.dense import OddNorm
-from regauge.weightspace.layers.plan import ENDS, Layer, Plan
-from regauge.weightspace.layers.reach import Message, Reach, reach
+from regauge.weightspace.layers.plan import ENDS, Layer, Plan, Traits
+from regauge.weightspace.layers.reach import Message
 from regauge.weightspace.layers.remains import PairSizes, Remains, UnitSizes
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout.characters import Character, has_scale, is_odd
@@ -59,13 +59,9 @@ class ScaleGMN(Layer):
             raise ValueError(f"expansion={self.expansion} must be at least 1")
 
     @property
-    def respects(self) -> tuple[str, ...]:
-        """Parts of a symmetry that need no canonical form before the layer."""
-        return ("sign", "scale") if self.is_scaled else ("sign",)
-
-    def reaches(self, layout: Layout, layers: int) -> Reach:
-        """The features that signs or scales change and that can be nonzero after some layers."""
-        return reach(layout, layers, keeps_pairs=True)
+    def traits(self) -> Traits:
+        """Signs are respected, and scales where they are asked for."""
+        return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
     def build(self, plan: Plan) -> nn.Module:
         """One layer; see `weightspace.layers`."""

@@ -55,7 +55,7 @@ class OutputReader(nn.Module):
         self.last = Dense(hidden, outputs, generator=generator)
 
     def forward(self, made: Tensor) -> Tensor:
-        """From `[models, channels * probes]`, the probes last, to `[models, outputs]`."""
+        """Map features `[models, channels * probes]`, with the probes last, to `[models, outputs]`."""
         x = made
         count = len(self.convolutions)
         if count:

@@ -1,4 +1,4 @@
-"""From checkpoints in a folder or zip file to the outcome of an importer, and its way into a store."""
+"""Checkpoints in a folder or zip file, the outcome of an importer, and its way into a store."""
 
 import hashlib
 import io
@@ -38,7 +38,7 @@ ROW = "row"
 MACOS = "__MACOSX"
 """Folder that macOS adds to zip files, with a file of its own for each that was packed."""
 LONGEST = 1 << 16
-"""Values of an entry that lies beside the parameters, at most."""
+"""Most values of an entry that is no parameter."""
 BLOCK = 512
 """Networks of a block at most."""
 BLOCK_BYTES = 64 * 2**20

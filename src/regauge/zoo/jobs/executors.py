@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -36,6 +37,25 @@ def processes(count: int) -> MakeExecutor:
         raise ValueError(f"{count} processes can do nothing; give at least one")
     context = multiprocessing.get_context("spawn")
     return partial(ProcessPoolExecutor, count, context, _begin)
+
+
+def executor_of(on: str) -> MakeExecutor | None:
+    """The place of jobs that a text names: here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT; None is here.
+
+    Raises:
+        ValueError: The text names no place.
+    """
+    if on == "here":
+        return None
+    if re.match(r"(tcp|tls|ucx|ws|wss)://", on):
+        return dask(on)
+    kind, colon, text = on.partition(":")
+    if kind not in ("processes", "dask") or (colon and not re.fullmatch(r"[1-9]\d*", text)):
+        raise ValueError(
+            f"`on={on}` is no place to train; choose here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
+        )
+    count = int(text) if colon else os.cpu_count() or 1
+    return processes(count) if kind == "processes" else dask(workers=count)
 
 
 def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecutor:

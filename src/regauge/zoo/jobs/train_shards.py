@@ -191,6 +191,16 @@ class TrainShards:
             if not self.is_done(key):
                 raise
 
+    def missing(self, share: Share = WHOLE) -> list[int]:
+        """The shards of a share that are not done yet."""
+        return missing_jobs(self, share)
+
+    def run(
+        self, *, executor: MakeExecutor | None = None, share: Share = WHOLE, progress: Progress = no_progress
+    ) -> int:
+        """Train the missing shards of a share; returns their number. See `train_shards`."""
+        return train_shards(self, executor=executor, share=share, progress=progress)
+
 
 def train_shards(
     jobs: TrainShards,

@@ -3,6 +3,8 @@
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,8 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.state_dicts import match
 from regauge.comparison.fingerprints import SIZE, fingerprint
 from regauge.core.progress import Progress, no_progress
 from regauge.storage import Store, cache
@@ -76,6 +80,21 @@ class Fingerprints:
         least = distances.topk(min(count, len(distances)), largest=False)
         rows = zip(least.indices.tolist(), least.values.tolist(), strict=True)
         return [(number, distance) for number, distance in rows if distance < torch.inf]
+
+    def find_nearest(self, path: str | Path, count: int = 10) -> list[dict[str, Any]]:
+        """A table of the networks that are nearest to the checkpoint at a path: number, id, step and distance.
+
+        Raises:
+            ValueError: `count` is less than 1, or the checkpoint has other tensors than the networks of the store.
+        """
+        if count < 1:
+            raise ValueError(f"`count={count}`: it is at least 1")
+        with Checkpoint.open(Path(path)) as checkpoint:
+            params = match(checkpoint.params, self.store.architecture.on_meta(), checkpoint.label, "the store")
+        return [
+            {"number": number, **{key: self.store.rows[key][number].item() for key in ("id", "step")}, "distance": far}
+            for number, far in self.nearest(params, count)
+        ]
 
 
 def _measure(store: Store, shard: Shard, start: int) -> NDArray[np.float32]:

@@ -148,8 +148,8 @@ class Config(DescentConfig):
         seed: All chance comes from here and from ids.
         initialization: The initialization of their parameters.
         subset: The subset of the examples; all if None.
-        copies: Of every signal, where networks are signals: network i learns signal `i // copies`, and begins again
-            after the last.
+        copies: Networks of every signal, where networks are signals: network i learns signal `i // copies`, and begins
+            again after the last.
         group: Consecutive ids that share batches.
         checkpoints: Besides the end.
         discards: When bad networks are given up.

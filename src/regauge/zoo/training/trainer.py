@@ -27,7 +27,7 @@ ACTIVATION_BYTES = 8 * 2**20
 CACHE_BYTES = 18 * 2**20
 """Bytes that a step of a stack reads and writes: hidden layers, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""That number on other devices than CPUs, which need many networks at once."""
+"""Bytes that a step reads and writes on other devices than CPUs, which need many networks at once."""
 MOMENTS = 2
 """Tensors of the size of the parameters that an optimizer keeps, at most."""
 STACK = 512

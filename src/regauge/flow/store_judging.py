@@ -1,0 +1,60 @@
+"""Judgement on networks of a store that were drawn from a flow."""
+
+import numpy as np
+import torch
+
+from regauge.core.arguments import check_arguments
+from regauge.core.task import Judge
+from regauge.flow.fitting import divide
+from regauge.flow.flow import Flow
+from regauge.flow.judgement import Judgement
+from regauge.flow.judging import judge
+from regauge.learn.populations import spread
+from regauge.storage.collection import Collection
+from regauge.storage.store import Store
+
+MOST_JUDGED = 1000
+"""Drawn networks, and held-out ones, that are compared at most."""
+
+
+@check_arguments
+def judge_store(
+    flow: Flow,
+    samples: Store,
+    stores: Collection,
+    evaluate: Judge,
+    *,
+    most: int = MOST_JUDGED,
+    generator: torch.Generator | None = None,
+) -> Judgement:
+    """Judge networks of a store, see `judge`, by the networks that a flow was fitted to and those that it never read.
+
+    Args:
+        flow: The flow, which tells the networks of the fit and their division.
+        samples: The networks that were drawn.
+        stores: The stores that the flow was fitted to.
+        evaluate: A task, or a function of parameters.
+        most: The most drawn networks, and held-out ones, that are compared.
+        generator: The source of chance; of seed 0 by default.
+
+    Raises:
+        ValueError: The flow was fitted to other stores.
+    """
+    known = {"checkpoints": flow.about.get("checkpoints"), **flow.about.get("selection", {})}
+    is_last = known.get("final", known["checkpoints"] == "last")  # as flows of earlier versions told it
+    chosen = stores.find(known.get("where", ()), "last" if is_last else "all")
+    parts = divide(stores, chosen, split_by=known.get("split_by") or None)
+    counts = {name: len(part) for name, part in parts.items()}
+    if counts != flow.about["networks"]:
+        raise ValueError(
+            f"the flow was fitted to {flow.about['networks']['train']} networks, but in these stores there are "
+            f"{counts['train']} for training; name the stores that it was fitted to"
+        )
+    return judge(
+        samples.read(spread(np.arange(len(samples)), most)),
+        stores.read(parts["train"]),
+        stores.read(spread(parts["test"], most)),
+        stores.symmetry(0),
+        evaluate,
+        generator=generator,
+    )

@@ -1,0 +1,199 @@
+"""Networks drawn from a flow into a store, and what their guidance does to them."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regauge.core.arguments import check_arguments
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.core.rounding import round_to
+from regauge.core.task import Task
+from regauge.flow.flow import Flow
+from regauge.flow.flow_files import load_flow
+from regauge.flow.guiding import BatchLoss, descend
+from regauge.flow.sampling import Guidance, Solver
+from regauge.storage.architecture import Architecture
+from regauge.storage.store import Store
+from regauge.training.initialization import Initialization, draw_start, initialize
+from regauge.training.settings import derive_seed
+
+NETWORKS_OF_SHARD = 256
+"""Networks of a shard, which are drawn from a seed of their own."""
+STARTS = 256
+"""Initial networks that a prior is matched to."""
+
+
+def sample_store(
+    path: str | Path,
+    output: str | Path,
+    *,
+    networks: int = 100,
+    steps: int = 50,
+    solver: Solver | Literal["thesis"] = "heun",
+    noise: float = 0.0,
+    guide: Callable[[], Guidance] | None = None,
+    like: Store | None = None,
+    label: Any = None,
+    seed: int = 0,
+    about: Mapping[str, Any] | None = None,
+    progress: Progress = no_progress,
+) -> Store:
+    """Draw networks into a store, or those that a store of an interrupted call lacks.
+
+    Args:
+        path: The file of the flow, which was fitted to networks of a store.
+        output: A folder.
+        networks: The number of networks.
+        steps: The number of steps of the solver.
+        solver: See `Flow.sample`; so are `noise` and `label`.
+        noise: The amount of noise in each step.
+        guide: Makes the guidance of each shard.
+        like: A store of networks of other widths, of which networks are drawn.
+        label: The class of the networks.
+        seed: The seed of all chance.
+        about: Further facts that the store keeps, by which it is known as one of the same call.
+
+    Raises:
+        FileExistsError: The store holds other networks.
+        ValueError: The flow knows no architecture, or cannot draw such networks.
+    """
+    flow = load_flow(path)
+    architecture = require_architecture(flow)
+    if like is not None:
+        flow, architecture = flow.resize(like.require_symmetry()), like.architecture
+    kept = {
+        "kind": "sampled",
+        "flow": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+        "networks": networks,
+        "steps": steps,
+        "label": None if label is None else str(label),
+        "seed": seed,
+        **(about or {}),
+    }
+
+    def open_target() -> Store:
+        return Store.create(output, architecture, flow.networks.symmetry, about=kept)
+
+    dtypes = {spec.name: spec.dtype for spec in architecture.layout}
+    target = open_target() if Path(output).exists() else None
+    advance = progress("sampling", networks)
+    for name, start, count in _shards_of(networks):
+        if target is None or not target.has(name):
+            made = flow.sample(
+                count,
+                generator=torch.Generator().manual_seed(derive_seed(seed, "sample", start)),
+                steps=steps,
+                solver=solver,
+                noise=noise,
+                guidance=None if guide is None else guide(),
+                label=label,
+            )
+            known = {"step": 0} if label is None else {"step": 0, "label": label}
+            rows = [{"id": start + k, **known} for k in range(count)]
+            # An output appears when there is something in it: settings that cannot be sampled leave no folder.
+            target = target or open_target()
+            target.append({n: round_to(tensor, dtypes[n], n) for n, tensor in made.items()}, rows, name=name)
+        advance(count)
+    return open_target()
+
+
+@check_arguments
+def compare_guidance(
+    flow: Flow,
+    guided: Mapping[str, Tensor],
+    guide: Callable[[], Guidance],
+    task: Task,
+    *,
+    steps: int = 50,
+    label: Any = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Mean scores on a task: of guided networks, and of networks made without guidance or without a flow.
+
+    These are networks drawn without guidance, the same after as many steps of gradient descent on the loss of the
+    guidance, and random networks after as many steps.
+
+    Args:
+        flow: The flow.
+        guided: Networks that were drawn with guidance.
+        guide: Makes the guidance, whose loss is a `BatchLoss`.
+        task: The task that judges.
+        steps: The number of steps of the solver, as `guided` were drawn; so are `label` and `seed`.
+        label: The class of the networks.
+        seed: The seed of all chance.
+
+    Returns:
+        Rows with the kind of networks under "", and the mean of each score.
+    """
+    count = len(next(iter(guided.values())))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "plain"))
+    plain = flow.sample(count, generator=generator, steps=steps, solver="euler", label=label)
+    dtype = next(iter(plain.values())).dtype
+    random = _draw(require_architecture(flow), Initialization(), seed, count, dtype)
+
+    def train(params: Params) -> Params:
+        guidance = guide()
+        assert isinstance(guidance.loss, BatchLoss)
+        done = max(1, round(steps * (1 - guidance.start)))
+        return descend(guidance.loss, params, steps=done, rate=guidance.strength / done)
+
+    done = max(1, round(steps * (1 - guide().start)))
+    kinds = {
+        "guided": guided,
+        "without guidance": plain,
+        f"without guidance, then {done} gradient steps": train(plain),
+        f"random, then {done} gradient steps": train(random),
+    }
+    return [
+        {"": name, **{key: float(values.mean()) for key, values in task.evaluate_each(params).items()}}
+        for name, params in kinds.items()
+    ]
+
+
+def draw_initial(store: Store, *, seed: int = 0, count: int = STARTS) -> Params:
+    """Draw networks as the training of a store's population began, for the argument `starts` of `fit`.
+
+    Raises:
+        ValueError: The store does not tell the initialization, or it is that of no independent networks.
+    """
+    made = store.about.get("training", {}).get("initialization")
+    if made is None:
+        raise ValueError(
+            f"the store {str(store.folder)!r} does not record how its networks began; choose another prior"
+        )
+    if not isinstance(made["scale"], int | float):
+        raise ValueError("the networks began with weights of many scales; choose another prior")
+    if made.get("is_common"):
+        raise ValueError("all networks began with the same weights, which are no prior; choose another prior")
+    start = Initialization(tuple(made["kinds"]), float(made["scale"]))
+    return _draw(store.architecture, start, seed, count, store.architecture.layout[0].dtype)
+
+
+def require_architecture(flow: Flow) -> Architecture:
+    """The architecture of the networks of a flow.
+
+    Raises:
+        ValueError: The flow was fitted to networks of no store.
+    """
+    if flow.architecture is None:
+        raise ValueError(
+            "the flow was fitted to networks of no store, and their architecture has no name; call `Flow.sample`"
+        )
+    return flow.architecture
+
+
+def _draw(
+    architecture: Architecture, initialization: Initialization, seed: int, count: int, dtype: torch.dtype
+) -> Params:
+    return initialize(architecture, [draw_start(initialization, seed, k) for k in range(count)], dtype)
+
+
+def _shards_of(networks: int) -> Iterator[tuple[str, int, int]]:
+    """The name, the first network and the number of networks of each shard."""
+    for start in range(0, networks, NETWORKS_OF_SHARD):
+        yield f"{start:08d}", start, min(NETWORKS_OF_SHARD, networks - start)
