@@ -9,6 +9,7 @@ MOVED = {
     "choose_streamed": ("choose_streamed", "moved_pieces"),
     "measures": ("LayerMeasures",),
     "methods.best_gauge": ("default_methods",),
+    "result": ("Trials",),
     "hadamard": ("flat_rotation",),
 }
 """Names of earlier versions that no command needs any more, by their files."""

@@ -21,7 +21,6 @@ from .moves import Move as Move
 from .moves import apply_moves as apply_moves
 from .named_methods import named_method as named_method
 from .result import GaugeResult as GaugeResult
-from .result import Trials as Trials
 from .result import describe_fixed as describe_fixed
 from .rounding import RoundToNearest as RoundToNearest
 from .rounding import round_network as round_network

@@ -14,7 +14,7 @@ from regauge.checkpoints.writing import require_writable, save_text
 from regauge.checkpoints.yaml_files import read_yaml, yaml_text
 from regauge.core.arguments import check_arguments
 from regauge.core.expressions import Expression
-from regauge.core.scales import Direction, Place, directions
+from regauge.core.scales import Direction, ScaleSite, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
 
@@ -81,7 +81,7 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
     return ScalePair(modules.pop(), tuple(name.rpartition(".")[0] for name in order))
 
 
-def _last_units(place: Place, length: int) -> tuple[int, ...]:
+def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
     """The units at the end of an axis, in their order; none where they lie elsewhere or with gaps between them."""
     order = place.positions.argsort()
     is_last = place.positions[order].tolist() == [*range(length - len(order), length)]
