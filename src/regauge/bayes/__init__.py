@@ -9,7 +9,8 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"OneGaussian": "regauge.bayes.matching"}
+    moved={"Variational": "regauge.bayes:VariationalConfig"}
+    | {"OneGaussian": "regauge.bayes.matching"}
     | {"PosteriorPath": "regauge.bayes.prediction.posterior_landscape"}
     | dict.fromkeys(("Bin", "Calibration", "Entropy"), "regauge.bayes.prediction.predictive")
     | {"MixturePath": "regauge.bayes.transport.posterior_mixtures"}

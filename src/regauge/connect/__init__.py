@@ -5,5 +5,7 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"ControlledPath": "regauge.connect.paths"} | {"LayerVariance": "regauge.connect.repair"},
+    moved={"Straighten": "regauge.connect:StraightenConfig"}
+    | {"ControlledPath": "regauge.connect.paths"}
+    | {"LayerVariance": "regauge.connect.repair"},
 )
