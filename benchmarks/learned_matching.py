@@ -27,7 +27,7 @@ from torch import nn
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights
+from regauge.learn.matching_losses import Copies, Losses, LossWeights, Siamese
 from regauge.learn.random_changes import change_values
 from regauge.nets.mlp import MLP
 from regauge.weightspace.layers.plan import Layer
@@ -91,7 +91,7 @@ def ours(layer: Layer, depth: int, pairs: int) -> Step:
     siamese = Siamese(net)
     batch = examples()
     task = rg.Task(MLP(DEEP_ALIGN), [batch])
-    losses = Losses(siamese, symmetry, Weights(1, 1, 1), task, "loss", config.tolerance, config.max_iterations)
+    losses = Losses(siamese, symmetry, LossWeights(1, 1, 1), task, "loss", config.tolerance, config.max_iterations)
     optimizer = torch.optim.AdamW(siamese.parameters(), lr=5e-4, amsgrad=True, weight_decay=5e-4)
 
     def step() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import Params, Symmetry
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
-from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, KroneckerTerm
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.nets.norm import FilterResponseNorm
@@ -95,7 +95,7 @@ def kronecker(name: str, seed: int, *, columns: int | None = None) -> KroneckerP
             rest = mean[key][0].numel()
             std.pop(key)
             rows = normal(seed + 2, mean[key].shape[0], mean[key].shape[0])
-            terms[key] = (Term(0.4 * rows, 0.4 * normal(seed + 3, rest, columns or rest)),)
+            terms[key] = (KroneckerTerm(0.4 * rows, 0.4 * normal(seed + 3, rest, columns or rest)),)
     return KroneckerPosterior(mean, terms, std)
 
 

@@ -29,7 +29,7 @@ import regauge as rg
 from regauge import Params, Symmetry
 from regauge.bayes.importers.gaussians import from_swag
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise, Posterior
-from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, KroneckerTerm
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 
@@ -168,7 +168,7 @@ def linear_network() -> tuple[Symmetry, Params]:
 
 def test_what_is_not_diagonal_can_be_rotated() -> None:
     symmetry, mean = linear_network()
-    terms = {n: (Term(normal(1, *t.shape), normal(2, t.shape[1], t.shape[1])),) for n, t in mean.items()}
+    terms = {n: (KroneckerTerm(normal(1, *t.shape), normal(2, t.shape[1], t.shape[1])),) for n, t in mean.items()}
     rows = {name: normal(3, 3, *tensor.shape) for name, tensor in mean.items()}
     posteriors: list[Posterior] = [
         KroneckerPosterior(mean, terms, {}),
@@ -184,7 +184,7 @@ def test_what_is_not_diagonal_can_be_rotated() -> None:
 def test_what_is_diagonal_cannot_be_rotated() -> None:
     symmetry, mean = linear_network()
     std = {"1.weight": torch.ones_like(mean["1.weight"])}
-    terms = {"0.weight": (Term(normal(1, 4, 4), normal(2, 3, 3)),)}
+    terms = {"0.weight": (KroneckerTerm(normal(1, 4, 4), normal(2, 3, 3)),)}
     posteriors: list[Posterior] = [
         GaussianPosterior(mean, std),
         KroneckerPosterior(mean, terms, std),
@@ -224,7 +224,7 @@ def test_shifts_move_means_and_not_deviations() -> None:
     group = rg.Group("h", 4, places, signs=1, shifts=1)
     symmetry = Symmetry((group,), {"first": (4, 3), "second": (2, 4)})
     mean = {"first": normal(0, 4, 3), "second": normal(1, 2, 4)}
-    terms = {n: (Term(normal(2, len(t), len(t)), normal(3, t.shape[1], 2)),) for n, t in mean.items()}
+    terms = {n: (KroneckerTerm(normal(2, len(t), len(t)), normal(3, t.shape[1], 2)),) for n, t in mean.items()}
     posteriors: list[Posterior] = [
         KroneckerPosterior(mean, terms, {}),
         LowRankPosterior(mean, {}, {n: normal(4, 2, *t.shape) for n, t in mean.items()}),
@@ -281,7 +281,7 @@ def test_groups_that_differ_between_columns_leave_no_kronecker_product() -> None
     ]
     assert crossed == ["3.weight"]
     terms = {
-        n: (Term(normal(1, len(t), len(t)), normal(2, t[0].numel(), t[0].numel())),)
+        n: (KroneckerTerm(normal(1, len(t), len(t)), normal(2, t[0].numel(), t[0].numel())),)
         for n, t in mean.items()
         if t.ndim > 1
     }
@@ -296,15 +296,15 @@ def test_groups_that_differ_between_columns_leave_no_kronecker_product() -> None
 def test_bad_input_is_refused() -> None:
     mean = {"w": torch.ones(3, 2), "b": torch.ones(3)}
     good = (torch.eye(3), torch.eye(2))
-    fits = {"w": (Term(*good),)}
+    fits = {"w": (KroneckerTerm(*good),)}
     with pytest.raises(ValueError, match="give one of the two"):
         KroneckerPosterior(mean, fits, {"w": torch.ones(3, 2)})
     with pytest.raises(ValueError, match="no weight has Kronecker factors"):
         KroneckerPosterior(mean, {}, {"b": torch.ones(3)})
     for name, terms in (
-        ("w", (Term(torch.eye(2), torch.eye(3)),)),
-        ("w", (Term(*good), Term(torch.ones(3, 1), torch.eye(2)))),
-        ("b", (Term(torch.eye(3), torch.eye(1)),)),
+        ("w", (KroneckerTerm(torch.eye(2), torch.eye(3)),)),
+        ("w", (KroneckerTerm(*good), KroneckerTerm(torch.ones(3, 1), torch.eye(2)))),
+        ("b", (KroneckerTerm(torch.eye(3), torch.eye(1)),)),
     ):
         with pytest.raises(ValueError, match="the roots of the factors of"):
             KroneckerPosterior(mean, {name: terms}, {})

@@ -24,7 +24,7 @@ from posterior_cases import (
 from torch import Tensor
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
-from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, KroneckerTerm
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.transport.posterior_mixtures import MixturePosterior, mixture
@@ -365,5 +365,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 def test_equal_posteriors_have_distance_zero_in_single_precision() -> None:
     mean = {"w": torch.randn(30, 20, generator=generator(0))}
-    q = KroneckerPosterior(mean, {"w": (Term(torch.randn(30, 30, generator=generator(1)), torch.eye(20)),)}, {})
+    q = KroneckerPosterior(
+        mean, {"w": (KroneckerTerm(torch.randn(30, 30, generator=generator(1)), torch.eye(20)),)}, {}
+    )
     assert distance(q, q).total < 1e-9

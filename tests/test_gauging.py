@@ -16,7 +16,7 @@ from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, r
 from regauge.gauging.gauge_method import GaugeProblem
 from regauge.gauging.hadamard import flat_factors, flat_rotation
 from regauge.gauging.methods import learned_rotation
-from regauge.gauging.methods.orbit_part import Point, Reach
+from regauge.gauging.methods.orbit_part import OrbitPart, Point
 from regauge.gauging.methods.rounding_losses import DifferentiableStatistics, Expected, OfFunction
 from regauge.gauging.rounding import layer_rows, round_network, rounded_activations
 
@@ -372,11 +372,11 @@ def test_the_expected_error_is_that_of_many_levels() -> None:
 
 
 @cache
-def away(name: str) -> tuple[Reach, Point, OfFunction]:
+def away(name: str) -> tuple[OrbitPart, Point, OfFunction]:
     """A point of the orbit where every free parameter is off zero, with its reach, and the distance of outputs."""
     _, _, params, symmetry, task = prepared(name)
     problem = GaugeProblem(params, symmetry, task)
-    reach = Reach(problem, is_scaled=True)
+    reach = OrbitPart(problem, is_scaled=True)
     tangents, chance = reach.tangents(reach.as_it_is), generator(5)
     with torch.no_grad():
         for raw in (*tangents.turns, *tangents.stretches):

@@ -377,7 +377,7 @@ def test_a_strip_goes_on_where_there_is_no_surface(tmp_path: Path) -> None:
     assert isinstance(rows[0].pictures[0], Mesh)
     assert rows[0].pictures[1] is None
     for row in load_strips(save_strips(rows, tmp_path / "a.npz")):
-        assert isinstance(row.pictures[0], Mesh)
+        assert isinstance(row.pictures[0], Mesh | PointCloud)
         assert row.pictures[1] is None or not len(row.pictures[1].points)
         assert [math.isfinite(loss) for loss in row.losses] == [True, False]
 

@@ -19,7 +19,7 @@ from regauge import learn
 from regauge import weightspace as ws
 from regauge.alignment.problem import Problem
 from regauge.core.params import Params, select
-from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights
+from regauge.learn.matching_losses import Copies, Losses, LossWeights, Siamese
 from regauge.learn.partners import Partners
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
@@ -108,7 +108,7 @@ def step(name: str) -> tuple[Losses, Params, Params, Any]:
     method = untrained(symmetry, networks)
     siamese = Siamese(method.net).double()
     task = teacher_task(module, select(networks, 0), inputs)
-    losses = Losses(siamese, symmetry, Weights(0.3, 1.0, 0.5), task, "loss", tolerance=1e-13, max_iterations=5000)
+    losses = Losses(siamese, symmetry, LossWeights(0.3, 1.0, 0.5), task, "loss", tolerance=1e-13, max_iterations=5000)
     copies = {n: t + 0.02 * networks_like(module, 3, 9)[n] for n, t in networks.items()}
     return losses, networks, copies, next(iter(task.batches))
 
@@ -150,7 +150,7 @@ def test_networks_that_are_read_some_at_a_time_give_the_same_step(monkeypatch: p
     networks = networks_like(module, 3)
     siamese = Siamese(untrained(symmetry, networks, "dws").net).double()
     task = teacher_task(module, select(networks, 0), inputs)
-    losses = Losses(siamese, symmetry, Weights(0.3, 1.0, 0.5), task, "loss", tolerance=1e-9, max_iterations=500)
+    losses = Losses(siamese, symmetry, LossWeights(0.3, 1.0, 0.5), task, "loss", tolerance=1e-9, max_iterations=500)
     copies = Copies({n: t + 0.02 * networks_like(module, 3, 9)[n] for n, t in networks.items()}, None)
     made, reads = [], []
     monkeypatch.setattr(siamese.net, "canonical_features", _counted(siamese.net.canonical_features, reads))

@@ -152,6 +152,9 @@ def test_a_resumed_loader_continues(after: int, batch: int, count: int, tmp_path
         Loader(store, batch=5, generator=chance()).load_state_dict(state)
     with pytest.raises(ValueError, match="other networks or of batches of another size"):
         Loader(store, batch=batch, indices=range(21), generator=chance()).load_state_dict(state)
+    for absent in ({"number": 10**14}, {"number": -1}, {"epoch": -(10**14)}):
+        with pytest.raises(ValueError, match="and an epoch has"):
+            other.load_state_dict(state | absent)
 
 
 @pytest.mark.parametrize(("batch", "count"), [(8, 50), (32, 200)])

@@ -15,7 +15,7 @@ from regauge.core.params import Params
 from regauge.core.probe import relative_change
 from regauge.core.task import call
 from regauge.pruning import Magnitude, OutputError, RandomUnits, Taylor
-from regauge.pruning.compensation import Moments
+from regauge.pruning.compensation import SecondMoments
 from regauge.pruning.network import Network
 
 
@@ -199,7 +199,7 @@ def test_fitted_readers_are_never_worse_on_their_own_objective() -> None:
     module, symmetry, task = relu_net()
     group = symmetry.groups[0].name
     network = Network(params_of(module), symmetry, task)
-    (reading,) = Moments.collect(network, group).readings
+    (reading,) = SecondMoments.collect(network, group).readings
     values = {}
     for is_compensated in (True, False):
         result = rg.prune(

@@ -60,7 +60,7 @@ PRIVATE = {"core", "relaxed", "cli"}
 """Packages whose names are for the library itself."""
 FRONT_DOORS = sorted(path.parent for path in SOURCE.glob("*/__init__.pyi"))
 METHODS = (rg.alignment.Method, rg.gauging.GaugeMethod)
-"""Kinds of methods, all of which stand at the front door."""
+"""Kinds of methods, which may stand at the front door in any number."""
 
 
 @pytest.mark.parametrize(("function", "expected"), SIGNATURES, ids=lambda x: getattr(x, "__qualname__", ""))

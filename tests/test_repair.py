@@ -11,7 +11,7 @@ from models import CASES
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.connect.unit_moments import Moments, Statistics
+from regauge.connect.unit_moments import LayerStatistics, RunningMoments
 from regauge.data.images import digits
 from regauge.nets.classification import ClassifierConfig, initialize, train
 from regauge.nets.mlp import mlp
@@ -176,7 +176,7 @@ def test_layers_that_are_written_out_are_found() -> None:
     torch.manual_seed(0)
     module = Products().double()
     batches = data((5,))
-    layers = Statistics(module, batches, [module.state_dict()]).layers
+    layers = LayerStatistics(module, batches, [module.state_dict()]).layers
     assert [(x.name, x.bias, x.weight_axis, x.depth, x.is_repaired) for x in layers] == [
         ("one", "shift", 1, 1, True),
         ("two", None, 0, 2, True),
@@ -198,9 +198,11 @@ def test_a_repaired_path_is_repaired_at_every_point(
     module, batches, _ = case
     a, b = drawn(module, 1), drawn(module, 2)
     measured: list[Any] = []
-    moments = Statistics.moments
+    moments = LayerStatistics.moments
 
-    def spy(self: Statistics, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, Moments]:
+    def spy(
+        self: LayerStatistics, params: Mapping[str, Tensor], places: Mapping[str, int]
+    ) -> dict[str, RunningMoments]:
         measured.append(params)
         return moments(self, params, places)
 
@@ -213,7 +215,7 @@ def test_a_repaired_path_is_repaired_at_every_point(
         seen.append(p)
         return {"loss": 0.0}
 
-    monkeypatch.setattr(Statistics, "moments", spy)
+    monkeypatch.setattr(LayerStatistics, "moments", spy)
     rg.line(a, b, evaluate, points=5, path=path)
     for end in (a, b):  # whose statistics all points share
         assert sum(all(torch.equal(params[n], end[n]) for n in end) for params in measured) == 1
@@ -245,7 +247,7 @@ def test_models_of_all_sorts_are_repaired(name: str) -> None:
     middle = rg.connect.Straight().at(a, b, 0.5)
     repaired = rg.repair(middle, module, (a, b), [batch]).params
     after = rg.connect.variance_collapse(repaired, module, (a, b), [batch]).table
-    layers = Statistics(module, [batch], [state]).layers
+    layers = LayerStatistics(module, [batch], [state]).layers
     wanted = [row for row, layer in zip(after, layers, strict=True) if layer.is_repaired]
     assert [row.ratio for row in wanted] == pytest.approx([1.0] * len(wanted), rel=1e-3)
     assert wanted or name == "densenet"
@@ -339,7 +341,7 @@ def test_half_precision_keeps_its_dtype() -> None:
 
 def test_moments_are_exact_far_from_zero() -> None:
     x = torch.randn(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1e6
-    moments = Moments()
+    moments = RunningMoments()
     for part in torch.split(x, 9, dim=1):
         moments.update(part)
     assert torch.allclose(moments.mean, x.mean(1), rtol=1e-14)

@@ -34,7 +34,7 @@ from regauge.zoo import (
 )
 from regauge.zoo.jobs.compare_blocks import plan_comparison
 from regauge.zoo.jobs.train_shards import Stage
-from regauge.zoo.training.stack_state import Block
+from regauge.zoo.training.stack_state import SavedNetworks
 
 UCI = Architecture("MLP 30-16-16-2", "regauge.nets.mlp:mlp", {"widths": [30, 16, 16, 2]})
 CONFIG = Config(UCI, "breast-cancer", 20, steps=6, group=4, checkpoints=Checkpoints(every=3, warmup=3))
@@ -82,7 +82,7 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Stacks of four networks, and the list of those that were begun."""
     begun: list[list[int]] = []
 
-    def counted(config: Config, **settings: Any) -> Iterator[Block]:
+    def counted(config: Config, **settings: Any) -> Iterator[SavedNetworks]:
         for block in train(config, **settings):
             if list(block.stack) not in begun[-1:]:
                 begun.append(list(block.stack))
@@ -118,7 +118,7 @@ def test_a_kill_loses_the_stack_in_training_alone(
     """In the middle of the stack after three, and after the last one, before the shard is written."""
     store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=20)
 
-    def killed(self: Stage, ids: list[int], blocks: Iterator[Block], *, is_last: bool) -> None:
+    def killed(self: Stage, ids: list[int], blocks: Iterator[SavedNetworks], *, is_last: bool) -> None:
         if len(small_stacks) > last:
             next(blocks)
             block = next(blocks)
@@ -171,7 +171,7 @@ def test_the_same_job_at_two_workers(
     store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=20)
     keep, calls = Stage.keep, []
 
-    def overtaken(self: Stage, ids: list[int], blocks: Iterator[Block], *, is_last: bool) -> None:
+    def overtaken(self: Stage, ids: list[int], blocks: Iterator[SavedNetworks], *, is_last: bool) -> None:
         calls.append(ids)
         if len(calls) == moment + 1:
             with monkeypatch.context() as patch:
@@ -401,7 +401,7 @@ def test_a_store_records_the_library_of_matrix_products(tmp_path: Path, monkeypa
     assert store.about["products"] == jobs.products == "blas"
     used: list[str] = []
 
-    def noted(config: Config, **settings: Any) -> Iterator[Block]:
+    def noted(config: Config, **settings: Any) -> Iterator[SavedNetworks]:
         used.append(products.library())
         yield from train(config, **settings)
 

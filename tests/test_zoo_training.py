@@ -26,7 +26,7 @@ from regauge.zoo.jobs.train_shards import settings_of
 from regauge.zoo.training import trainer
 from regauge.zoo.training.config import Subset
 from regauge.zoo.training.examples import require_trainable
-from regauge.zoo.training.stack_state import Block, Feed
+from regauge.zoo.training.stack_state import Feed, SavedNetworks
 from regauge.zoo.training.trainer import cut
 
 
@@ -138,7 +138,7 @@ def trained(
     return collected(train(config, data=data, dtype=torch.float64, **how))
 
 
-def collected(blocks: Iterable[Block]) -> tuple[dict[Any, Params], dict[Any, dict[str, Any]]]:
+def collected(blocks: Iterable[SavedNetworks]) -> tuple[dict[Any, Params], dict[Any, dict[str, Any]]]:
     networks, rows = {}, {}
     for block in blocks:
         for k, row in enumerate(block.rows):

@@ -57,7 +57,7 @@ class Correspondence:
 
     @property
     def hard(self) -> dict[str, Tensor]:
-        """For each group of equal widths the permutation closest to its plan: unit `perm[i]` of B belongs to i of A."""
+        """The permutation closest to the plan of each group of equal widths: unit `perm[i]` of B belongs to i of A."""
         return {
             name: torch.from_numpy(assign(plan.mass.numpy()))
             for name, plan in self.plans.items()

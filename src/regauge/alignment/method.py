@@ -142,7 +142,7 @@ Measure = Callable[[Params], Tensor]
 
 
 class Candidates:
-    """For each pair the best of the elements that were offered, the identity included.
+    """The best of the elements that were offered for each pair, the identity included.
 
     Args:
         problem: The pairs.

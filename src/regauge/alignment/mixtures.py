@@ -152,7 +152,10 @@ class Mixture:
         return means[(len(means) - 1) ^ (1 << place)]
 
     def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
-        """For j = 0, 1, ... the sum over all j places of a set moved to the vertex, the others being relaxed."""
+        """Coefficients of a multilinear function: entry j sums over all ways to move j places of `mask` to the vertex.
+
+        The places that are not moved stay relaxed.
+        """
         means = self._means[name]
         terms = [means[mask], *[torch.zeros_like(means[mask])] * mask.bit_count()]
         part = mask

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """A row of the table of methods: module, class, and what the method takes and needs.
 
     Attributes:
@@ -36,17 +36,17 @@ class Row:
 
 
 METHODS = {
-    "weights": Row("weight_matching", "WeightMatching"),
-    "activations": Row("activation_matching", "ActivationMatching", needs_data=True),
-    "data": Row("data_matching", "DataMatching", needs_data=True),
-    "mixed": Row("activation_matching", "MixedMatching", needs_data=True),
-    "frank-wolfe": Row("frank_wolfe", "FrankWolfe", takes="many"),
-    "straight-through": Row("straight_through", "StraightThrough", needs_data=True),
-    "sinkhorn": Row("sinkhorn", "Sinkhorn", needs_data=True, without_data={"loss": "l2"}),
-    "continuous-descent": Row("continuous_descent", "ContinuousDescent", needs_data=True),
-    "best-of": Row("best_of", "BestOf", needs_data=True),
-    "merge-many": Row("merge_many", "MergeMany", takes="many"),
-    "gaussian": Row("gaussian_matching", "GaussianMatching", takes="joint"),
-    "joint": Row("joint_matching", "JointMatching", takes="joint"),
+    "weights": MethodRow("weight_matching", "WeightMatching"),
+    "activations": MethodRow("activation_matching", "ActivationMatching", needs_data=True),
+    "data": MethodRow("data_matching", "DataMatching", needs_data=True),
+    "mixed": MethodRow("activation_matching", "MixedMatching", needs_data=True),
+    "frank-wolfe": MethodRow("frank_wolfe", "FrankWolfe", takes="many"),
+    "straight-through": MethodRow("straight_through", "StraightThrough", needs_data=True),
+    "sinkhorn": MethodRow("sinkhorn", "Sinkhorn", needs_data=True, without_data={"loss": "l2"}),
+    "continuous-descent": MethodRow("continuous_descent", "ContinuousDescent", needs_data=True),
+    "best-of": MethodRow("best_of", "BestOf", needs_data=True),
+    "merge-many": MethodRow("merge_many", "MergeMany", takes="many"),
+    "gaussian": MethodRow("gaussian_matching", "GaussianMatching", takes="joint"),
+    "joint": MethodRow("joint_matching", "JointMatching", takes="joint"),
 }
 """Every public method, by its name on the command line; those that are "joint" have no command."""

@@ -9,12 +9,16 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"Variational": "regauge.bayes:VariationalConfig"}
-    | {"OneGaussian": "regauge.bayes.matching"}
-    | {"PosteriorPath": "regauge.bayes.prediction.posterior_landscape"}
+    moved=dict.fromkeys(
+        ("PosteriorCollapse", "PosteriorPath", "PosteriorSlice"), "regauge.bayes.prediction.posterior_landscape"
+    )
     | dict.fromkeys(("Bin", "Calibration", "Entropy"), "regauge.bayes.prediction.predictive")
-    | {"MixturePath": "regauge.bayes.transport.posterior_mixtures"}
-    | {"SquaredDistance": "regauge.bayes.posteriors.couplings"}
-    | {"Displacement": "regauge.bayes.transport.wasserstein"}
-    | {"Diagnostics": "regauge.bayes.variational.diagnostics"},
+    | {
+        "Diagnostics": "regauge.bayes.variational.diagnostics",
+        "Displacement": "regauge.bayes.transport.wasserstein",
+        "MixturePath": "regauge.bayes.transport.posterior_mixtures",
+        "OneGaussian": "regauge.bayes.matching",
+        "SquaredDistance": "regauge.bayes.posteriors.couplings",
+        "Variational": "regauge.bayes:VariationalConfig",
+    },
 )

@@ -20,9 +20,7 @@ from .posteriors.particles import ParticlePosterior as ParticlePosterior
 from .prediction.likelihoods import Categorical as Categorical
 from .prediction.likelihoods import Likelihood as Likelihood
 from .prediction.likelihoods import Normal as Normal
-from .prediction.posterior_landscape import PosteriorCollapse as PosteriorCollapse
 from .prediction.posterior_landscape import PosteriorCurve as PosteriorCurve
-from .prediction.posterior_landscape import PosteriorSlice as PosteriorSlice
 from .prediction.posterior_landscape import posterior_collapse as posterior_collapse
 from .prediction.posterior_landscape import posterior_line as posterior_line
 from .prediction.posterior_landscape import posterior_slice as posterior_slice

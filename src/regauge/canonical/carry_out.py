@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regauge.canonical.balance_by_rank import balance_by_rank, is_regular, whiten_by_rank
-from regauge.canonical.places import Place
+from regauge.canonical.places import GroupSite
 from regauge.canonical.step_plan import (
     LinearStep,
     OrderStep,
@@ -103,7 +103,7 @@ class _Work:
             product = _element.compose(fixed, move, so_far)[name]
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
 
-    def values(self, place: Place) -> Float[Tensor, "*lead size values"]:
+    def values(self, place: GroupSite) -> Float[Tensor, "*lead size values"]:
         """The values that each unit owns at a place; leading axes are model axes, then bases."""
         return unit_values(self.symmetry, place.name, place.site, self.tensors[place.name], len(self.lead))
 
@@ -117,7 +117,7 @@ class _Work:
         factor = torch.where(norm > 0, 1 / norm, 1.0)
         return Value(scale=torch.stack([factor**power for power in step.direction], dim=-2))
 
-    def _norms(self, places: Sequence[Place]) -> Float[Tensor, "*lead"]:
+    def _norms(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead"]:
         if not places:
             return torch.zeros(())
         values = torch.cat([self.values(place) for place in places], dim=-1)
@@ -148,7 +148,7 @@ class _Work:
             matrix[tuple(index)] = balance_by_rank(*own) if is_pair else whiten_by_rank(*own, is_forward=is_forward)
         return Value(matrix=matrix)
 
-    def _root(self, places: Sequence[Place]) -> Float[Tensor, "*lead k n"]:
+    def _root(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead k n"]:
         """The triangular R of `X' = Q R`, with fewer rows than columns where there are too few values."""
         values = torch.cat([self.values(place) for place in places], dim=-1)
         root: Tensor = torch.linalg.qr(values.mT, mode="r").R
@@ -169,7 +169,7 @@ class _Work:
         blank = torch.eye(found.shape[-1], dtype=torch.float64)
         return Value(matrix=torch.where(is_distinct[..., None, None], found, blank))
 
-    def coordinates(self, place: Place, weighed: Sequence[Place | int] = ()) -> Float[Tensor, "*lead n values"]:
+    def coordinates(self, place: GroupSite, weighed: Sequence[GroupSite | int] = ()) -> Float[Tensor, "*lead n values"]:
         """The values in coordinates that a rotation can turn: without the mean where the ones stay."""
         tensor, lead = self.tensors[place.name], len(self.lead)
         for other in weighed:

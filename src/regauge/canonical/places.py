@@ -8,13 +8,13 @@ from regauge.core.symmetry import Symmetry
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class GroupSite:
     """A parameter and a site where a group acts on it; `others` are the sites that act on common entries."""
 
     name: str
     site: Site
     is_weight: bool
-    others: list["Place"] = field(default_factory=list, repr=False)
+    others: list["GroupSite"] = field(default_factory=list, repr=False)
 
     @property
     def group(self) -> Group:
@@ -30,15 +30,17 @@ class Place:
         return tuple(e % 2 for e in self.site.placement.sign) if self.group.matrix == "none" else (1,)
 
 
-Places = tuple[Place, ...]
+Places = tuple[GroupSite, ...]
 
 
-def places_of(symmetry: Symmetry) -> dict[str, list[Place]]:
+def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
     """The compared places of each group: no buffers, and one of several names of one tensor."""
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    result: dict[str, list[Place]] = {group.name: [] for group in symmetry.groups}
+    result: dict[str, list[GroupSite]] = {group.name: [] for group in symmetry.groups}
     for name, sites in symmetry.sites.items():
-        here = [Place(name, site, is_weight=len(symmetry.shapes[name]) > 1) for site in sites if name not in ignored]
+        here = [
+            GroupSite(name, site, is_weight=len(symmetry.shapes[name]) > 1) for site in sites if name not in ignored
+        ]
         for place in here:
             place.others.extend(other for other in here if other is not place and _overlap(place.site, other.site))
             result[place.group.name].append(place)
@@ -52,6 +54,6 @@ def _overlap(one: Site, other: Site) -> bool:
     return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())
 
 
-def comes_in(place: Place) -> bool:
+def comes_in(place: GroupSite) -> bool:
     """Whether some scale multiplies the values of a place."""
     return any(exponent > 0 for exponent in place.scale)

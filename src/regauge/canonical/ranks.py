@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import floor
 
-from regauge.canonical.places import Place
+from regauge.canonical.places import GroupSite
 from regauge.core.symmetry import Symmetry
 
 Ranks = Mapping[str, int]
 
 
-def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[Place]]) -> dict[str, int]:
+def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]]) -> dict[str, int]:
     """The largest rank that the product of each group of invertible matrices can have, by shapes alone.
 
     A product has no more rank than either side has values, or than its factors have: what one group of a chain
@@ -28,7 +28,7 @@ def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[Place]]) -> 
     return ranks
 
 
-def rank_of(symmetry: Symmetry, places: Sequence[Place], ranks: Ranks) -> int:
+def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> int:
     """The largest rank that the values of one group at some places can have, where others have no more than theirs."""
     total = Fraction()
     for place in places:
@@ -42,7 +42,7 @@ def rank_of(symmetry: Symmetry, places: Sequence[Place], ranks: Ranks) -> int:
     return min(floor(total), places[0].group.size)
 
 
-def _share(place: Place, axis: int, length: int, ranks: Ranks) -> Fraction:
+def _share(place: GroupSite, axis: int, length: int, ranks: Ranks) -> Fraction:
     """The share of the rank of an axis that another group leaves, which acts on all of it."""
     others = (other for other in place.others if other.site.placement.axis == axis and other.group.name in ranks)
     whole = [other.group for other in others if other.site.positions.numel() == length]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from regauge.canonical.places import Place, Places, comes_in, places_of
+from regauge.canonical.places import GroupSite, Places, comes_in, places_of
 from regauge.canonical.ranks import largest_ranks, rank_of
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
@@ -53,7 +53,7 @@ class RotationStep:
 
     group: str
     places: Places
-    weighed: tuple[tuple[Place | int, ...], ...]
+    weighed: tuple[tuple[GroupSite | int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ShiftStep:
 
     group: str
     family: int
-    place: Place
+    place: GroupSite
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class _Planner:
         while any(attempt() for attempt in attempts):
             pass
 
-    def _step_scale(self, is_wanted: Callable[[Place], bool]) -> bool:
+    def _step_scale(self, is_wanted: Callable[[GroupSite], bool]) -> bool:
         for group in self.symmetry.groups:
             span = self.scales[group.name]
             ready = [p for p in self.places[group.name] if not span.contains(p.scale) and self._is_bare(p)]
@@ -186,7 +186,7 @@ class _Planner:
         known = [rank_of(self.symmetry, side, self.ranks) for side in sides if side]
         return bool(known) and min(known) >= self.ranks[group.name]
 
-    def _is_bare(self, place: Place) -> bool:
+    def _is_bare(self, place: GroupSite) -> bool:
         """Whether no other scale or invertible matrix moves the values of a place; rotations keep their norms."""
         return all(
             self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear
@@ -205,7 +205,7 @@ class _Planner:
                 self.steps.append(RotationStep(name, places, weighed))
                 self.rotated.remove(name)
 
-    def _weighed(self, group: str) -> tuple[tuple[Place | int, ...], ...]:
+    def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
         """The axes that nothing moves and the sites of fixed rotations, for each bare place of a group."""
         result = []
         for place in filter(self._is_bare, self.places[group]):
@@ -216,7 +216,7 @@ class _Planner:
             result.append((*free, *fixed))
         return tuple(result)
 
-    def _is_turned(self, place: Place) -> bool:
+    def _is_turned(self, place: GroupSite) -> bool:
         """Whether nothing but signs is left of a matrix that acts on a whole axis."""
         length = self.symmetry.shapes[place.name][place.site.placement.axis]
         is_whole = place.site.positions.numel() == length == place.group.size
@@ -252,7 +252,7 @@ class _Planner:
                         return True
         return False
 
-    def _step_sign(self, is_wanted: Callable[[Place], bool]) -> bool:
+    def _step_sign(self, is_wanted: Callable[[GroupSite], bool]) -> bool:
         for group in self.symmetry.groups:
             span = self.signs[group.name]
             ready = [
@@ -269,21 +269,21 @@ class _Planner:
                 return True
         return False
 
-    def _is_steady(self, place: Place) -> bool:
+    def _is_steady(self, place: GroupSite) -> bool:
         """Whether the group itself moves the values of a place by nothing but signs."""
         name, how = place.group.name, place.site.placement
         moved = {k for k, (amount, odd) in enumerate(zip(how.shift, how.parity, strict=True)) if amount or odd}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and name not in self.rotated and not moved & self.open_shifts[name]
 
-    def _is_signed(self, place: Place) -> bool:
+    def _is_signed(self, place: GroupSite) -> bool:
         """Whether the group itself moves the values of a place neither by signs nor by scales."""
         name = place.group.name
         odd = {k for k, parity in enumerate(place.site.placement.parity) if parity}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and self.signs[name].contains(place.signs) and not odd & self.open_shifts[name]
 
-    def _is_fixed(self, place: Place) -> bool:
+    def _is_fixed(self, place: GroupSite) -> bool:
         """Whether the group itself can only reorder the values of a place."""
         return self._is_steady(place) and self.signs[place.group.name].contains(place.signs)
 

@@ -5,7 +5,9 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"named_parents": "regauge.comparison.origins"}
-    | {"TensorShare": "regauge.comparison.tensor_shares"}
-    | dict.fromkeys(("Branch", "join_neighbors"), "regauge.comparison.trees"),
+    moved=dict.fromkeys(("Branch", "join_neighbors"), "regauge.comparison.trees")
+    | {
+        "TensorShare": "regauge.comparison.tensor_shares",
+        "named_parents": "regauge.comparison.origins",
+    },
 )

@@ -39,10 +39,10 @@ class Common:
     widths: Widths | None = None
     is_whole: bool = False
 
-    def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | Part":
+    def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | CutCheckpoint":
         """The common part of a network; for a checkpoint on the disk, a checkpoint that reads no more than that."""
         if isinstance(network, Checkpoint) and network.is_lazy:
-            return Part(network, self.shapes)
+            return CutCheckpoint(network, self.shapes)
         params = network.params if isinstance(network, Checkpoint) else network
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
@@ -65,7 +65,7 @@ class Common:
         return restrict(symmetry, shapes)
 
 
-class Part(Checkpoint):
+class CutCheckpoint(Checkpoint):
     """Some tensors of a checkpoint, each cut to its first rows and columns."""
 
     def __init__(self, source: Checkpoint, shapes: Mapping[str, Shape]) -> None:

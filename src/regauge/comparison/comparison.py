@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def numbers(self) -> dict[str, float | None]:
-        """All numbers by what people call them."""
+        """All numbers, by their names in reports."""
         return {
             "distance as stored": self.distance,
             "distance modulo the group": self.orbit_distance,
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that was found as plain values, for JSON and pages."""
+        """The whole comparison in plain values, for JSON and pages."""
         return {
             "verdict": self.verdict,
             "reason": self.reason,

@@ -209,7 +209,7 @@ def _gram_root(grams: Float64[Tensor, "models *copies n n"]) -> Features:
 
 @remembered
 def orbits_of_entries(symmetry: Symmetry, name: str) -> dict[int, Int[Tensor, " length"]]:
-    """For each axis of a tensor that something moves, the number of the orbit in which each index lies."""
+    """Label the indices of each axis of a tensor by their orbit, for axes on which a group acts."""
     result = {}
     for axis, length in enumerate(symmetry.shapes.get(name, ())):
         local = [site for site in symmetry.sites.get(name, ()) if site.placement.axis == axis]

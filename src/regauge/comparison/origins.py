@@ -144,7 +144,7 @@ class Origins:
 
 
 def named_parents(checkpoints: Mapping[str, Checkpoint]) -> dict[str, tuple[str, ...]]:
-    """For checkpoints that say which others among them they were made of, the names of these."""
+    """Map checkpoints to the names of others among them that they were made of, where their provenance lists them."""
     origins = {name: Origin.of(one, name) for name, one in checkpoints.items()}
     told = {}
     for name, origin in origins.items():

@@ -23,7 +23,7 @@ Units = Int[Tensor, "*bases units"]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class CommonUnits:
     """Two networks, cut to the units that both have.
 
     Attributes:
@@ -35,7 +35,7 @@ class Chosen:
     units: Mapping[str, tuple[Units, Units]]
 
 
-def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Chosen:
+def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> CommonUnits:
     """Choose the units that two networks of different widths have in common, and cut both to these.
 
     Both networks are balanced, the narrower one of each group gets units without values, and the second network is
@@ -73,7 +73,7 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
         units.append({name: _first(_is_met(symmetry, name, moved, counts[k]), min(sizes[name])) for name in sizes})
         wider = {name: own for name, own in units[k].items() if own.shape[-1] < counts[k][name]}
         cut.append(cut_params(part, common.part_of(part, k)[1], wider))
-    return Chosen((cut[0], cut[1]), {name: (units[0][name], units[1][name]) for name in sizes})
+    return CommonUnits((cut[0], cut[1]), {name: (units[0][name], units[1][name]) for name in sizes})
 
 
 def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:

@@ -5,7 +5,10 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"Straighten": "regauge.connect:StraightenConfig"}
-    | {"ControlledPath": "regauge.connect.paths"}
-    | {"LayerVariance": "regauge.connect.repair"},
+    moved=dict.fromkeys(("LayerVariance", "VarianceCollapse"), "regauge.connect.repair")
+    | {
+        "ControlledPath": "regauge.connect.paths",
+        "FlatLine": "regauge.connect.straighten",
+        "Straighten": "regauge.connect:StraightenConfig",
+    },
 )

@@ -12,13 +12,11 @@ from .paths import combine as combine
 from .paths import interpolate as interpolate
 from .plane import Plane as Plane
 from .plane import plane as plane
-from .repair import VarianceCollapse as VarianceCollapse
 from .repair import has_statistics as has_statistics
 from .repair import prepare_statistics as prepare_statistics
 from .repair import repair as repair
 from .repair import reset_batchnorm as reset_batchnorm
 from .repair import variance_collapse as variance_collapse
-from .straighten import FlatLine as FlatLine
 from .straighten import StraightenConfig as StraightenConfig
 from .straighten import straighten as straighten
 from .straighten import train_path as train_path

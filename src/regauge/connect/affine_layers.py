@@ -22,7 +22,7 @@ OPERATORS = {
 
 
 @dataclass(frozen=True)
-class Layer:
+class AffineLayer:
     """A linear map or convolution with parameters of its own, and the value that it makes.
 
     `value = weight x + bias`: multiplying the weight along its axis by c and replacing the bias by c bias + d turns
@@ -49,7 +49,7 @@ class Layer:
         return self.is_interior and self.normalized is None
 
 
-def layers_of(program: Program) -> tuple[Layer, ...]:
+def layers_of(program: Program) -> tuple[AffineLayer, ...]:
     """The affine layers of a traced model, in the order of the graph.
 
     Layers whose weight serves elsewhere, too, are left out: what it needs here would be wrong there.
@@ -76,7 +76,7 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
     return tuple(result)
 
 
-def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Layer] | None:
+def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, AffineLayer] | None:
     """The layer of an operator, without its surroundings, and the node of its value."""
     operator = operator_name(node)
     if operator not in OPERATORS:
@@ -104,7 +104,7 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Lay
     if given is None and axis == -1 and adding is not None and _argument(adding, "alpha", 1) == 1:
         bias = next((name for one in adding.args[:2] if one is not node and (name := own_bias(one))), None)
         value = node if bias is None else adding
-    return value, Layer(weight, weight_axis, bias, f"%{value.name}", axis)
+    return value, AffineLayer(weight, weight_axis, bias, f"%{value.name}", axis)
 
 
 def _sole_user(node: Node, operator: str) -> Node | None:

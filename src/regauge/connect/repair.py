@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regauge.connect.affine_layers import Layer
-from regauge.connect.unit_moments import Moments, Statistics
+from regauge.connect.affine_layers import AffineLayer
+from regauge.connect.unit_moments import LayerStatistics, RunningMoments
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
 from regauge.core.interpolation import shares_of
@@ -166,7 +166,7 @@ class Repairer:
     def __init__(self, module: nn.Module, endpoints: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]) -> None:
         self._module, self._endpoints, self._batches = module, endpoints, batches
         self._is_normalized = bool(_layers(module))
-        self._known: tuple[Statistics, tuple[Layer, ...], list[dict[str, Moments]]] | None = None
+        self._known: tuple[LayerStatistics, tuple[AffineLayer, ...], list[dict[str, RunningMoments]]] | None = None
 
     def repair(self, params: Mapping[str, Tensor], weights: Sequence[float] | None = None) -> RepairResult:
         """Repair a network between the endpoints; see the function `repair`."""
@@ -189,10 +189,10 @@ class Repairer:
 
     def _measure(
         self, params: Params, endpoints: list[Params]
-    ) -> tuple[Statistics, tuple[Layer, ...], list[dict[str, Moments]]]:
+    ) -> tuple[LayerStatistics, tuple[AffineLayer, ...], list[dict[str, RunningMoments]]]:
         """The module with its data, the layers to repair, and the moments of their values for each endpoint."""
         if self._known is None:
-            statistics = Statistics(self._module, self._batches, [params, *endpoints])
+            statistics = LayerStatistics(self._module, self._batches, [params, *endpoints])
             layers = tuple(layer for layer in statistics.layers if layer.is_repaired)
             places = {layer.value: layer.axis for layer in layers}
             self._known = statistics, layers, [statistics.moments(end, places) for end in endpoints] if layers else []
@@ -229,7 +229,7 @@ def variance_collapse(
         Jordan et al. (2023), REPAIR, section 3.1; Rossi et al. (2023), figure 10.
     """
     params, endpoints, shares = require_endpoints(params, endpoints, weights)
-    statistics = Statistics(module, batches, [params, *endpoints])
+    statistics = LayerStatistics(module, batches, [params, *endpoints])
     now, *ends = [statistics.moments(network, statistics.places) for network in (params, *endpoints)]
     variances = {name: moments.std.square() for name, moments in now.items()}
     expected = {name: goals([end[name] for end in ends], shares)[1] for name in now}
@@ -237,7 +237,7 @@ def variance_collapse(
 
 
 def tabulate_variances(
-    statistics: Statistics, variances: Mapping[str, Tensor], stds: Mapping[str, Tensor]
+    statistics: LayerStatistics, variances: Mapping[str, Tensor], stds: Mapping[str, Tensor]
 ) -> VarianceCollapse:
     """Compare the variances of every layer's units `[units]` with expected standard deviations, by names of values."""
     rows = []
@@ -300,7 +300,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
     return round_alike(state, params)
 
 
-def goals(ends: Sequence[Moments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
     """The interpolated means and standard deviations; exactly those of the endpoints where these are equal."""
     first = ends[0]
     rest = list(zip(ends, shares, strict=True))[1:]
@@ -328,7 +328,7 @@ def require_endpoints(
     return params, ends, shares_of(weights, len(ends))
 
 
-def _repair_layer(layer: Layer, params: Params, now: Moments, mean: Tensor, std: Tensor) -> Params:
+def _repair_layer(layer: AffineLayer, params: Params, now: RunningMoments, mean: Tensor, std: Tensor) -> Params:
     """The weight and the bias of a layer that bring its units to a mean and a standard deviation."""
     # A unit that is constant has no spread to scale; its factor of one leaves the spread at zero and moves the mean.
     is_live = now.std > CONSTANT * (now.mean.abs() + std)

@@ -173,7 +173,7 @@ def train_end(
 
 
 def first_names(task: Task, params: Mapping[str, Tensor]) -> dict[str, str]:
-    """For every name of a parameter of the task's module its first name; tied parameters have several.
+    """Map every name of a parameter of the task's module to its first name; tied parameters have several.
 
     Raises:
         ValueError: The network lacks a first name.

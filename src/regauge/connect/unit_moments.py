@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regauge.connect.affine_layers import Layer, layers_of
+from regauge.connect.affine_layers import AffineLayer, layers_of
 from regauge.core.given import inputs_of, require_batches
 from regauge.core.params import Params
 from regauge.core.task import arguments, evaluating
@@ -19,7 +19,7 @@ from regauge.discovery.trace import trace
 
 
 @dataclass
-class Moments:
+class RunningMoments:
     """Running mean and variance of every unit, float64; batches are merged pairwise.
 
     References:
@@ -50,7 +50,7 @@ class Moments:
         return (self.squares / self.count).sqrt()
 
 
-class Statistics:
+class LayerStatistics:
     """A module with data: measures the layers of networks of its architecture.
 
     Values are taken over examples, positions and tokens alike. Networks run in float32, or in float64 if one of those
@@ -69,13 +69,13 @@ class Statistics:
         self.module = module if is_alike else copy.deepcopy(module).to(self._dtype)
         self._batches = batches
         self._traces: dict[tuple[Any, ...], IntermediateValues] = {}
-        self._layers: tuple[Layer, ...] | None = None
+        self._layers: tuple[AffineLayer, ...] | None = None
         for batch in batches:
             self._prepare(batch)
             break
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[AffineLayer, ...]:
         """The affine layers, in the order of the graph."""
         if self._layers is None:
             raise ValueError("there are no batches, and activations are measured on data; give at least one")
@@ -91,13 +91,13 @@ class Statistics:
         """All names of a tensor, by its first name."""
         return next(iter(self._traces.values())).program.aliases
 
-    def moments(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, Moments]:
+    def moments(self, params: Mapping[str, Tensor], places: Mapping[str, int]) -> dict[str, RunningMoments]:
         """The mean and variance of every unit of some values, in one pass; `places` gives each value's axis of units.
 
         Raises:
             ValueError: A value is NaN or Inf.
         """
-        result = {name: Moments() for name in places}
+        result = {name: RunningMoments() for name in places}
         for batch in self.activations(params, places):
             for name, samples in batch.items():
                 result[name].update(samples)

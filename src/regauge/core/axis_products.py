@@ -31,7 +31,7 @@ class Kronecker:
 
     @cached_property
     def matrix(self) -> Float64[Tensor, "n n"]:
-        """All entries."""
+        """The dense matrix: the Kronecker product of the factors, with the signs on its columns."""
         product: Tensor = reduce(torch.kron, self.factors)
         return product * self.signs
 

@@ -54,7 +54,7 @@ def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[T
 
 
 def class_means(group: Group, values: Num[Tensor, "*lead units values"]) -> Num[Tensor, "*lead units values"]:
-    """For every unit the mean over its class."""
+    """Replace the values of every unit by their mean over its class."""
     if not group.classes:
         return values.mean(-2, keepdim=True).expand_as(values)
     axis, labels = values.ndim - 2, class_labels(group).to(values.device)

@@ -190,7 +190,7 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """For every pair of units the largest profit over sign patterns and shifts; a large loss between classes."""
+    """The largest profit of every pair of units over sign patterns and shifts; a large loss between classes."""
     if group.shifts:
         return forbid_between_classes(group, _best_profits(group, cost))
     if not group.signs:

@@ -25,7 +25,7 @@ TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True)
-class Place:
+class ScaleSite:
     """One site of a direction: a step t multiplies the squares of a tensor there by `exp(exponent * t)`.
 
     It acts on `shared` axes of the tensor. The unit of an entry depends on `axes`, its own axis last, counted without
@@ -73,7 +73,7 @@ class Squares:
         factors: The factors.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], places: Iterable[Place]) -> None:
+    def __init__(self, params: Mapping[str, Tensor], places: Iterable[ScaleSite]) -> None:
         self.fields: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in params}
         self.factors: dict[str, dict[tuple[int, ...], Array]] = {name: {} for name in params}
         for place in places:
@@ -152,8 +152,8 @@ class Direction:
     group: str
     weights: tuple[int, ...]
     count: int
-    places: tuple[Place, ...]
-    own: tuple[Place, ...] = ()
+    places: tuple[ScaleSite, ...]
+    own: tuple[ScaleSite, ...] = ()
 
 
 @remembered
@@ -217,13 +217,13 @@ def _exponent(site: Site, weights: Sequence[int]) -> int:
     return _dot(site.placement.scale, weights)
 
 
-def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int) -> Place:
+def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int) -> ScaleSite:
     group = site.group
     shape = (*(symmetry[base].size for base in group.within), group.size)
     units = torch.arange(torch.Size(shape).numel()).reshape(shape)
     index = units[(*site.base_index, site.units)]
     is_plain = site.is_plain and not site.bases and group.size == symmetry.shapes[name][site.placement.axis]
-    return Place(name, 2.0 * exponent, shared, site.axes, site.positions, index, is_plain)
+    return ScaleSite(name, 2.0 * exponent, shared, site.axes, site.positions, index, is_plain)
 
 
 def descend(direction: Direction, squares: Squares, batch: int) -> Logs:
@@ -246,7 +246,7 @@ def jump(directions: Sequence[Direction], squares: Squares, steps: Sequence[Logs
             place.move(squares, step)
 
 
-def _step(direction: Direction, places: Sequence[Place], squares: Squares, batch: int) -> Logs:
+def _step(direction: Direction, places: Sequence[ScaleSite], squares: Squares, batch: int) -> Logs:
     """The change of the logarithm of each unit's factor.
 
     With weights W and exponents e the slope of `sum W exp(e t)` vanishes where the logarithms of its rising and

@@ -53,7 +53,7 @@ def carry_over(
 
 
 def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
-    """For every axis of a parameter on which a group acts, the unit that owns each index; -1 for none."""
+    """The unit that owns each index of the axes on which a group acts; -1 for none."""
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
         if place.parameter in shapes:

@@ -188,7 +188,7 @@ def zero(axis: Axis) -> Law:
 
 
 def fixed(*axes: Axis, mixes: bool = False) -> Law:
-    """Reordering only."""
+    """Reordering only; with `mixes` the operator treats all indices jointly."""
     return Law(axes, is_mixing=mixes)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from regauge.discovery.freedom import Freedom, MatrixPart, ShiftFamily, drop_redundant, drop_uniform, make_acyclic
 from regauge.discovery.layout import Atom
 from regauge.discovery.slots import Slots, Tie
-from regauge.discovery.systems import Matrices, Proportions, Rational, Vector, independent, quotient, select
+from regauge.discovery.systems import MatrixSlots, Proportions, Rational, Vector, independent, quotient, select
 
 
 def solve(slots: Slots) -> list[Freedom]:
@@ -79,7 +79,7 @@ class _AtomSolver:
         return unknowns
 
     def _matrices(self) -> list[MatrixPart]:
-        system = Matrices()
+        system = MatrixSlots()
         for slot in self.own:
             system.find(slot)
         for tie in self.ties:
@@ -110,7 +110,7 @@ class _AtomSolver:
         return parts
 
     @staticmethod
-    def _by_root(system: Matrices, slots: Iterable[int]) -> dict[int, dict[int, int]]:
+    def _by_root(system: MatrixSlots, slots: Iterable[int]) -> dict[int, dict[int, int]]:
         """The slots on which each matrix acts, with their parities."""
         result: dict[int, dict[int, int]] = defaultdict(dict)
         for slot in slots:

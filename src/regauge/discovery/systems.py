@@ -176,7 +176,7 @@ def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
     return {x: c for x, c in reduced.items() if c}
 
 
-class Matrices(Proportions):
+class MatrixSlots(Proportions):
     """Slots on which one matrix may act: the same (weight +1), or its inverse transpose (-1)."""
 
     def __init__(self) -> None:

@@ -87,7 +87,7 @@ class Components(Manifold):
 
     @property
     def tensors(self) -> Tensor:
-        """All components count as one tensor."""
+        """The tensor of each coordinate: components count as one, number 0."""
         return torch.zeros(len(self.axes), dtype=torch.int64)
 
     @cached_property

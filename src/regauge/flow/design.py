@@ -11,7 +11,7 @@ from regauge.flow.coupling import Coupling
 from regauge.flow.flow_config import Design
 from regauge.flow.manifold import Manifold
 from regauge.flow.moments import Moments
-from regauge.flow.nets import NETS, Clock, Metanetwork
+from regauge.flow.nets import NETS, Metanetwork, TimeConditioning
 from regauge.flow.priors import PRIORS, Prior
 from regauge.flow.representation import Representation
 from regauge.flow.velocity import Velocity
@@ -23,7 +23,7 @@ def build_velocity(
     space: Manifold, prior: Prior, moments: Moments, design: Design, classes: int, generator: torch.Generator
 ) -> Velocity:
     """The velocity of a design, with random weights."""
-    clock = Clock(classes, generator)
+    clock = TimeConditioning(classes, generator)
     net = design.net.build(space, generator)
     return Velocity(
         space,

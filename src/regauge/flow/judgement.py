@@ -160,7 +160,7 @@ class Judgement:
         return known.loss / own.loss if min(own.loss, known.loss) > 0 else None
 
     def _quality(self) -> str:
-        """The first sentence."""
+        """The sentence on loss and accuracy of the networks, with which the verdict begins."""
         own, known = self.scores[:2]
         loss = f"a loss of {own.loss:.3g} against {known.loss:.3g}"
         if own.accuracy is None or known.accuracy is None:

@@ -97,10 +97,10 @@ class Tokens:
 
 NETS: dict[str, type[Any]] = {"metanetwork": Metanetwork, "perceptron": Perceptron, "tokens": Tokens}
 """Kinds of nets by name; the names of `weightspace.LAYERS` mean metanetworks with these layers."""
-__all__ = ["LAYERS", "NETS", "TOLD", "Clock", "Metanetwork", "Net", "Perceptron", "Tokens"]
+__all__ = ["LAYERS", "NETS", "TOLD", "Metanetwork", "Net", "Perceptron", "TimeConditioning", "Tokens"]
 
 
-class Clock(nn.Module):
+class TimeConditioning(nn.Module):
     """The conditioning vector of nets: functions of the time, and a vector for each class."""
 
     def __init__(self, classes: int, generator: torch.Generator) -> None:
@@ -129,7 +129,7 @@ class OverNetworks(nn.Module):
             head=Equivariant(scale=1.0),
             width=settings.width,
             depth=settings.depth,
-            parts=("permutation", *(("sign",) if "sign" in settings.layer.respects else ())),
+            parts=("permutation", *(("sign",) if "sign" in settings.layer.traits.respects else ())),
             conditions=TOLD,
             generator=generator,
         )
@@ -182,7 +182,7 @@ class OverUnits(nn.Module):
         self.into = nn.ModuleList(Dense(index.shape[1], width, generator=generator) for index in self.tokens)
         self.out = nn.ModuleList(Dense(width, index.shape[1], gain=0.02, generator=generator) for index in self.tokens)
         self.places = nn.Parameter(0.5 * torch.randn(count, width, generator=generator))
-        self.blocks = nn.ModuleList(Block(width, settings.heads, generator) for _ in range(settings.depth))
+        self.blocks = nn.ModuleList(TokenBlock(width, settings.heads, generator) for _ in range(settings.depth))
         counts = torch.bincount(torch.cat([index.flatten() for index in self.tokens]), minlength=space.dim)
         self.register_buffer("counts", counts.float(), persistent=False)
 
@@ -198,7 +198,7 @@ class OverUnits(nn.Module):
         return made / self.counts
 
 
-class Block(nn.Module):
+class TokenBlock(nn.Module):
     """Attention among tokens and an MLP on each, whose inputs are scaled and shifted by functions of the time."""
 
     def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regauge.flow.flow_config import Predicts
 from regauge.flow.manifold import Manifold, Points
 from regauge.flow.moments import Moments
-from regauge.flow.nets import Clock, OverNetworks
+from regauge.flow.nets import OverNetworks, TimeConditioning
 from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
@@ -19,7 +19,7 @@ LATEST = 0.99
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class StraightLines:
     """The straight lines between two independent normal distributions of every coordinate.
 
     Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)` the point `x = (1 - t) x0 + t x1` is normal, and given x, velocity
@@ -72,7 +72,7 @@ class Velocity(nn.Module):
         prior: Prior,
         moments: Moments,
         net: nn.Module,
-        clock: Clock,
+        clock: TimeConditioning,
         *,
         predicts: Predicts,
         has_gaussian: bool,
@@ -112,9 +112,9 @@ class Velocity(nn.Module):
         root = self.tables[4, :start].expand(len(t), -1)
         return torch.cat([math.pi / 2 * root, straight], dim=1)
 
-    def _line(self) -> Line:
+    def _line(self) -> StraightLines:
         m0, s0, m1, s1 = self.tables[:4, self.space.flat_start :]
-        return Line((m0, s0), (m1, s1))
+        return StraightLines((m0, s0), (m1, s1))
 
     def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
         """The closed-form prediction to which the net adds, and the unit of what it adds."""

@@ -5,7 +5,10 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"flat_rotation": "regauge.gauging.hadamard"}
-    | dict.fromkeys(("rotating", "uncover_rotations"), "regauge.gauging.moves")
-    | {"mean_error": "regauge.gauging.rounding"},
+    moved=dict.fromkeys(("rotating", "uncover_rotations"), "regauge.gauging.moves")
+    | {
+        "Trials": "regauge.gauging.result",
+        "flat_rotation": "regauge.gauging.hadamard",
+        "mean_error": "regauge.gauging.rounding",
+    },
 )

@@ -25,7 +25,6 @@ from .moves import Move as Move
 from .moves import apply_moves as apply_moves
 from .moves import move_tensor as move_tensor
 from .result import GaugeResult as GaugeResult
-from .result import Trials as Trials
 from .rounding import RoundToNearest as RoundToNearest
 from .rounding import round_network as round_network
 from .rounding import rounded_activations as rounded_activations

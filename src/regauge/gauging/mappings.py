@@ -12,7 +12,7 @@ from regauge.checkpoints.plain_files import require_plain
 from regauge.checkpoints.yaml_files import read_yaml
 from regauge.core.arguments import check_arguments
 from regauge.core.expressions import Expression
-from regauge.core.scales import Direction, Place, directions
+from regauge.core.scales import Direction, ScaleSite, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
 
@@ -77,7 +77,7 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
     return ScalePair(modules.pop(), tuple(name.rpartition(".")[0] for name in order))
 
 
-def _last_units(place: Place, length: int) -> tuple[int, ...]:
+def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
     """The units at the end of an axis, in their order; none where they lie elsewhere or with gaps between them."""
     order = place.positions.argsort()
     is_last = place.positions[order].tolist() == [*range(length - len(order), length)]

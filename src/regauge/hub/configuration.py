@@ -117,19 +117,19 @@ class Configuration:
 
     @property
     def content(self) -> bytes:
-        """The file."""
+        """The bytes of the edited config.json."""
         return _encode(self.document)
 
     @contextmanager
     def as_folder(self) -> Iterator[Path]:
-        """A folder that holds nothing else."""
+        """Temporary folder that holds the edited config.json alone."""
         with TemporaryDirectory() as name:
             (Path(name) / CONFIG).write_bytes(self.content)
             yield Path(name)
 
     @property
     def module(self) -> nn.Module:
-        """Its model, without values."""
+        """The model of the edited configuration, without values."""
         with self.as_folder() as folder:
             return build_folder(folder, "never")[0]
 

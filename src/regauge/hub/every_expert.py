@@ -66,7 +66,7 @@ class _Number(list[int]):
     """The number of an expert, as the tensor of one entry that `nonzero` gives."""
 
     def item(self) -> int:
-        """The number itself."""
+        """The number as an int, as of a tensor with one entry."""
         return self[0]
 
 

@@ -19,8 +19,9 @@ from regauge.inr.fields.signal_samples import Samples, image_samples
 from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
-from regauge.training import Adam, DescentConfig, Minimum, Optimizer, minimize
+from regauge.training import Adam, DescentConfig, Optimizer, minimize
 from regauge.training.chains.chain_steps import ACTIVATIONS
+from regauge.training.descent import Minimum
 from regauge.training.threads import one_thread
 from regauge.zoo import Examples, PopulationConfig, train
 

@@ -65,7 +65,7 @@ class Criterion:
     task: Task
 
     def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
-        """`[models]`."""
+        """The task's loss of each network, `[models]`."""
         return torch.func.vmap(self.task.criterion, in_dims=(0, None))(made, targets)
 
 

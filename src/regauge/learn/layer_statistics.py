@@ -11,7 +11,7 @@ from regauge.core.element import PARTS
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn.targets import Target
-from regauge.weightspace.canonical_frame import Frame
+from regauge.weightspace.canonical_frame import CanonicalFrame
 from regauge.weightspace.layout.compile import compile_layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -44,7 +44,7 @@ def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.fl
     place of their factors: of what a net over networks reads.
     """
     layout = compile_layout(symmetry)
-    frame = Frame.of(layout, tuple(part for part in PARTS if part != "permutation"))
+    frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))
 
     def compute(params: Params) -> NDArray[np.float32]:
         element = frame(params)

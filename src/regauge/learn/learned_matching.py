@@ -101,7 +101,7 @@ class LearnedMatching(Method):
         return join([self._match(problem[part], placed) for part in parts])
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """All networks to the first one, which is read once."""
+        """Match all networks to the first one, as one batch of pairs."""
         first, *others = problem.networks
         stacked = {name: torch.stack([other[name] for other in others]) for name in first}
         a = {name: tensor.expand(len(others), *tensor.shape) for name, tensor in first.items()}

@@ -47,7 +47,7 @@ class Siamese(nn.Module):
 
 
 @dataclass(frozen=True)
-class Weights:
+class LossWeights:
     """The weight of each loss; zero leaves it out."""
 
     supervised: float
@@ -79,7 +79,7 @@ class Losses:
 
     siamese: Siamese
     symmetry: Symmetry
-    weights: Weights
+    weights: LossWeights
     task: Task | None
     line: LineKind
     tolerance: float
@@ -134,7 +134,7 @@ class Losses:
         """The vectors of networks; many are read some at a time, and once more for the gradient, which saves memory."""
         net, count = self.siamese.net, _count(params)
         settings, layout = net.settings, net.layout_of(params)
-        pairs = sum(math.prod(block.sizes) for block in layout.pair_blocks) if settings.layer.keeps_pairs else 0
+        pairs = sum(math.prod(block.sizes) for block in layout.pair_blocks) if settings.layer.traits.keeps_pairs else 0
         size = max(1, KEPT // max(1, settings.depth * settings.width * pairs))
         if count <= size or not torch.is_grad_enabled():
             return read_vectors(net, params, placed)

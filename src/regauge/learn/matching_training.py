@@ -22,7 +22,7 @@ from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
 from regauge.learn.learn_configs import MatchingConfig
 from regauge.learn.learned_matching import LearnedMatching
-from regauge.learn.matching_losses import Copies, Losses, Siamese, Weights, batches_of
+from regauge.learn.matching_losses import Copies, Losses, LossWeights, Siamese, batches_of
 from regauge.learn.partners import Partners
 from regauge.learn.populations import arrays_of, digest, find_usable, modules_of, to_net
 from regauge.learn.random_changes import change_values
@@ -69,7 +69,8 @@ def fit_matching(
         module: Runs the networks, for `probes`, for each layout; that of the store unless given.
         inputs: The start of the probes: a tensor, a tuple of positional or a mapping of keyword arguments.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
-        arguments: See `FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
+        arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
+            `regauge.learn.division.FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
 
     Raises:
         IndexError: There is no network of some number.
@@ -149,7 +150,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
                 "align these networks by WeightMatching"
             )
         siamese = Siamese(net).to(config.device)
-        weights = Weights(config.supervised, config.line, config.distance)
+        weights = LossWeights(config.supervised, config.line, config.distance)
         losses = [
             Losses(
                 siamese,

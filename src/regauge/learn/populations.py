@@ -29,7 +29,7 @@ SIGNAL = "signal"
 
 
 def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indices, Params]]:
-    """Some networks, a moderate number of one layout at a time: their places in `indices`, and their parameters."""
+    """Read networks in blocks of one layout: their places in `indices`, and their parameters."""
     layouts = collection.layout_of(indices)
     for layout in np.unique(layouts):
         places = np.flatnonzero(layouts == layout)

@@ -30,7 +30,7 @@ class Translation:
         _require("the size of translations", self.size)
 
     def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Matrices and shifts."""
+        """Draw a matrix and a shift of the inputs for each of `count` networks."""
         shift = self.size * (2 * torch.rand(count, inputs, generator=generator) - 1)
         return torch.eye(inputs).expand(count, -1, -1), shift
 
@@ -50,7 +50,7 @@ class Rotation:
         _require("the angle of rotations", self.degrees, 180)
 
     def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Matrices and shifts."""
+        """Draw a matrix and a shift of the inputs for each of `count` networks."""
         if inputs < 2:
             raise ValueError("inputs of length 1 have no rotations; leave them out")
         angle = math.radians(self.degrees) * (2 * torch.rand(count, 1, 1, generator=generator) - 1)
@@ -74,7 +74,7 @@ class Scaling:
         _require("the share of scalings", self.share, 0.99)
 
     def draw(self, count: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Matrices and shifts."""
+        """Draw a matrix and a shift of the inputs for each of `count` networks."""
         factor = 1 + self.share * (2 * torch.rand(count, 1, 1, generator=generator) - 1)
         return factor * torch.eye(inputs), torch.zeros(count, inputs)
 
@@ -93,7 +93,7 @@ class Noise:
         _require("the share of noise", self.share)
 
     def change(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
-        """One tensor of some networks, `[models, ...]`."""
+        """Change one tensor of networks, `[models, ...]`."""
         size = tensor.flatten(1).square().mean(1).sqrt().reshape(-1, *[1] * (tensor.ndim - 1))
         drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
         noisy = tensor + self.share * size * drawn
@@ -111,7 +111,7 @@ class Dropout:
         _require("the share of dropped values", self.share, 0.99)
 
     def change(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
-        """One tensor of some networks, `[models, ...]`."""
+        """Change one tensor of networks, `[models, ...]`."""
         return tensor * (torch.rand(tensor.shape, generator=generator) >= self.share)
 
 
@@ -130,7 +130,7 @@ class Pruning:
         _require("the largest share of pruned values", self.share, 0.99)
 
     def prune(self, tensors: Mapping[str, Tensor], generator: torch.Generator) -> Params:
-        """Some tensors of networks, `[models, ...]`, pruned together."""
+        """Set the smallest values of each network to zero, over all `tensors`, `[models, ...]`, together."""
         sizes = torch.cat([tensor.flatten(1) for tensor in tensors.values()], 1).abs()
         if sizes.shape[1] > SAMPLED:
             sizes = sizes[:, torch.randint(sizes.shape[1], (SAMPLED,), generator=generator)]

@@ -37,7 +37,7 @@ class ArceeFusion(Rule):
         return False
 
     def held(self, count: int) -> int:
-        """Both tensors, their difference and its importance; probabilities, or copies to find the quartiles."""
+        """Held at once: both tensors, their difference, its importance; probabilities, or copies for the quartiles."""
         return 10
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:

@@ -43,7 +43,7 @@ class NearSwap(VectorRule):
         return equal_shares(self, weights, count)
 
     def held(self, count: int) -> int:
-        """The difference, and the share of it."""
+        """Tensors held at once: the difference, and the share of it."""
         return 2
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:

@@ -47,7 +47,7 @@ class Ram(VectorRule):
         return self.gain == 0
 
     def held(self, count: int) -> int:
-        """All task vectors, counts, the sum, and what is added to it."""
+        """Tensors held at once: all task vectors, counts, the sum, and what is added to it."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:

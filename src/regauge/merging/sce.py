@@ -51,7 +51,7 @@ class Sce(VectorRule):
         return False
 
     def held(self, count: int) -> int:
-        """All task vectors; then their mean, variance and copies to sort them, or signs, sums and masses."""
+        """Tensors held at once: all task vectors; mean, variance and copies to sort them, or signs, sums and masses."""
         return count + 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:

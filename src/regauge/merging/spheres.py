@@ -54,7 +54,7 @@ class Slerp(Rule):
         return self.axis == -1 and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """Both tensors, their directions, and the sum and difference of these."""
+        """Tensors held at once: both tensors, their directions, and the sum and difference of these."""
         return 6
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
@@ -121,7 +121,7 @@ class KarcherMean(Rule):
         return False
 
     def held(self, count: int) -> int:
-        """All directions, the mean, and one move."""
+        """Tensors held at once: all directions, the mean, and one move."""
         return count + 4
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:

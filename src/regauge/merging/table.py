@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class RuleRow:
     """A row of the table of rules: the module and the class of a rule, and its defaults.
 
     Attributes:
@@ -65,49 +65,51 @@ class Row:
 
 
 RULES = {
-    "average": Row("means", "Average", "the weighted mean"),
-    "greedy": Row("means", "GreedySoup", "the mean of those that do not raise the loss on DATA"),
-    "sum": Row("means", "WeightedSum", "the sum with the weights as they are"),
-    "passthrough": Row("means", "Passthrough", "one network as it is, or multiplied"),
-    "slerp": Row("spheres", "Slerp", "two networks, or their task vectors, along the arc between them"),
-    "karcher": Row("spheres", "KarcherMean", "the mean of directions and lengths on the sphere"),
-    "multislerp": Row("spheres", "KarcherMean", "the same without iterations", defaults={"steps": 0}),
-    "task-arithmetic": Row("vectors", "TaskArithmetic", "the sum of task vectors"),
-    "ties": Row("vectors", "Ties", "the largest entries of task vectors, the mean of what agrees in sign"),
-    "dare": Row("vectors", "Dare", "task vectors without entries dropped at random, summed", then="TaskArithmetic"),
-    "dare-ties": Row(
+    "average": RuleRow("means", "Average", "the weighted mean"),
+    "greedy": RuleRow("means", "GreedySoup", "the mean of those that do not raise the loss on DATA"),
+    "sum": RuleRow("means", "WeightedSum", "the sum with the weights as they are"),
+    "passthrough": RuleRow("means", "Passthrough", "one network as it is, or multiplied"),
+    "slerp": RuleRow("spheres", "Slerp", "two networks, or their task vectors, along the arc between them"),
+    "karcher": RuleRow("spheres", "KarcherMean", "the mean of directions and lengths on the sphere"),
+    "multislerp": RuleRow("spheres", "KarcherMean", "the same without iterations", defaults={"steps": 0}),
+    "task-arithmetic": RuleRow("vectors", "TaskArithmetic", "the sum of task vectors"),
+    "ties": RuleRow("vectors", "Ties", "the largest entries of task vectors, the mean of what agrees in sign"),
+    "dare": RuleRow("vectors", "Dare", "task vectors without entries dropped at random, summed", then="TaskArithmetic"),
+    "dare-ties": RuleRow(
         "vectors",
         "Dare",
         "the same, the mean of what agrees in sign",
         then="Ties",
         defaults={"density": 1.0},
     ),
-    "della": Row(
+    "della": RuleRow(
         "vectors",
         "Della",
         "task vectors without entries dropped at random, small ones more often, the mean of what agrees in sign",
         then="ElectedMean",
     ),
-    "della-linear": Row("vectors", "Della", "the same, summed", then="TaskArithmetic"),
-    "breadcrumbs": Row(
+    "della-linear": RuleRow("vectors", "Della", "the same, summed", then="TaskArithmetic"),
+    "breadcrumbs": RuleRow(
         "vectors",
         "Breadcrumbs",
         "task vectors without their largest and smallest entries, summed",
         then="TaskArithmetic",
     ),
-    "breadcrumbs-ties": Row(
+    "breadcrumbs-ties": RuleRow(
         "vectors",
         "Breadcrumbs",
         "the same, the mean of what agrees in sign",
         then="ElectedMean",
     ),
-    "model-stock": Row("vectors", "ModelStock", "a share of the mean task vector that follows from their angles"),
-    "sce": Row(
+    "model-stock": RuleRow("vectors", "ModelStock", "a share of the mean task vector that follows from their angles"),
+    "sce": RuleRow(
         "sce", "Sce", "the entries that vary most, by the sizes of task vectors, the mean of what agrees in sign"
     ),
-    "nearswap": Row("nearswap", "NearSwap", "a base moved towards one network, by no more than a reach"),
-    "ram": Row("ram", "Ram", "what one network alone changes, and the mean of what several change"),
-    "arcee-fusion": Row("arcee_fusion", "ArceeFusion", "one network with the most important entries of another one"),
+    "nearswap": RuleRow("nearswap", "NearSwap", "a base moved towards one network, by no more than a reach"),
+    "ram": RuleRow("ram", "Ram", "what one network alone changes, and the mean of what several change"),
+    "arcee-fusion": RuleRow(
+        "arcee_fusion", "ArceeFusion", "one network with the most important entries of another one"
+    ),
 }
 """Every rule, by its name on the command line."""
 

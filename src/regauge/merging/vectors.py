@@ -91,7 +91,7 @@ class ElectedMean(VectorRule):
         return shares if self.is_normalized else given
 
     def held(self, count: int) -> int:
-        """All task vectors, their signs, sums and masses."""
+        """Tensors held at once: all task vectors, their signs, sums and masses."""
         return count + 5
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
@@ -136,7 +136,7 @@ class ModelStock(VectorRule):
         return self.by_rows and len(shape) > 1
 
     def held(self, count: int) -> int:
-        """All task vectors, and the product of two."""
+        """Tensors held at once: all task vectors, and the product of two."""
         return count + 2
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
@@ -187,7 +187,7 @@ class SparseRule(VectorRule):
         return False
 
     def held(self, count: int) -> int:
-        """The copies of the combining rule, magnitudes, and two more to find the entries that are kept."""
+        """Tensors held at once: those of the combining rule, magnitudes, and two more to find the entries that stay."""
         return self.rule.held(count) + 3
 
     def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
@@ -234,7 +234,7 @@ class Ties(SparseRule):
         target.numbers(self.density, count)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """The largest entries."""
+        """Keep the entries of largest magnitude."""
         kept = keep_magnitudes(vector, target.numbers(self.density, count)[k], 0.0)
         return restore_sum(kept, vector) if self.keeps_sum else kept
 
@@ -274,7 +274,7 @@ class Breadcrumbs(SparseRule):
         self.rule.check(target, count)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
-        """The entries between."""
+        """Keep the entries below the outliers and above the small ones."""
         kept = keep_magnitudes(vector, *(target.numbers(x, count)[k] for x in (self.density, self.gamma)))
         return restore_sum(kept, vector) if self.keeps_sum else kept
 
@@ -381,7 +381,7 @@ class Della(SparseRule):
         return len(shape) > 1 and self.rule.splits(shape)
 
     def held(self, count: int) -> int:
-        """The copies of the combining rule, magnitudes, ranks twice (as integers), probabilities and noise."""
+        """Tensors held at once: those of the combining rule, magnitudes, integer ranks twice, probabilities, noise."""
         return self.rule.held(count) + 8
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:

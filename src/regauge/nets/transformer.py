@@ -94,7 +94,7 @@ class GatedFeedForward(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
-class Block(nn.Module):
+class PreNormBlock(nn.Module):
     """`x -> x + attention(norm(x))`, then `x -> x + feed_forward(norm(x))`."""
 
     def __init__(
@@ -124,7 +124,9 @@ class GPT(nn.Module):
         self.positions = nn.Parameter(torch.zeros(context, width))
         self.blocks = nn.Sequential(
             *(
-                Block(width, Attention(width, heads, is_causal=True), FeedForward(width, 4 * width), nn.LayerNorm)
+                PreNormBlock(
+                    width, Attention(width, heads, is_causal=True), FeedForward(width, 4 * width), nn.LayerNorm
+                )
                 for _ in range(layers)
             )
         )
@@ -151,7 +153,7 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(symbols, width)
         self.blocks = nn.Sequential(
             *(
-                Block(
+                PreNormBlock(
                     width,
                     Attention(width, heads, kv_heads=kv_heads, is_causal=True, is_rotary=True, bias=False),
                     GatedFeedForward(width, hidden),
@@ -199,7 +201,10 @@ class ViT(nn.Module):
         self.start = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1 + (image // patch) ** 2, width))
         self.blocks = nn.Sequential(
-            *(Block(width, Attention(width, heads), FeedForward(width, 4 * width), nn.LayerNorm) for _ in range(layers))
+            *(
+                PreNormBlock(width, Attention(width, heads), FeedForward(width, 4 * width), nn.LayerNorm)
+                for _ in range(layers)
+            )
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)

@@ -5,5 +5,8 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"Removal": "regauge.pruning.exact"},
+    moved={
+        "PruneCertificate": "regauge.pruning.pruned",
+        "Removal": "regauge.pruning.exact",
+    },
 )

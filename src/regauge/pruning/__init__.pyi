@@ -4,7 +4,6 @@ from .criteria import OutputError as OutputError
 from .criteria import RandomUnits as RandomUnits
 from .criteria import Taylor as Taylor
 from .prune_network import prune as prune
-from .pruned import PruneCertificate as PruneCertificate
 from .pruned import Pruned as Pruned
 from .slices import cut_params as cut_params
 from .slices import cut_symmetry as cut_symmetry

@@ -17,7 +17,7 @@ RIDGE = 1e-8
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadValue:
     """One value of a group and the places that read it.
 
     Attributes:
@@ -35,15 +35,15 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Moments:
+class SecondMoments:
     """Second moments of the values of a group, and the layers that read them."""
 
     group: str
-    readings: tuple[Reading, ...]
+    readings: tuple[ReadValue, ...]
     shape: tuple[int, int]
 
     @classmethod
-    def collect(cls, network: Network, group: str) -> "Moments":
+    def collect(cls, network: Network, group: str) -> "SecondMoments":
         """Run the network over the batches of its task."""
         assert network.task is not None
         by_value = values_read(network, group)
@@ -77,10 +77,10 @@ class Moments:
             there, factors = squares.clamp_min(0.0).sqrt(), torch.where(squares > 0, squares, 1.0).sqrt()
             moments = moments / (factors.unsqueeze(2) * factors.unsqueeze(1))
             weights = weights * there[:, :-1].unsqueeze(2) * there[:, :-1].unsqueeze(1)
-            readings.append(Reading(tuple(places), factors, moments, weights))
+            readings.append(ReadValue(tuple(places), factors, moments, weights))
         return cls(group, tuple(readings), shape)
 
-    def error(self, reading: Reading, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
+    def error(self, reading: ReadValue, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
         """The mean squared change of what the places make when they read `mixing` times the values instead."""
         rest = torch.eye(self.shape[1] + 1, dtype=torch.float64) - mixing
         noise = (rest @ reading.moments @ rest.mT)[:, :-1, :-1]
@@ -99,7 +99,7 @@ def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]
 
 
 def remove_compensated(
-    network: Network, moments: Moments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
+    network: Network, moments: SecondMoments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
 ) -> Bool[Tensor, "copies units"]:
     """Remove the cheapest units of each copy up to a number, fit what reads the others, and return which are removed.
 
@@ -133,13 +133,13 @@ def remove_compensated(
 class _State:
     """The inverse of the moments of the units that are left, and what stands for each unit so far."""
 
-    reading: Reading
+    reading: ReadValue
     inverse: Tensor
     mixing: Tensor
     weights: Tensor
 
     @classmethod
-    def of(cls, reading: Reading) -> "_State":
+    def of(cls, reading: ReadValue) -> "_State":
         """The state before anything is removed."""
         length = reading.moments.shape[-1]
         mixing = torch.eye(length, dtype=torch.float64).expand_as(reading.moments).clone()
@@ -179,7 +179,7 @@ def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"
     return inverse
 
 
-def _mix(network: Network, reading: Reading, mixing: Tensor, removed: Tensor) -> None:
+def _mix(network: Network, reading: ReadValue, mixing: Tensor, removed: Tensor) -> None:
     """Let layers read `mixing` times the values of the units, both divided by their sizes."""
     mixing = reading.sizes.unsqueeze(2) * mixing / reading.sizes.unsqueeze(1)
     for name, site in reading.places:

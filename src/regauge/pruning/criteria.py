@@ -11,7 +11,7 @@ from torch import Tensor
 from regauge.core.families import unit_values
 from regauge.core.params import Params
 from regauge.core.task import Task, evaluating
-from regauge.pruning.compensation import Moments, remove_compensated, values_read
+from regauge.pruning.compensation import SecondMoments, remove_compensated, values_read
 from regauge.pruning.network import Network
 
 Scores = Mapping[str, Float[Tensor, "copies units"]]
@@ -128,7 +128,7 @@ class OutputError(Criterion):
         self, network: Network, group: str, scores: Float[Tensor, "copies units"], gone: Tensor, count: int
     ) -> Tensor:
         """Remove unit by unit, with the moments that the network has now."""
-        moments = Moments.collect(network, group)
+        moments = SecondMoments.collect(network, group)
         if not moments.readings:
             return super().remove(network, group, scores, gone, count)
         removed = remove_compensated(network, moments, gone, count, is_compensated=self.is_compensated)

@@ -78,7 +78,7 @@ def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bas
 
 
 def kept_entries(symmetry: Symmetry, sizes: Mapping[str, int]) -> dict[str, dict[int, Bool[Tensor, " length"]]]:
-    """For each axis that is cut the indices that stay, when the units that stay come first in each group."""
+    """Masks of the indices that stay on each axis that is cut, when the units that stay come first in each group."""
     result: dict[str, dict[int, Tensor]] = {}
     for name, local in symmetry.sites.items():
         for site in local:

@@ -199,7 +199,7 @@ class _Step:
 
     @cached_property
     def _orders(self) -> list[tuple[Tensor, Tensor] | None]:
-        """For each axis its positions segment by segment, and the way back; None where they are in order."""
+        """The positions of each axis segment by segment, and the inverse order; None where they are in order."""
         orders = [torch.cat([segment.positions for segment in several]) for several in self.segments]
         return [None if bool((o == torch.arange(len(o))).all()) else (o, o.argsort()) for o in orders]
 

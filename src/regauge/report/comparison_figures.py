@@ -12,7 +12,7 @@ LABELED = 80
 
 
 def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
-    """For each layer, from top to bottom, the share that is explained as stored and after alignment."""
+    """Plot the share of each layer, from top to bottom, that is explained as stored and after alignment."""
     count = len(layers)
     is_labeled = count <= LABELED
     with draw_figure(5.6, 0.9 + (0.24 if is_labeled else 0.06) * count) as figure:

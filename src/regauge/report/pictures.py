@@ -76,7 +76,7 @@ class Images:
         return cls(title, tuple(rows), tuple(columns), values.shape[2], pixels)
 
     def image(self, row: int, column: int) -> NDArray[np.uint8]:
-        """One of them, `[height, width]`."""
+        """The image in a row and column, `[height, width]`."""
         return np.frombuffer(base64.b64decode(self.pixels[row][column]), np.uint8).reshape(self.height, -1)
 
     @classmethod

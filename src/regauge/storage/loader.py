@@ -173,7 +173,10 @@ class Loader(IterableDataset[Batch]):
                 "the state is of a loader of other networks or of batches of another size, so the rest of its epoch is "
                 "not known here; give the same networks, indices and batch"
             )
-        self.seed, self.epoch, self.number = int(state["seed"]), int(state["epoch"]), int(state["number"])
+        seed, epoch, number = (int(state[name]) for name in ("seed", "epoch", "number"))
+        if epoch < 0 or not 0 <= number <= len(self):
+            raise ValueError(f"the state is of batch {number} of epoch {epoch}, and an epoch has {len(self)} batches")
+        self.seed, self.epoch, self.number = seed, epoch, number
 
     def _share(self) -> list[int]:
         """The numbers of the batches that this process, or this worker of a `DataLoader`, gives."""

@@ -1,4 +1,3 @@
-from .descent import Minimum as Minimum
 from .descent import PlainProgram as PlainProgram
 from .descent import Program as Program
 from .descent import State as State

@@ -1,7 +1,7 @@
 """Optimizers, and their updates of stacked tensors: one for all networks, with settings of each network.
 
 Torch's fused kernels update networks that share their settings, and large networks one by one. Small networks with
-settings of their own are updated by `Blocks`; torch's kernels, network by network, take
+settings of their own are updated by `BlockedUpdates`; torch's kernels, network by network, take
 6 times as long with 30-16-16-2 and 1.5 times with 784-10-10 (`benchmarks/hand_written.py`).
 """
 
@@ -27,7 +27,7 @@ Parameters = Sequence[Tensor] | list[dict[str, Any]]
 """Tensors, or groups of tensors as `torch.optim` takes them."""
 
 
-class Block(NamedTuple):
+class ParameterBlock(NamedTuple):
     """Views of some values of some networks, and the settings of these networks.
 
     Settings are numbers where all networks have the same, else `[networks, 1]`.
@@ -72,7 +72,7 @@ class SGD:
         """The number of tensors like the parameters that an update keeps."""
         return int(any(settings["momentum"]))
 
-    def update(self, block: Block, gradient: Tensor, rate: Rate, _: int) -> None:
+    def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, _: int) -> None:
         """Update the values of one block."""
         lr, decay, momentum = (block.settings[name] for name in ("lr", "weight_decay", "momentum"))
         momentum = momentum if rate.momentum is None else rate.momentum
@@ -129,7 +129,7 @@ class Adam:
         """The number of tensors like the parameters that an update keeps."""
         return 2
 
-    def update(self, block: Block, gradient: Tensor, rate: Rate, step: int) -> None:
+    def update(self, block: ParameterBlock, gradient: Tensor, rate: Rate, step: int) -> None:
         """Update the values of one block."""
         (first, second), (mean, square) = self.betas, block.moments
         lr, decay, factor = block.settings["lr"], block.settings["weight_decay"], rate.factor
@@ -218,7 +218,7 @@ def stack_optimizer(
     settings: Mapping[str, Sequence[float]],
     *,
     is_fused: bool | None = None,
-) -> "Fused | Blocks":
+) -> "Fused | BlockedUpdates":
     """An optimizer that updates stacked parameters `[networks, ...]` in place; no network touches another.
 
     Settings are one value per network of each of `method.per_network`. Torch's fused kernels update all networks at
@@ -227,7 +227,7 @@ def stack_optimizer(
     if is_fused is None:
         size = sum(param[0].numel() for param in params)
         is_fused = size >= LARGE or all(len(set(values)) == 1 for values in settings.values())
-    return (Fused if is_fused else Blocks)(method, params, settings)
+    return (Fused if is_fused else BlockedUpdates)(method, params, settings)
 
 
 class Fused:
@@ -274,7 +274,7 @@ class Fused:
         return [list(row) for row in zip(*(tensor.unbind() for tensor in tensors), strict=True)]
 
 
-class Blocks:
+class BlockedUpdates:
     """Updates stacked parameters in place, block by block, each network with its own settings."""
 
     def __init__(self, method: Optimizer, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
@@ -300,7 +300,7 @@ class Blocks:
 
     def _cut(self, params: Sequence[Tensor], states: list[list[Tensor]]) -> None:
         self.states = states
-        self.blocks: list[Block] = []
+        self.blocks: list[ParameterBlock] = []
         for k, param in enumerate(params):
             networks, size = len(param), param[0].numel()
             columns = size if param.is_cuda else min(size, BLOCK)
@@ -313,4 +313,4 @@ class Blocks:
                 for column in range(0, size, columns):
                     part = slice(column, column + columns)
                     views = tuple(tensor[some, part] for tensor in moments)
-                    self.blocks.append(Block(k, some, part, flat[some, part], views, settings))
+                    self.blocks.append(ParameterBlock(k, some, part, flat[some, part], views, settings))

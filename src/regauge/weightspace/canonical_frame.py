@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.canonical.carry_out import carry_out
-from regauge.canonical.places import Place
+from regauge.canonical.places import GroupSite
 from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ShiftStep, SignStep, Step, plan
 from regauge.core.element import Element
 from regauge.core.params import Params
@@ -17,7 +17,7 @@ from regauge.weightspace.layout.compile import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class CanonicalFrame:
     """A map of networks of one layout to a canonical form of their scales, signs, shifts and matrices.
 
     Attributes:
@@ -35,7 +35,7 @@ class Frame:
     is_weighed: bool
 
     @classmethod
-    def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "Frame":
+    def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
         """The frame that fixes some parts, in as few steps as possible, and leaves others to the layers."""
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
@@ -76,7 +76,7 @@ class Frame:
 def _sees_signs(step: Step) -> bool:
     """Whether a step chooses by sums over values that signs of other groups change."""
     if isinstance(step, ShiftStep):
-        places: tuple[Place, ...] = (step.place,)
+        places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):
         places = step.places
     else:

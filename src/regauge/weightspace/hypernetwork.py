@@ -105,7 +105,7 @@ class HyperNetwork(nn.Module):
         self.decoder.bias.data.copy_(weight_rows(drawn, "all"))
 
     def forward(self, params: Mapping[str, Tensor]) -> Params:
-        """One network to one network."""
+        """Encode one network and decode another one from it."""
         rows = weight_rows(params, "all")
         made = self.decoder(self.encoder(rows.unsqueeze(0)).squeeze(0))
         result: Params = {}

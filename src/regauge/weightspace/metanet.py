@@ -19,7 +19,7 @@ from regauge.weightspace.heads import Head
 from regauge.weightspace.heads.equivariant import Equivariant
 from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.layers.message_passing import MessagePassing
-from regauge.weightspace.layers.plan import Layer, Plan
+from regauge.weightspace.layers.plan import Layer, LayerPlan
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.probes import ProbeEncoder, Probes
@@ -177,7 +177,7 @@ class Metanet(nn.Module):
         last = made.head.reads(layouts, has_pairs=has_pairs)
         for k in range(made.depth):
             reads = last if k == made.depth - 1 else everything
-            yield made.layer.build(Plan(layouts, made.width, reads, generator, before=k))
+            yield made.layer.build(LayerPlan(layouts, made.width, reads, generator, before=k))
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
-from regauge.weightspace.canonical_frame import Frame
+from regauge.weightspace.canonical_frame import CanonicalFrame
 from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.layout.characters import has_scale
 from regauge.weightspace.layout.compile import Layout, compile_layout
@@ -25,7 +25,7 @@ class Reader:
     """
 
     layout: Layout
-    frame: Frame
+    frame: CanonicalFrame
     number: int
     probed: Probed | None = None
 
@@ -72,7 +72,7 @@ class Reader:
         if layout.waves is None:
             left = tuple(part for part in left if part != "shift")
         fixed = tuple(part for part in wanted if part not in ("permutation", *left))
-        return cls(layout, Frame.of(layout, fixed, left), number)
+        return cls(layout, CanonicalFrame.of(layout, fixed, left), number)
 
     def fits(self, population: Mapping[str, Tensor]) -> bool:
         """Whether a population has the tensors of this architecture."""

@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.flow.manifold import Points
 from regauge.flow.sampling import Field, follow_thesis, integrate
 from regauge.flow.space import Space
-from regauge.flow.velocity import LATEST, Line
+from regauge.flow.velocity import LATEST, StraightLines
 from regauge.report.pictures import Chart, Picture, Series
 from regauge.weightspace import RelationalAttention
 from regauge.zoo.presets import mlp_architecture
@@ -132,9 +132,9 @@ def measure(study: Study, run: Run) -> Table:
     return Table("A flow between normal distributions", notes, QUANTITIES, tuple(rows), pictures=pictures)
 
 
-def _line(dim: int) -> Line:
+def _line(dim: int) -> StraightLines:
     zero, one = torch.zeros(dim), torch.ones(dim)
-    return Line((zero, one), (one, one))
+    return StraightLines((zero, one), (one, one))
 
 
 def _expected(dim: int) -> Field:

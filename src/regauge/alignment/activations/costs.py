@@ -98,7 +98,7 @@ Statistic = Literal["correlation", "covariance", "product"]
 
 
 @dataclass(frozen=True)
-class Part:
+class ValuePart:
     """Groups that act together on a piece of an intermediate value.
 
     Attributes:
@@ -162,7 +162,7 @@ def activation_costs(
         for params in (params_a, params_b)
     ]
     moments: list[CrossMoments] = []
-    parts: list[Part] = []
+    parts: list[ValuePart] = []
     for inputs, _ in map(as_pair, task.batches):
         found, here, args, kwargs = traces.prepare(inputs)
         if not parts:
@@ -201,9 +201,9 @@ class Traces:
         is_alike = all(t.dtype == dtype for t in module.state_dict().values() if t.is_floating_point())
         self._module = module if is_alike else copy.deepcopy(module).to(dtype)
         self.symmetry, self.dtype, self._outputs, self._only_read = symmetry, dtype, outputs, only_read
-        self._known: dict[tuple[Any, ...], tuple[Activations, list[Part]]] = {}
+        self._known: dict[tuple[Any, ...], tuple[Activations, list[ValuePart]]] = {}
 
-    def prepare(self, inputs: Any) -> tuple[Activations, list[Part], tuple[Any, ...], dict[str, Any]]:
+    def prepare(self, inputs: Any) -> tuple[Activations, list[ValuePart], tuple[Any, ...], dict[str, Any]]:
         """The trace for inputs of these shapes, the parts of its values, and the inputs as arguments."""
 
         def cast(value: Any) -> Any:
@@ -225,13 +225,13 @@ class Traces:
         return bool(self._known)
 
 
-def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[Part]:
+def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
     """The pieces of values on which groups act together.
 
     Values are left out of which several axes move independently of one another (their cross products would be
     larger than what they tell), and values to which shifts add constants.
     """
-    result: list[Part] = []
+    result: list[ValuePart] = []
     for name in names:
         sites = symmetry.sites[name]
         parts = _components(sites)
@@ -259,12 +259,12 @@ def _components(sites: Sequence[Site]) -> list[list[Site]]:
     return parts
 
 
-def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> Part:
+def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart:
     if len(sites) == 1:
         (site,), axis = sites, sites[0].placement.axis
         units = site.positions.reshape(site.group.size, -1)
         places = ((site.group.name, _bare(site.placement, 0, 1, ())),)
-        return Part(name, ((axis, 0, shape[axis]),), units, places, site.group.size)
+        return ValuePart(name, ((axis, 0, shape[axis]),), units, places, site.group.size)
     axes = []
     for axis in sorted({site.placement.axis for site in sites}):
         positions = torch.cat([site.positions for site in sites if site.placement.axis == axis])
@@ -283,7 +283,7 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> Part:
             inner *= length
         repeats = (*((n, stride * own) for n, stride in place.repeats), *others)
         groups.append((site.group.name, _bare(place, (place.start - first) * own, place.stride * own, repeats)))
-    return Part(name, tuple(axes), None, tuple(groups), size)
+    return ValuePart(name, tuple(axes), None, tuple(groups), size)
 
 
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
@@ -293,7 +293,7 @@ def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, i
 
 
 def _collect(
-    symmetry: Symmetry, parts: Sequence[Part], moments: Sequence[CrossMoments], statistic: Statistic
+    symmetry: Symmetry, parts: Sequence[ValuePart], moments: Sequence[CrossMoments], statistic: Statistic
 ) -> ActivationCosts:
     """Values on which groups act alike share one tensor, on which these groups are placed."""
     names = {groups: f"%{k}" for k, groups in enumerate(dict.fromkeys(part.groups for part in parts))}

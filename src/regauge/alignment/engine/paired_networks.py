@@ -224,7 +224,7 @@ def act_on(
 
 
 def at(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    """Some pairs of a tensor."""
+    """Select pairs of a tensor; all of them, without a copy, if `rows` has as many."""
     return tensor if rows is None or rows.shape[0] == tensor.shape[0] else tensor[rows]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.posteriors.kronecker import KroneckerPosterior, Term
+from regauge.bayes.posteriors.kronecker import KroneckerPosterior, KroneckerTerm
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
@@ -121,7 +121,7 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
     if len(blocks) != len(own):
         raise ValueError(f"{source} has {len(blocks)} blocks of curvature for the {len(own)} parameters of its model")
     deltas = precision.deltas.detach().expand(len(own)).tolist()
-    terms: dict[str, tuple[Term, ...]] = {}
+    terms: dict[str, tuple[KroneckerTerm, ...]] = {}
     std: dict[str, Tensor] = {}
     for name, values, vectors, delta in zip(own, blocks, precision.eigenvectors, deltas, strict=True):
         if len(values) == 1:

@@ -79,7 +79,7 @@ class GaussianPosterior(NamedTuple):
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
-        """Itself."""
+        """The posterior itself, which is Gaussian and independent already."""
         return self
 
     def couple(
@@ -101,7 +101,7 @@ class GaussianPosterior(NamedTuple):
 
 
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element]:
-    """Both with every size known, so that they also act on dictionaries that lack names of `params`."""
+    """Bind a symmetry and an element to the sizes of `params`, so that they act where some of its names are missing."""
     bound = symmetry.bind(params)
     return bound, materialize(element, bound.groups)
 

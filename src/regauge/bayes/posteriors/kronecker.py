@@ -19,7 +19,7 @@ from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 
-class Term(NamedTuple):
+class KroneckerTerm(NamedTuple):
     """Two roots that turn the noise E of a weight into a deviation `rows @ E @ columns^T` from its mean.
 
     The rows, `[out, p]`, are for the first axis of the weight, the columns, `[in, q]`, for all others, flattened.
@@ -55,7 +55,7 @@ class KroneckerPosterior:
     """
 
     mean: Params
-    terms: Mapping[str, tuple[Term, ...]]
+    terms: Mapping[str, tuple[KroneckerTerm, ...]]
     std: Params
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class KroneckerPosterior:
             pi = math.sqrt(traces[0] / traces[1]) if min(traces) > 0 else 1.0
             # (N G (x) A)^-1 = N^-1 G^-1 (x) A^-1: the root of N goes into one factor alone.
             rows = _inverse_root(g, damping / pi) / math.sqrt(examples)
-            terms[name] = (Term(rows.to(mean[name]), _inverse_root(a, damping * pi).to(mean[name])),)
+            terms[name] = (KroneckerTerm(rows.to(mean[name]), _inverse_root(a, damping * pi).to(mean[name])),)
         return cls(dict(mean), terms, dict(std or {}))
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
@@ -175,7 +175,7 @@ class KroneckerPosterior:
         roots = Symmetry(groups, shapes).act(element, roots)
         moved = {
             name: tuple(
-                Term(roots[_name(name, k, 0)], roots[_name(name, k, 1)].reshape(term.columns.shape))
+                KroneckerTerm(roots[_name(name, k, 0)], roots[_name(name, k, 1)].reshape(term.columns.shape))
                 for k, term in enumerate(terms)
             )
             for name, terms in self.terms.items()
@@ -216,8 +216,8 @@ class KroneckerPosterior:
                     "compare the ends of geodesics, or `moments()`"
                 )
             pairs = [_couple_roots(x, y) for x, y in zip(self.terms[name][0], other.terms[name][0], strict=True)]
-            own[name] = (Term(*(x for x, _ in pairs)),)
-            others[name] = (Term(*(y for _, y in pairs)),)
+            own[name] = (KroneckerTerm(*(x for x, _ in pairs)),)
+            others[name] = (KroneckerTerm(*(y for _, y in pairs)),)
         first = KroneckerPosterior(self.mean, own, with_zeros(self.std, other.std))
         return first, KroneckerPosterior(other.mean, others, with_zeros(other.std, self.std))
 
@@ -235,8 +235,8 @@ class KroneckerPosterior:
     def between(self, other: "KroneckerPosterior", t: float) -> "KroneckerPosterior":
         """McCann's map is a product of maps of the factors; the point has two terms, no Kronecker product."""
         terms = {
-            name: tuple(Term((1 - t) * rows, columns) for rows, columns in own)
-            + tuple(Term(t * rows, columns) for rows, columns in other.terms[name])
+            name: tuple(KroneckerTerm((1 - t) * rows, columns) for rows, columns in own)
+            + tuple(KroneckerTerm(t * rows, columns) for rows, columns in other.terms[name])
             for name, own in self.terms.items()
         }
         mean, std = interpolate(self.mean, other.mean, t), interpolate(self.std, other.std, t)
@@ -295,7 +295,7 @@ def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a, (b.double() @ turn).to(b.dtype)
 
 
-def _between_terms(a: Term, b: Term) -> float:
+def _between_terms(a: KroneckerTerm, b: KroneckerTerm) -> float:
     """`|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, without differences of large numbers."""
     rows, columns, other, others = (root.double() for root in (*a, *b))
     # B (x) C - B' (x) C' = B (x) (C - C') + (B - B') (x) C', and <X (x) Y, X' (x) Y'> = <X, X'> <Y, Y'>.

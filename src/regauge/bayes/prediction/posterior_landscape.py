@@ -17,7 +17,7 @@ from regauge.bayes.transport.wasserstein import geodesic
 from regauge.connect.line import Curve
 from regauge.connect.plane import Plane, plane
 from regauge.connect.repair import VarianceCollapse, require_endpoints, tabulate_variances
-from regauge.connect.unit_moments import Moments, Statistics
+from regauge.connect.unit_moments import LayerStatistics, RunningMoments
 from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params, select
@@ -274,7 +274,7 @@ def posterior_collapse(
     """
     firsts = [one_sample(q, noise) for q in (posterior, *ends)]
     *_, shares = require_endpoints(firsts[0], firsts[1:], weights)
-    statistics = Statistics(module, list(batches), firsts)
+    statistics = LayerStatistics(module, list(batches), firsts)
     now, *limits = [_variances(statistics, statistics.places, q, noise) for q in (posterior, *ends)]
     tables = []
     for kind, variances in enumerate(now):
@@ -290,12 +290,12 @@ def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
 
 
 def _variances(
-    statistics: Statistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
+    statistics: LayerStatistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """For every unit over the data: the average over samples of its variance, and the variance of its average."""
+    """Two variances of every unit over the data: of each sample, averaged, and of the average of the samples."""
     count = len(next(iter(noise.values())))
-    each = [{name: Moments() for name in places} for _ in range(count)]
-    averaged = {name: Moments() for name in places}
+    each = [{name: RunningMoments() for name in places} for _ in range(count)]
+    averaged = {name: RunningMoments() for name in places}
     # Samples advance together, so that their average on a batch needs no second pass and no stored activations.
     runs = [statistics.activations(one_sample(posterior, noise, k), places) for k in range(count)]
     while True:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from regauge.core.moving.moved_tensors import MovedTensor
-from regauge.core.moving.random_draws import Drawn, Share, portions
+from regauge.core.moving.random_draws import Drawn, ElementRun, portions
 
 AT_ONCE = 1 << 17
 """Values that are moved at once, which a cache holds."""
@@ -21,7 +21,7 @@ WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def move_rows(
     tensor: MovedTensor,
     networks: Num[Tensor, "models *shape"],
-    shares: Sequence[Share],
+    shares: Sequence[ElementRun],
     drawn: Drawn,
     factors: Float[Tensor, "elements factors"] | None,
     shifts: Float[Tensor, "elements shifts"] | None,

@@ -28,7 +28,7 @@ class Term:
     step: int = 0
 
     def of(self, table: Num[Tensor, "models width"]) -> Tensor:
-        """`[models, *shape]`."""
+        """Look up the entries in a table: `[models, *shape]`."""
         if isinstance(self.columns, slice):
             return table[:, self.columns].view(len(table), *self.shape)
         return table.gather(1, self.columns.expand(len(table), -1)).view(len(table), *self.shape)

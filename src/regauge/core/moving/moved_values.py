@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from regauge.core.moving.moved_tensors import MovedTensor, Term, Unmoved
-from regauge.core.moving.random_draws import Drawn, Draws, Share, blank, portions
+from regauge.core.moving.random_draws import Drawn, Draws, ElementRun, blank, portions
 from regauge.core.params import Params
 
 SMALL = 256
@@ -23,7 +23,7 @@ LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """For each value of small tensors, laid end to end, a column of a table, and the step of displacements."""
+    """Small tensors laid end to end: the column of a table for each value, and the step of displacements."""
 
     columns: Int[Tensor, "1 values"]
     steps: Int[Tensor, " values"]
@@ -137,7 +137,7 @@ class MovedValues:
     def move(
         self,
         params: Mapping[str, Tensor],
-        shares: Sequence[Share],
+        shares: Sequence[ElementRun],
         drawn: Drawn,
         factors: Float[Tensor, "elements factors"] | None,
         shifts: Float[Tensor, "elements shifts"] | None,
@@ -191,7 +191,7 @@ class MovedValues:
             start += part.size
 
     def _add(self, table: Float[Tensor, "some shifts"], memory: _Memory) -> list[tuple[Tensor, Tensor]]:
-        """Each tensor to which half periods add something, and what."""
+        """Pairs of a tensor to which half periods add something, and the summand."""
         return [
             (home, reduce(torch.add, [term.of(table) for term in tensor.shifts]).to(home.device))
             for tensor, home in zip(self.tensors, memory.tensors, strict=True)

@@ -35,7 +35,7 @@ VECTOR = 64
 
 
 @dataclass(frozen=True)
-class Share:
+class ElementRun:
     """Elements that follow one another, and the batches that they move: network k of each by element k.
 
     Attributes:
@@ -56,20 +56,20 @@ class Share:
                 yield first + start, n
 
 
-def shares_of(sources: Sequence[Source]) -> list[Share]:
+def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
     """Assign elements to networks; one share for all networks where each source has a single batch."""
     if all(len(counts) == 1 for counts, _ in sources):
         total = sum(counts[0] for counts, _ in sources)
-        return [Share(0, total, ((0, total),))]
-    shares, element, network = list[Share](), 0, 0
+        return [ElementRun(0, total, ((0, total),))]
+    shares, element, network = list[ElementRun](), 0, 0
     for counts, _ in sources:
         firsts = [network + sum(counts[:k]) for k in range(len(counts))]
-        shares.append(Share(element, max(counts), tuple(zip(firsts, counts, strict=True))))
+        shares.append(ElementRun(element, max(counts), tuple(zip(firsts, counts, strict=True))))
         element, network = element + max(counts), network + sum(counts)
     return shares
 
 
-def portions(shares: Sequence[Share], step: int) -> Iterator[tuple[Share, slice, int]]:
+def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
     """Some elements of a share at a time, and the number of the first of them in the share."""
     for share in shares:
         for start in range(0, share.elements, step):
@@ -238,7 +238,7 @@ class Draws:
         return int(2**signs * 3**shifts)
 
     def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """For each family the sign bit, and the half period, of each state."""
+        """The sign bit and the half period of each state, for each family."""
         state = torch.arange(self._count_states(group))
         signs = group.signs * ("sign" in self._parts)
         shifts = group.shifts * ("shift" in self._parts)
@@ -283,7 +283,7 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """For each column of the factors a first scale and its exponent, a second one, and so on."""
+        """Layers of one scale and exponent for each column of the factors: its first, its second, and so on."""
         width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
         for (group, exponents, _, _), columns in self.factors.items():
             there = [(family, exponent) for family, exponent in enumerate(exponents) if exponent]

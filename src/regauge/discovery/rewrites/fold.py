@@ -18,7 +18,7 @@ from regauge.discovery.discover import discover, trace_and_record
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.rewrites.following import follow
 from regauge.discovery.rewrites.gains import fold_gains, gains
-from regauge.discovery.rewrites.value_flow import Flow
+from regauge.discovery.rewrites.value_flow import ValueFlow
 from regauge.discovery.trace import Program
 
 
@@ -211,7 +211,7 @@ class _Folding:
                 part = torch.where(mask, self.params[name], 0.0)
                 if not bool(part.any()):
                     continue
-                flow = Flow(self.program, self.params, takers)
+                flow = ValueFlow(self.program, self.params, takers)
                 changes = follow(flow, {name: -part})
                 if changes is not None and self._take(name, changes):
                     # What is left is exactly nothing.
@@ -271,6 +271,6 @@ class _Folding:
                 if shape[axis] == 1 or not bool((mean.abs() > 1e-12 * self.params[name].abs().max()).any()):
                     continue
                 change = -mean.expand(shape)
-                flow = Flow(self.program, self.params, frozenset())
+                flow = ValueFlow(self.program, self.params, frozenset())
                 if follow(flow, {name: change}) is not None and self._take(name, {name: change}):
                     self.centered.append((name, axis))

@@ -14,13 +14,13 @@ from torch.nn import functional
 
 from regauge.core.params import Params
 from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
-from regauge.discovery.rewrites.value_flow import MOVES, Change, Flow, Seen, along, call, classes_of, is_nothing
+from regauge.discovery.rewrites.value_flow import MOVES, Change, Seen, ValueFlow, along, call, classes_of, is_nothing
 
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
 """Operators that are linear in a value and in a weight: arguments of value, weight and bias."""
 
 
-def follow(flow: Flow, start: Mapping[str, Tensor]) -> Params | None:
+def follow(flow: ValueFlow, start: Mapping[str, Tensor]) -> Params | None:
     """The given changes of parameters with the changes of biases that compensate them; None where something sees them.
 
     Parameters go by the first of their names. No output and no buffer that the model writes may change.
@@ -34,7 +34,7 @@ def follow(flow: Flow, start: Mapping[str, Tensor]) -> Params | None:
 class _Run:
     """One change on its way through the program."""
 
-    def __init__(self, flow: Flow, start: Mapping[str, Tensor]) -> None:
+    def __init__(self, flow: ValueFlow, start: Mapping[str, Tensor]) -> None:
         self.flow, self.start = flow, start
         self.taken: Params = {}
         self.changes: dict[Node, Any] = {}
@@ -248,7 +248,7 @@ class _Run:
         self._unseen(self._of(node.args[0]), [int(node.args[1])])  # type: ignore[arg-type]
 
     def _unseen(self, change: Change | None, dims: Sequence[int]) -> None:
-        """Nothing remains of a change that is constant along these axes."""
+        """Drop a change that is constant along these axes, to which the operator is blind; raise `Seen` for others."""
         if change is not None and not all(change.is_uniform(d) for d in dims):
             raise Seen
 

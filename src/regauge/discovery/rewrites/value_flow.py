@@ -71,7 +71,7 @@ def classes_of(rows: Tensor) -> Tensor:
 
 
 @dataclass
-class Flow:
+class ValueFlow:
     """A traced model through which changes flow: parameters in float64, and the biases that may take up a change."""
 
     program: Program

@@ -12,7 +12,7 @@ from torch import Tensor
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.remembered import remembered
-from regauge.core.scales import Direction, Place, directions
+from regauge.core.scales import Direction, ScaleSite, directions
 from regauge.core.symmetry import Symmetry
 from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
 from regauge.gauging.moves import Move
@@ -82,8 +82,8 @@ class _Pair:
     """One family of scales, with the places on both sides whose ranges are compared."""
 
     direction: Direction
-    rising: tuple[Place, ...]
-    falling: tuple[Place, ...]
+    rising: tuple[ScaleSite, ...]
+    falling: tuple[ScaleSite, ...]
 
 
 class _Ranges:
@@ -150,10 +150,10 @@ class _Ranges:
         logs = [torch.where(is_there, side, 1.0).log() for side in sides]
         return logs[0] - logs[1], is_there
 
-    def _range(self, place: Place, count: int) -> Units:
+    def _range(self, place: ScaleSite, count: int) -> Units:
         return unit_sizes(place, self._sizes[place.name], count)
 
-    def _move(self, place: Place, step: Units) -> None:
+    def _move(self, place: ScaleSite, step: Units) -> None:
         sizes = self._sizes[place.name]
         shape = [sizes.shape[axis] for axis in place.axes]
         field = torch.zeros(shape, dtype=torch.float64)
@@ -176,7 +176,7 @@ def diagonal(symmetry: Symmetry) -> Symmetry:
     return replace(symmetry, groups=tuple(scales_of(group) for group in symmetry.groups))
 
 
-def unit_sizes(place: Place, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
+def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
     """The largest or the mean magnitude of what each unit owns at a place."""
     others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
     reduced = sizes if not others else sizes.amax(others) if how == "amax" else sizes.mean(others)
@@ -187,7 +187,7 @@ def unit_sizes(place: Place, sizes: Tensor, count: int, how: Literal["amax", "me
     return torch.zeros(count, dtype=torch.float64).scatter_reduce_(0, index, owned, how, include_self=how == "amax")
 
 
-def _telling(symmetry: Symmetry, places: Sequence[Place]) -> tuple[Place, ...]:
+def _telling(symmetry: Symmetry, places: Sequence[ScaleSite]) -> tuple[ScaleSite, ...]:
     """The places whose ranges count: matrices, kernels and tables; vectors where there are none of these."""
     wide = tuple(place for place in places if len(symmetry.shapes[place.name]) > 1)
     return wide or tuple(places)

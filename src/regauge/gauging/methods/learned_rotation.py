@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
-from regauge.gauging.methods.orbit_part import Point, Reach
+from regauge.gauging.methods.orbit_part import OrbitPart, Point
 from regauge.gauging.methods.rounding_losses import Expected, OfFunction, OfWeights, RoundingLoss
 from regauge.gauging.methods.spreading_rotations import Hadamard
 from regauge.gauging.result import Chosen
@@ -79,7 +79,7 @@ class LearnedRotation(GaugeMethod):
     def choose(self, problem: GaugeProblem) -> Chosen:
         """The best element met on the way."""
         is_function = self.by == "function"
-        reach = Reach(problem, is_scaled=is_function)
+        reach = OrbitPart(problem, is_scaled=is_function)
         loss: OfFunction | OfWeights = OfWeights(self.scheme)
         if is_function:
             assert problem.task is not None
@@ -104,7 +104,7 @@ class LearnedRotation(GaugeMethod):
         return Chosen(reach.moves(best), history[-1], initial, history, loss.unit, reach.fixed)
 
     def _climb(
-        self, loss: RoundingLoss, reach: Reach, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
+        self, loss: RoundingLoss, reach: OrbitPart, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
     ) -> tuple[Point, list[float]]:
         """The best point that descents meet, each from the best so far, and at each trial the best score so far.
 

@@ -37,7 +37,7 @@ class Point:
     scales: Element | None
 
 
-class Reach:
+class OrbitPart:
     """The points of a network's orbit that a descent can reach, and the moves that lead to them.
 
     Args:

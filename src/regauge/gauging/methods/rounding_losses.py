@@ -15,8 +15,8 @@ from regauge.core.given import as_pair
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, cross_entropy
-from regauge.gauging.methods.orbit_part import Point, Reach
-from regauge.gauging.methods.spreading_rotations import Weights
+from regauge.gauging.methods.orbit_part import OrbitPart, Point
+from regauge.gauging.methods.spreading_rotations import RoundedLayers
 from regauge.gauging.rounding import RoundToNearest, round_network
 
 PROBES = 16
@@ -31,7 +31,7 @@ class RoundingLoss(Protocol):
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
         """The objective of a network with true rounding, to be maximized."""
 
-    def descend(self, reach: Reach, point: Point) -> Tensor:
+    def descend(self, reach: OrbitPart, point: Point) -> Tensor:
         """The differentiable loss at a point."""
 
 
@@ -45,9 +45,9 @@ class OfWeights:
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
         """The ratio of signal to rounding noise of the weights."""
-        return Weights(params, symmetry, self._scheme).decibels
+        return RoundedLayers(params, symmetry, self._scheme).decibels
 
-    def descend(self, reach: Reach, point: Point) -> Tensor:
+    def descend(self, reach: OrbitPart, point: Point) -> Tensor:
         """The expected error, over all values."""
         layers, params = reach.layers, reach.params(point, reach.layers)
         terms = [
@@ -89,14 +89,14 @@ class OfFunction:
             found = [float(self._distance(rounded, k)) for k in self._held]
         return -sum(found) / len(found)
 
-    def descend(self, reach: Reach, point: Point) -> Tensor:
+    def descend(self, reach: OrbitPart, point: Point) -> Tensor:
         """The distance with rounded weights on the next batch, whose gradient goes straight through the rounding."""
         rounded = round_network(reach.params(point), reach.symmetry, self._scheme.straight_through)
         self._next = (self._next + 1) % len(self._seen)
         with DifferentiableStatistics():
             return self._distance(rounded, self._next)
 
-    def curvature(self, reach: Reach, generator: torch.Generator) -> Params:
+    def curvature(self, reach: OrbitPart, generator: torch.Generator) -> Params:
         """The second derivative of the distance by the weights of the layers that move, where the reach starts.
 
         Of each layer these are gradients `[probes, *shape]`, with a second derivative of the sum of their outer
@@ -181,7 +181,7 @@ class Expected:
     """
 
     def __init__(
-        self, function: OfFunction, reach: Reach, scheme: RoundToNearest, generator: torch.Generator | None
+        self, function: OfFunction, reach: OrbitPart, scheme: RoundToNearest, generator: torch.Generator | None
     ) -> None:
         self.unit = function.unit
         self.score = function.score
@@ -189,7 +189,7 @@ class Expected:
         chance = torch.Generator().manual_seed(0) if generator is None else generator
         self._curvature = function.curvature(reach, chance)
 
-    def descend(self, reach: Reach, point: Point) -> Tensor:
+    def descend(self, reach: OrbitPart, point: Point) -> Tensor:
         """The logarithm of the expected distance, whose gradients are as large for many bits as for few."""
         params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
         terms = [

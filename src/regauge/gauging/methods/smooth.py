@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from regauge.core.act import act
 from regauge.core.element import Element
 from regauge.core.params import Params
-from regauge.core.scales import Direction, Place, directions
+from regauge.core.scales import Direction, ScaleSite, directions
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.activations import Activations, activations
 from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem
@@ -103,8 +103,8 @@ class _Pair:
     """A family of scales with the activations that it moves, the weights that read them, and what these layers make."""
 
     direction: Direction
-    values: tuple[Place, ...]
-    readers: tuple[Place, ...]
+    values: tuple[ScaleSite, ...]
+    readers: tuple[ScaleSite, ...]
     products: tuple[str, ...]
 
 
@@ -186,7 +186,7 @@ class _Work:
             shares.append(noise / max(float(whole.double().square().sum()), 1e-30))
         return decibels(sum(shares) / len(shares))
 
-    def _change(self, place: Place) -> Any:
+    def _change(self, place: ScaleSite) -> Any:
         """The rounding of activations: of a token where units are its features, else of an example."""
         ndim = len(self._found.symmetry.shapes[place.name])
         rows = tuple(range(ndim - 1)) if place.axes[-1] == ndim - 1 else (0,)

@@ -20,7 +20,7 @@ from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_rows, relative_error
 
 
-class Weights:
+class RoundedLayers:
     """The rounding error of all layers of a network while groups of it are moved, one after the other.
 
     The error is the mean over layers of `|W - Q(W)|^2 / |W|^2`, each counted by its number of values.
@@ -78,8 +78,8 @@ class Rotation(GaugeMethod):
         """Rotations of all groups, one after the other."""
         found = problem.uncovered
         symmetry, before = found.symmetry, found.before
-        initial = Weights(problem.params, problem.symmetry, self.scheme).decibels
-        weights = Weights(problem.params if before is None else before(problem.params), symmetry, self.scheme)
+        initial = RoundedLayers(problem.params, problem.symmetry, self.scheme).decibels
+        weights = RoundedLayers(problem.params if before is None else before(problem.params), symmetry, self.scheme)
         element, blank = self.rotate(symmetry, problem.generator), symmetry.identity()
         fixed, history = list(fixed_reasons(problem.symmetry, found)), [initial]
         for group in symmetry.groups:

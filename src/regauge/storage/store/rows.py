@@ -82,7 +82,7 @@ class Rows:
         ]
 
     def summary(self) -> Mapping[str, str]:
-        """For each column in words: its range, or its distinct values."""
+        """The range or the distinct values of each column, in words."""
         return {name: _words(self.column(name), len(self)) for name in self.names}
 
 

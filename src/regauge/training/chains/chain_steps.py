@@ -124,7 +124,7 @@ class Step(ABC):
 
 
 @dataclass(frozen=True)
-class Layer(Step):
+class WeightedStep(Step):
     """A step with parameters."""
 
     weight: str
@@ -137,7 +137,7 @@ class Layer(Step):
 
 
 @dataclass(frozen=True)
-class Linear(Layer):
+class Linear(WeightedStep):
     """`W h + b`."""
 
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
@@ -149,7 +149,7 @@ class Linear(Layer):
 
 
 @dataclass(frozen=True)
-class Convolution(Layer):
+class Convolution(WeightedStep):
     """A convolution over two axes with zeros around the borders."""
 
     stride: Pair

@@ -16,7 +16,7 @@ from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.characters import Character, at_end, blank, is_odd, multiply
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.waves import find_period
-from regauge.weightspace.layout.writer import Written
+from regauge.weightspace.layout.writer import WrittenValues
 from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4
@@ -157,7 +157,7 @@ class _Changes(nn.Module):
 class _Change:
     """The change of one piece of a tensor, from the features of its units."""
 
-    def __init__(self, written: Written, read: Read, count: int, known: Known) -> None:
+    def __init__(self, written: WrittenValues, read: Read, count: int, known: Known) -> None:
         self.written = written
         self.grid, self.shares = read.layout.grid_of(written.block), read.features.shares
         weights = read_weights(written.block, read.layout, self.shares)

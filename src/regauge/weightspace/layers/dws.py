@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer, Sets
-from regauge.weightspace.layers.plan import Layer, Plan, Traits
+from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits
 from regauge.weightspace.layers.reading import Pooling
 
 
@@ -50,7 +50,7 @@ class DWS(Layer):
         """Maxima see units that count for nothing."""
         return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`.
 
         Raises:

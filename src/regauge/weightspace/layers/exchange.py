@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features
 from regauge.weightspace.layers.dense import Dense, Norm
-from regauge.weightspace.layers.hubs import NOTHING, POOLED, Hub, Key, Link, count_fans, find_hubs
-from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layers.hubs import NOTHING, POOLED, Hub, HubLink, Key, count_fans, find_hubs
+from regauge.weightspace.layers.plan import LayerPlan
 from regauge.weightspace.layers.reading import Pooling, Pools, activate, map_and_pool
 from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.layout.compile import Layout
@@ -48,7 +48,7 @@ class ExchangeLayer(nn.Module):
     number of features that an output hears from at all hubs together.
     """
 
-    def __init__(self, settings: Exchange, plan: Plan) -> None:
+    def __init__(self, settings: Exchange, plan: LayerPlan) -> None:
         super().__init__()
         (layout,), width, generator = plan.layouts, plan.width, plan.generator
         self.settings, self.targets = settings, plan.reads
@@ -147,7 +147,7 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
     return made.add_(x) if made.shape == x.shape else x + made
 
 
-def _write(part: Tensor, link: Link, target: Tensor) -> Tensor:
+def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
     """The output of a hub at the axes of features, of length one along axes on which it is constant."""
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
@@ -167,7 +167,7 @@ def _write(part: Tensor, link: Link, target: Tensor) -> Tensor:
 
 
 def _diagonal(one: int, other: int, target: Tensor) -> Tensor:
-    """One where two axes of features agree, else zero."""
+    """Mask of the diagonal of two axes of features, in the shape of `target`: one where both indices agree."""
     shape = [1] * (target.ndim - 1)
     shape[one], shape[other] = target.shape[1 + one], target.shape[1 + other]
     return torch.eye(shape[one], dtype=target.dtype, device=target.device).reshape(*shape[: target.ndim - 2], 1)

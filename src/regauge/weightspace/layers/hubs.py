@@ -18,12 +18,12 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Link:
+class HubLink:
     """One way in which features are read at a hub, or written from it.
 
     Attributes:
-        key: Whose features.
-        axes: For each of their axes the hub's axis that it runs along with, or `POOLED`. Two axes that run along with
+        key: Block or set of units that has the features.
+        axes: The hub's axis that each of their axes runs along with, or `POOLED`. Two axes that run along with
             the same one are the diagonal: where both ends are one unit.
     """
 
@@ -44,8 +44,8 @@ class Hub:
 
     grid: Grid
     is_set: bool
-    reads: tuple[Link, ...]
-    writes: tuple[Link, ...]
+    reads: tuple[HubLink, ...]
+    writes: tuple[HubLink, ...]
 
 
 @lru_cache(maxsize=256)
@@ -71,10 +71,10 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
     for place in places:
         links = {key: _links(grid, place, has_diagonals=not layout.is_weighed) for key, grid in grids.items()}
         turns = _bijections(place, place)
-        reads = [Link(key, axes) for key, found in links.items() for axes in found]
-        writes = [Link(key, axes) for key, found in links.items() for axes in found if _is_first(axes, found, turns)]
+        reads = [HubLink(key, axes) for key, found in links.items() for axes in found]
+        writes = [HubLink(key, axes) for key, found in links.items() for axes in found if _is_first(axes, found, turns)]
         hubs.append(Hub(place, place in sets, tuple(reads), tuple(writes)))
-    everything = [Link(key, (POOLED,) * len(grid.sizes)) for key, grid in grids.items()]
+    everything = [HubLink(key, (POOLED,) * len(grid.sizes)) for key, grid in grids.items()]
     if is_local:
         own = [link for link in everything if link.key[0] != "network"]
         units, network = [link for link in own if link.key[0] == "units"], [everything[-1]]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, order_as, others, spread
-from regauge.weightspace.layers.plan import Layer, Plan, Traits
+from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
@@ -54,13 +54,13 @@ class MessagePassing(Layer):
         """Only means weigh units; sums and maxima count copies."""
         return Traits(weighs_units=self.aggregation == "mean")
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
 class _Layer(nn.Module):
-    def __init__(self, settings: MessagePassing, plan: Plan) -> None:
+    def __init__(self, settings: MessagePassing, plan: LayerPlan) -> None:
         super().__init__()
         self.aggregation = settings.aggregation
         width, hidden = plan.width, settings.expansion * plan.width

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from regauge.weightspace.layers.exchange import Exchange, ExchangeLayer
-from regauge.weightspace.layers.plan import Layer, Plan, Traits
+from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class NFN(Layer):
         """Every tensor has maps of its own."""
         return Traits(is_shared=False)
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return ExchangeLayer(Exchange(), plan)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, others, turn
 from regauge.weightspace.layers.dense import OddNorm
-from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layers.plan import LayerPlan
 from regauge.weightspace.layers.reach import Reach
 from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.characters import Character, at_end, is_odd
@@ -48,7 +48,7 @@ class OddUnits(nn.Module):
         is_pass: Whether features are at first sent as they are, so that layers begin as the network's own pass.
     """
 
-    def __init__(self, plan: Plan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:
+    def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:
         super().__init__()
         layouts, width = plan.layouts, plan.width
         self.messages = {layout.key: found.messages for layout, found in zip(layouts, reaches, strict=True)}

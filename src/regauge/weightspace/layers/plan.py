@@ -17,7 +17,7 @@ ENDS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """The plan that a layer is built from.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan:
         return any(len(units.axes) > 1 for layout in self.layouts for units in layout.units.values())
 
     def dense(self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0) -> Dense:
-        """A linear map."""
+        """A linear map that draws its weights from the plan's generator."""
         return Dense(inputs, outputs, is_biased=is_biased, gain=gain, generator=self.generator)
 
     def for_ends(
@@ -123,7 +123,7 @@ class Layer(ABC):
         return reach(layout, layers, keeps_pairs=self.traits.keeps_pairs) if self.traits.has_odd else None
 
     @abstractmethod
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`.
 
         Raises:

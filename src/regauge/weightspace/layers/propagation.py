@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regauge.core import products
 from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
-from regauge.weightspace.layers.plan import Layer, Plan, Traits, read_blocks
+from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits, read_blocks
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout.blocks import Block, End
 from regauge.weightspace.layout.compile import Layout
@@ -62,13 +62,13 @@ class Propagation(Layer):
         respects = ("sign", "shift") if self.is_signed else ()
         return Traits(keeps_pairs=False, channels=self.channels, has_odd=True, respects=respects)
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
 class _Layer(nn.Module):
-    def __init__(self, settings: Propagation, plan: Plan) -> None:
+    def __init__(self, settings: Propagation, plan: LayerPlan) -> None:
         super().__init__()
         self.channels = settings.channels
         width, hidden = plan.width, settings.expansion * plan.width

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regauge.weightspace.layers.dense import Norm
-from regauge.weightspace.layers.hubs import POOLED, Hub, Link
+from regauge.weightspace.layers.hubs import POOLED, Hub, HubLink
 from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.shares import Shares, average
 
@@ -19,7 +19,7 @@ AT_ONCE = 1 << 17
 
 
 def activate(x: Tensor, norm: Norm) -> Tensor:
-    """`silu(norm(x))`."""
+    """Normalize and activate, `silu(norm(x))`; the backward pass keeps `x` alone."""
     active: Tensor = _Activated.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
     return active
 
@@ -148,13 +148,13 @@ def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, 
 
 
 def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Some networks of all tensors at a time."""
+    """Split tensors along their first axis, all at the same places, into portions that a cache holds."""
     step = max(1, AT_ONCE // max(1, tensors[0][:1].numel()))
     return zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """`[vectors, width]`."""
+    """Flatten features to `[vectors, width]`."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -200,7 +200,7 @@ class Pools:
         """Pools of features, which come with all their axes, `[models, *sizes, width]`."""
         return cls({tuple(range(x.ndim - 2)): x}, pooling, grid, shares)
 
-    def read(self, link: Link, hub: Hub) -> Tensor:
+    def read(self, link: HubLink, hub: Hub) -> Tensor:
         """`[models, *sizes of the hub, width]`."""
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
         x = self.over(kept)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, at_units, from_nested, order_as, others, spread
 from regauge.weightspace.layers.dense import Dense, Norm
-from regauge.weightspace.layers.plan import ForEnds, Layer, Plan
+from regauge.weightspace.layers.plan import ForEnds, Layer, LayerPlan
 from regauge.weightspace.layers.trunk import PairUpdate, Update
 from regauge.weightspace.layout.blocks import Block, End
 from regauge.weightspace.layout.compile import Layout
@@ -46,7 +46,7 @@ class RelationalAttention(Layer):
         if self.heads < 1 or self.expansion < 1:
             raise ValueError(f"heads={self.heads} and expansion={self.expansion} must be at least 1")
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
@@ -74,7 +74,7 @@ class _Token(nn.Module):
         self.logit = nn.Parameter(torch.zeros(heads))
 
     def forward(self, query: Tensor, x: Tensor) -> _Tokens:
-        """For queries `[..., heads, head width]` and what they attend to, `[..., tokens, width]`."""
+        """Logits and values for queries `[..., heads, head width]` that attend to tokens `[..., tokens, width]`."""
         keys, values = (_split(dense(x), self.heads) for dense in (self.key, self.value))
         return _Tokens(torch.einsum("...hd,...nhd->...nh", query, keys) + self.logit, values)
 
@@ -133,7 +133,7 @@ class _Edges:
 
 
 class _Layer(nn.Module):
-    def __init__(self, settings: RelationalAttention, plan: Plan) -> None:
+    def __init__(self, settings: RelationalAttention, plan: LayerPlan) -> None:
         super().__init__()
         width, hidden = plan.width, settings.expansion * plan.width
         heads = self.heads = settings.heads

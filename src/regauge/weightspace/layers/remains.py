@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import spread
 from regauge.weightspace.layers.dense import Invariants, OddNorm, ScaledNorm
-from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layers.plan import LayerPlan
 from regauge.weightspace.layers.reach import Reach
 from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.characters import Character, at_end, has_scale, has_sign, scales_of
@@ -25,7 +25,7 @@ class Remains(nn.Module):
     Scales are taken off by dividing by the size, signs by products of two linear maps.
     """
 
-    def __init__(self, characters: Iterable[Character], plan: Plan, hidden: int) -> None:
+    def __init__(self, characters: Iterable[Character], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
         characters = [*characters]  # no set: exponents of signs and of scales may be equal in different groups
         if not all(map(has_scale, characters)):
@@ -50,7 +50,7 @@ class Remains(nn.Module):
 class UnitSizes(nn.Module):
     """Logarithms of products of powers of the sizes of a unit's features that no scale changes."""
 
-    def __init__(self, reaches: Mapping[str, Reach], plan: Plan, hidden: int) -> None:
+    def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
         self.relations = {
             key: {name: find_relations(found) for name, found in one.made.items()} for key, one in reaches.items()
@@ -68,7 +68,7 @@ class UnitSizes(nn.Module):
 class PairSizes(nn.Module):
     """Logarithms of the sizes of pairs, divided by those of features of their ends such that no scale changes them."""
 
-    def __init__(self, reaches: Mapping[str, Reach], plan: Plan, hidden: int) -> None:
+    def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
         self.ends = {
             layout.key: {block.name: _ends(layout, block, reaches[layout.key].known) for block in layout.pair_blocks}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, Odd, order_as, others, spread
 from regauge.weightspace.layers.dense import OddNorm
-from regauge.weightspace.layers.plan import ENDS, Layer, Plan, Traits
+from regauge.weightspace.layers.plan import ENDS, Layer, LayerPlan, Traits
 from regauge.weightspace.layers.reach import Message
 from regauge.weightspace.layers.remains import PairSizes, Remains, UnitSizes
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
@@ -63,7 +63,7 @@ class ScaleGMN(Layer):
         """Signs are respected, and scales where they are asked for."""
         return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
-    def build(self, plan: Plan) -> nn.Module:
+    def build(self, plan: LayerPlan) -> nn.Module:
         """One layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
@@ -85,7 +85,7 @@ def _kind(odd: bool) -> str:
 
 
 class _Layer(nn.Module):
-    def __init__(self, settings: ScaleGMN, plan: Plan) -> None:
+    def __init__(self, settings: ScaleGMN, plan: LayerPlan) -> None:
         super().__init__()
         width, hidden, layouts = plan.width, settings.expansion * plan.width, plan.layouts
         self.reach = {layout.key: settings.reaches(layout, plan.before) for layout in layouts}

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regauge.weightspace.features import Features, at_units, from_nested, spread
 from regauge.weightspace.layers.dense import Norm
-from regauge.weightspace.layers.plan import Plan
+from regauge.weightspace.layers.plan import LayerPlan
 from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
@@ -22,7 +22,7 @@ class Update(nn.Module):
     What is not read stays as it is, and has no maps.
     """
 
-    def __init__(self, plan: Plan, hidden: int, *, is_read: bool = True) -> None:
+    def __init__(self, plan: LayerPlan, hidden: int, *, is_read: bool = True) -> None:
         super().__init__()
         self.is_read = is_read
         self.norm = Norm(plan.width)
@@ -43,7 +43,7 @@ class Update(nn.Module):
 class PairUpdate(Update):
     """Pairs hear from the units at their ends."""
 
-    def __init__(self, plan: Plan, hidden: int) -> None:
+    def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)
         self.ends = plan.for_ends(plan.width, hidden, is_biased=False)
 
@@ -60,7 +60,7 @@ class PairUpdate(Update):
 class UnitUpdate(Update):
     """Units hear messages, the network, and what they are repeated within or what is within them."""
 
-    def __init__(self, plan: Plan, hidden: int) -> None:
+    def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)
         self.from_network = plan.dense(plan.width, hidden, is_biased=False)
         if plan.is_nested:
@@ -96,7 +96,7 @@ class UnitUpdate(Update):
 class NetworkUpdate(Update):
     """The network hears the mean of each set of units."""
 
-    def __init__(self, plan: Plan, hidden: int) -> None:
+    def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden, is_read="network" in plan.reads)
         if self.is_read and plan.has_units:
             self.from_units = plan.dense(plan.width, hidden, is_biased=False)

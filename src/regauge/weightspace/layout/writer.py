@@ -14,7 +14,7 @@ from regauge.weightspace.layout.cut import Piece
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class WrittenValues:
     """A piece of a tensor whose values are written: `[models, *units, *matrices, values]`.
 
     Attributes:
@@ -81,7 +81,7 @@ class Writer:
         self, pieces: Mapping[str, Piece], symmetry: Symmetry, units: set[str], contracted: set[str], fixed: set[str]
     ) -> None:
         self.shapes = symmetry.shapes
-        self.written: list[Written] = []
+        self.written: list[WrittenValues] = []
         self.places: dict[str, list[int]] = {}
         for name, piece in pieces.items():
             if piece.parameter not in symmetry.buffers:
@@ -110,7 +110,7 @@ class Writer:
             result[name] = flat.reshape(*flat.shape[:2], *self.shapes[name])
         return result
 
-    def _flat(self, written: Written, values: Tensor) -> Tensor:
+    def _flat(self, written: WrittenValues, values: Tensor) -> Tensor:
         piece = written.piece
         values = values.movedim(-2, 1)
         fixed = tuple(piece.sizes[k] for k in written.fixed)
@@ -120,7 +120,7 @@ class Writer:
         return values.permute(0, 1, *(2 + k for k in back), values.ndim - 1).flatten(2)
 
 
-def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], folded: set[str]) -> Written:
+def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], folded: set[str]) -> WrittenValues:
     groups = [label.group for label in piece.labels]
     matrices = tuple(k for k, group in enumerate(groups) if group in contracted)
     fixed = tuple(k for k, group in enumerate(groups) if group in folded)
@@ -133,7 +133,7 @@ def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], fold
     block = Block(whole, (piece.parameter,), labels, sizes, 0, ends)
     alone = piece.labels[matrices[0]] if len(matrices) == 1 else None
     own = tuple(units.index(base) for base in piece.bases[matrices[0]]) if alone is not None else ()
-    return Written(piece, block, units, matrices, fixed, alone, own)
+    return WrittenValues(piece, block, units, matrices, fixed, alone, own)
 
 
 def _folded_name(name: str, fixed: tuple[int, ...]) -> str:

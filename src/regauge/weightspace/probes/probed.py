@@ -15,7 +15,7 @@ from regauge.core.params import Params, select
 from regauge.core.probe import perturb
 from regauge.discovery.activations import Activations, IntermediateValues, activations
 from regauge.weightspace.layout.compile import Layout
-from regauge.weightspace.probes.readings import Along, Reading, find_examples, find_readings, flatten_outputs, roll
+from regauge.weightspace.probes.readings import Along, ProbeReading, find_examples, find_readings, flatten_outputs, roll
 
 MOST = 2**14
 """Numbers of the outputs of one network that are read singly."""
@@ -39,7 +39,7 @@ class Probed:
     """
 
     values: IntermediateValues
-    readings: tuple[Reading, ...]
+    readings: tuple[ProbeReading, ...]
     outputs: tuple[tuple[str, Along | None], ...]
     is_stacked: bool
     dtype: torch.dtype

@@ -16,7 +16,7 @@ from regauge.weightspace.layout.characters import Character, at_end, is_odd
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.probes.output_reader import OutputReader
 from regauge.weightspace.probes.probed import Probed
-from regauge.weightspace.probes.readings import Reading
+from regauge.weightspace.probes.readings import ProbeReading
 
 PLAIN = (bool, int, float, str, type(None))
 """Types that arguments may have besides tensors."""
@@ -258,6 +258,6 @@ class ProbeEncoder(nn.Module):
         return (values.to(self.mean) - self.mean[k]) / self.std[k]
 
 
-def _sign(reading: Reading, layout: Layout) -> Character:
+def _sign(reading: ProbeReading, layout: Layout) -> Character:
     """The character of a reading under signs; trivial if a canonical form has fixed them."""
     return at_end(layout.character_of(reading.piece.labels), reading.end)

@@ -50,7 +50,7 @@ def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ProbeReading:
     """A piece of an intermediate value as features of one set of units.
 
     Attributes:
@@ -84,7 +84,7 @@ class Reading:
 
 def find_readings(
     name: str, shape: tuple[int, ...], sites: Sequence[Site], layout: Layout, examples: Along | None
-) -> Iterator[Reading]:
+) -> Iterator[ProbeReading]:
     """The readings of one intermediate value.
 
     Values along the axes of matrices that have no canonical form belong to no units, and are left out.
@@ -105,7 +105,7 @@ def find_readings(
             axes = tuple(kept[axis] for axis in end.axes)
             sizes = tuple(piece.sizes[axis] for axis in axes)
             if sizes == layout.units[end.units].sizes and _is_settled(piece, axes, layout):
-                yield Reading(name, end.units, piece, End(end.units, axes), examples if is_whole else None)
+                yield ProbeReading(name, end.units, piece, End(end.units, axes), examples if is_whole else None)
 
 
 def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:

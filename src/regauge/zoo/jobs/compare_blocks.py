@@ -32,7 +32,7 @@ class CompareBlocks:
 
     @property
     def keys(self) -> list[tuple[int, int]]:
-        """All blocks."""
+        """Pairs of blocks on and above the diagonal of the matrix, each a job."""
         count = -(-len(self.networks) // self.size)
         return [(i, j) for i in range(count) for j in range(i, count)]
 
@@ -41,7 +41,7 @@ class CompareBlocks:
         return self._path(key).exists()
 
     def __call__(self, key: tuple[int, int]) -> None:
-        """Compare two blocks."""
+        """Compare two blocks, and write the part of the matrix."""
         first = self._read(key[0])
         # The same object where they are the same networks: half the matrix is enough then.
         second = first if key[0] == key[1] else self._read(key[1])

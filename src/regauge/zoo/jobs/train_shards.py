@@ -26,7 +26,7 @@ from regauge.zoo.jobs.driver import WHOLE, Share, missing_jobs, recorded_library
 from regauge.zoo.jobs.executors import MakeExecutor
 from regauge.zoo.training.config import PopulationConfig
 from regauge.zoo.training.examples import Examples, load_examples
-from regauge.zoo.training.stack_state import Block
+from regauge.zoo.training.stack_state import SavedNetworks
 from regauge.zoo.training.trainer import require_distinct, train
 
 FOLDER = "staged"
@@ -57,14 +57,14 @@ class Stage:
         self.store = store
         self.name = name
         self.folder = store.folder / FOLDER / name
-        self.rest: list[Block] = []
+        self.rest: list[SavedNetworks] = []
 
     def next_id(self) -> int:
         """The first id that is not in a finished stack; stacks are finished in the order of ids."""
         stacks = self._stacks()
         return _end(stacks[-1][-1]) if stacks else 0
 
-    def keep(self, ids: Sequence[int], blocks: Iterable[Block], *, is_last: bool) -> None:
+    def keep(self, ids: Sequence[int], blocks: Iterable[SavedNetworks], *, is_last: bool) -> None:
         """Keep the blocks of a stack as they come; a last stack of one piece is held in memory."""
         mark = secrets.token_hex(4)
         for number, (piece, is_end) in enumerate(self._pieces(blocks)):
@@ -84,10 +84,10 @@ class Stage:
         with suppress(OSError):  # others are staged there
             self.folder.parent.rmdir()
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[SavedNetworks]:
         for name in chain.from_iterable(self._stacks()):
             part = self._kept().part([name])
-            yield Block(part.read(slice(None)), part.rows.dicts())
+            yield SavedNetworks(part.read(slice(None)), part.rows.dicts())
 
     def _stacks(self) -> list[list[str]]:
         """Names of the pieces of each finished stack."""
@@ -103,9 +103,9 @@ class Stage:
     def _kept(self) -> Store:
         return Store.create(self.folder, self.store.architecture, storage=self.store.storage)
 
-    def _pieces(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, bool]]:
+    def _pieces(self, blocks: Iterable[SavedNetworks]) -> Iterator[tuple[SavedNetworks, bool]]:
         """Blocks joined up to the size of a piece, and whether it is the last: there is always one."""
-        joined: list[Block] = []
+        joined: list[SavedNetworks] = []
         size = 0
         for block in blocks:
             own = sum(tensor.nbytes for tensor in block.params.values())
@@ -116,7 +116,7 @@ class Stage:
             size += own
         yield self._join(joined), True
 
-    def _join(self, blocks: Sequence[Block]) -> Block:
+    def _join(self, blocks: Sequence[SavedNetworks]) -> SavedNetworks:
         layout = self.store.architecture.layout
         params: Params = {
             spec.name: torch.cat(
@@ -124,7 +124,7 @@ class Stage:
             )
             for spec in layout
         }
-        return Block(params, [row for block in blocks for row in block.rows])
+        return SavedNetworks(params, [row for block in blocks for row in block.rows])
 
 
 def _begin(name: str) -> int:

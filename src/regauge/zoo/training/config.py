@@ -86,7 +86,7 @@ Subset = Fraction | ClassHalves
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When networks are handed out besides the end.
+    """The steps at which networks are handed out, besides the end.
 
     Attributes:
         every: Steps between two checkpoints.
@@ -101,7 +101,7 @@ class Checkpoints:
             raise ValueError(f"{self} never comes; every must be at least 1 and warmup not negative")
 
     def steps(self, total: int) -> set[int]:
-        """All of them, without the end."""
+        """The steps of all checkpoints but the last, of a training of `total` steps."""
         return set(range(self.warmup, total, self.every))
 
 

@@ -89,7 +89,7 @@ class Batches:
             self.targets = self.targets[index]
 
 
-class Block(NamedTuple):
+class SavedNetworks(NamedTuple):
     """Networks of one step.
 
     Attributes:
@@ -163,12 +163,12 @@ class Running:
             row["is_discarded"] = k in discarded
         return rows
 
-    def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> Block:
+    def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> SavedNetworks:
         """The networks that are alive, or between checkpoints those of them that are given up now."""
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
-        return Block(params, [rows[k] for k in index], self.ids)
+        return SavedNetworks(params, [rows[k] for k in index], self.ids)
 
     def give_up(self, rows: Sequence[Row]) -> None:
         """Give up what diverged or is discarded, and free its places."""

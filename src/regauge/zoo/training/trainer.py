@@ -20,7 +20,7 @@ from regauge.training.stacks import Engine, LoopEngine, Stack, VmapEngine, chain
 from regauge.training.threads import one_thread
 from regauge.zoo.training.config import PopulationConfig
 from regauge.zoo.training.examples import Examples, load_examples, require_trainable
-from regauge.zoo.training.stack_state import Block, Member, Running
+from regauge.zoo.training.stack_state import Member, Running, SavedNetworks
 
 ACTIVATION_BYTES = 8 * 2**20
 """Bytes of the hidden layers of a stack, forward and backward, so that they stay in the cache."""
@@ -51,7 +51,7 @@ def train(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     advance: Advance = no_advance,
-) -> Iterator[Block]:
+) -> Iterator[SavedNetworks]:
     """Train a population, or some networks of it.
 
     Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. What a network
@@ -228,7 +228,7 @@ def _require_whole_groups(config: PopulationConfig, ids: Sequence[int]) -> None:
             )
 
 
-def _train_stack(maker: _Maker, members: list[Member], advance: Advance) -> Iterator[Block]:
+def _train_stack(maker: _Maker, members: list[Member], advance: Advance) -> Iterator[SavedNetworks]:
     """Train one stack."""
     config, examples = maker.config, maker.examples
     total = config.total_steps(examples)
