@@ -25,7 +25,7 @@ from regauge.data.images import has_mnist
 from regauge.discovery import discover
 from regauge.merging import merge
 from regauge.names import VERSION
-from regauge.nets import CNN, Training, initialize, mlp, split_batches, train
+from regauge.nets import CNN, ClassifierConfig, initialize, mlp, split_batches, train
 from regauge.training import AdamW, one_thread
 
 NETWORKS = 3
@@ -46,7 +46,7 @@ class Case:
     description: str
     module: nn.Module
     first: str
-    training: Training
+    training: ClassifierConfig
     examples: int
 
 
@@ -202,7 +202,7 @@ def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
     epochs, batch = (40, 32) if is_small else (3, 64)
     if is_quick:
         hidden, channels, wide, epochs, examples = 24, (4, 8), 16, 2, 1000
-    training = Training(epochs=epochs, batch=batch, optimizer=AdamW(5e-3, weight_decay=0.3))
+    training = ClassifierConfig(epochs=epochs, batch=batch, optimizer=AdamW(5e-3, weight_decay=0.3))
     pixels, flat = size * size, channels[1] * (size // 4) ** 2
     return (
         Case(
