@@ -129,7 +129,7 @@ def guide(options: FlowGuide) -> None:
 
 
 def drawn_of(options: Sampling) -> dict[str, Any]:
-    """How networks are drawn, with the label as the column has it."""
+    """The settings with which networks are drawn, with the label as the column has it."""
     if options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; draw one at least")
     known = {} if options.label is None else {str(value): value for value in flow.load_flow(options.flow).classes}

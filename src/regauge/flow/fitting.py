@@ -55,7 +55,8 @@ def fit(
         starts: Networks such as the population began with; a prior of independent values is then matched to them
             instead of to those at which the flow ends.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
-        arguments: See `FitArguments`. The networks for testing are not read.
+        arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
+            `regauge.learn.division.FitArguments`. The networks for testing are not read.
 
     Raises:
         IndexError: There is no network of some number.

@@ -64,7 +64,8 @@ def fit_autoencoder(
         encoder: Reads networks in place of the net that the settings describe: a module from populations to vectors
             `[models, latent]`. Such an autoencoder cannot be saved.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
-        arguments: See `FitArguments`.
+        arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
+            `regauge.learn.division.FitArguments`.
 
     Raises:
         IndexError: There is no network of some number.

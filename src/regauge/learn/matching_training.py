@@ -69,7 +69,8 @@ def fit_matching(
         module: Runs the networks, for `probes`, for each layout; that of the store unless given.
         inputs: The start of the probes: a tensor, a tuple of positional or a mapping of keyword arguments.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
-        arguments: See `FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
+        arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
+            `regauge.learn.division.FitArguments`. Stores are divided by `pair_by` where `split_by` names no column.
 
     Raises:
         IndexError: There is no network of some number.

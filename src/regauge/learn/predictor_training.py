@@ -46,7 +46,8 @@ def fit_predictor(
         inputs: Inputs at which networks are rendered, and the start of the probes: a tensor, a tuple of positional or a
             mapping of keyword arguments of the module.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
-        arguments: See `FitArguments`.
+        arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
+            `regauge.learn.division.FitArguments`.
 
     Raises:
         IndexError: There is no network of some number.

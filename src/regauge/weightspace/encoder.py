@@ -142,7 +142,7 @@ class Encoder(nn.Module):
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
-        self.values = values
+        self.values, self.has_pairs = values, has_pairs
         count = len(layout.blocks)
         self.register_buffer("mean", torch.zeros(count))
         self.register_buffer("std", torch.ones(count))
@@ -150,9 +150,6 @@ class Encoder(nn.Module):
         if isinstance(values, Fourier):
             drawn = values.scale * torch.randn(values.frequencies, generator=generator)
         self.register_buffer("frequencies", drawn)
-        share = {name: sum(any(e.units == name for e in b.ends) for b in layout.unit_blocks) for name in layout.units}
-        share[""] = len(layout.network_blocks)
-        self.has_pairs = has_pairs
         self.maps, self.functions, self.odd_maps = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         self.odd_functions = nn.ModuleDict()
         self.odd = [block.name in layout.signs for block in layout.blocks]
@@ -161,27 +158,40 @@ class Encoder(nn.Module):
         if any(self.is_scaled):
             self.register_buffer("sizes", torch.ones(count))
         self.frequencies_of = {k: _frequency(block, layout) for k, block in enumerate(layout.blocks)}
-        waves = {name for wave in (layout.waves or {}).values() for name in (wave.sine, wave.cosine)}
         for k, block in enumerate(layout.blocks):
-            numbers = block.channels * values.count()
-            is_pair = len(block.ends) > 1
-            if is_pair and channels:
-                self.functions[f"{k}"] = Dense(numbers, channels, generator=generator)
+            if len(block.ends) > 1 and channels:
+                self.functions[f"{k}"] = Dense(block.channels * values.count(), channels, generator=generator)
             if block.name in multiplied:
                 self.odd_functions[f"{k}"] = _one_function(block.channels, generator)
-            if is_pair and not has_pairs:
-                continue
-            parts = 1 if is_pair else share["" if not block.ends else block.ends[0].units]
-            if block.name in layout.signs and block.name not in waves:
-                gain = 1 / math.sqrt(parts)
-                odd = Dense(block.channels, width, is_biased=False, gain=gain, generator=generator)
-                if self.frequencies_of[k] is not None:  # Waves of at most that many radians per unit of an input.
-                    nn.init.uniform_(odd.weight, -1.0, 1.0, generator=generator)
-                self.odd_maps[f"{k}"] = odd
-            dense = Dense(numbers, width, gain=1 / math.sqrt(parts), generator=generator)
-            if is_pair and dense.bias is not None:
-                nn.init.normal_(dense.bias, generator=generator)
-            self.maps[f"{k}"] = dense
+            if has_pairs or len(block.ends) < 2:
+                self._add_maps(k, block, layout, width, generator)
+        self._add_vectors(layout, width, generator)
+        # Half periods change values that add to an angle, whose sines and cosines are blocks of their own.
+        self.moments = nn.ModuleDict(
+            {
+                f"{k}": Dense(MOMENTS, width, gain=1 / math.sqrt(count), generator=generator)
+                for k in range(count if reads_moments else 0)
+                if self.frequencies_of[k] is None
+            }
+        )
+
+    def _add_maps(self, k: int, block: Block, layout: Layout, width: int, generator: torch.Generator | None) -> None:
+        """Make the maps from the values of a block to vectors."""
+        is_pair = len(block.ends) > 1
+        gain = 1.0 if is_pair else 1 / math.sqrt(_count_sharing(block, layout))
+        waves = {name for wave in (layout.waves or {}).values() for name in (wave.sine, wave.cosine)}
+        if block.name in layout.signs and block.name not in waves:
+            odd = Dense(block.channels, width, is_biased=False, gain=gain, generator=generator)
+            if self.frequencies_of[k] is not None:  # Waves of at most that many radians per unit of an input.
+                nn.init.uniform_(odd.weight, -1.0, 1.0, generator=generator)
+            self.odd_maps[f"{k}"] = odd
+        dense = Dense(block.channels * self.values.count(), width, gain=gain, generator=generator)
+        if is_pair and dense.bias is not None:
+            nn.init.normal_(dense.bias, generator=generator)
+        self.maps[f"{k}"] = dense
+
+    def _add_vectors(self, layout: Layout, width: int, generator: torch.Generator | None) -> None:
+        """Make the vectors of sets of units, of positions, of a unit's weight to itself, and of the network."""
         self.kinds = nn.ParameterDict({f"{k}": _vector(width, generator) for k in range(len(layout.units))})
         self.positions = nn.ParameterDict(
             {
@@ -194,7 +204,7 @@ class Encoder(nn.Module):
             {
                 f"{k}": _vector(width, generator)
                 for k, block in enumerate(layout.blocks)
-                if has_pairs and not layout.is_weighed and _is_square(block)
+                if self.has_pairs and not layout.is_weighed and _is_square(block)
             }
         )
         self.doubles = nn.ModuleDict(
@@ -205,14 +215,6 @@ class Encoder(nn.Module):
             }
         )
         self.network = _vector(width, generator)
-        # Half periods change values that add to an angle, whose sines and cosines are blocks of their own.
-        self.moments = nn.ModuleDict(
-            {
-                f"{k}": Dense(MOMENTS, width, gain=1 / math.sqrt(count), generator=generator)
-                for k in range(count if reads_moments else 0)
-                if self.frequencies_of[k] is None
-            }
-        )
 
     @torch.no_grad()
     def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
@@ -310,6 +312,13 @@ def _frequency(block: Block, layout: Layout) -> float | None:
     wave = (layout.waves or {}).get(end.units)
     is_addend = wave is not None and at_end(layout.signs[block.name], end) == wave.addend
     return wave.frequency if wave is not None and is_addend else None
+
+
+def _count_sharing(block: Block, layout: Layout) -> int:
+    """The number of blocks of which the vectors of the same units, or of the network, are sums."""
+    if not block.ends:
+        return len(layout.network_blocks)
+    return sum(any(end.units == block.ends[0].units for end in one.ends) for one in layout.unit_blocks)
 
 
 def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
