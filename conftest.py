@@ -93,7 +93,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks in files stay on the disk, however small they are."""
-    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", lambda *job: False)
+    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
 
 
 @pytest.fixture

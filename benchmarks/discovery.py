@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,7 +95,8 @@ def sdxl_unet() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def plain_unet() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    from regauge.nets.unet import UNet
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from unet import UNet
 
     unet = UNet(4, channels=(320, 640, 1280), depths=(0, 2, 10), head_size=64, context=2048)
     return unet, (torch.randn(2, 4, 32, 32), torch.zeros(2), torch.randn(2, 77, 2048)), {}

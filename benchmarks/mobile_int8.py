@@ -29,7 +29,10 @@ from regauge.data.images import fashion_mnist
 from regauge.gauging import RoundToNearest, round_network, rounded_activations
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 from regauge.gauging.result import describe_fixed
-from regauge.nets.mobilenet import MobileNetV2
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from mobilenet import MobileNetV2
 
 SEEDS = 3
 EPOCHS, BATCH, LR, WEIGHT_DECAY = 2, 64, 0.2, 4e-3

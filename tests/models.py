@@ -12,17 +12,17 @@ from functools import cache
 from typing import Any
 
 import torch
+from convnext import ConvNeXt
+from densenet import DenseNet
+from mobilenet import MobileNetV2
 from torch import Tensor, nn
 from torch.nn import functional
+from unet import UNet
 
 import regauge as rg
-from regauge.nets.convnext import ConvNeXt
-from regauge.nets.densenet import DenseNet
-from regauge.nets.mobilenet import MobileNetV2
 from regauge.nets.resnet import resnet20, resnet50
 from regauge.nets.siren import Siren
 from regauge.nets.transformer import GPT, Llama, ViT
-from regauge.nets.unet import UNet
 from regauge.nets.vgg import vgg16
 
 

@@ -16,11 +16,11 @@ from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
-from regauge.gauging import GaugeMethod, Move, RoundToNearest, round_network, rounding_errors
+from regauge.gauging import GaugeMethod, Move, RoundToNearest, round_network
 from regauge.gauging.gauge_method import GaugeProblem
 from regauge.gauging.methods import best_gauge
 from regauge.gauging.result import Chosen
-from regauge.gauging.rounding import REPORTED, mean_error
+from regauge.gauging.rounding import REPORTED, mean_error, rounding_errors
 
 SCHEMES = (RoundToNearest(4), RoundToNearest(3, 4))
 

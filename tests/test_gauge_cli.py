@@ -83,7 +83,7 @@ def test_rotations_of_what_does_not_fit_in_memory(
     folder, _ = made
     rotated = ["--untie", "--method", "hadamard", "--always"]
     main(["gauge", str(folder), "-o", "whole", *rotated])
-    monkeypatch.setattr("regauge.cli.gauge._fits", lambda job, copies=0: False)
+    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
     main(["gauge", str(folder), "-o", "pieces", *rotated])
     assert "not run on outputs: the model has no values here" in capsys.readouterr().out
     # Without --always what rounds worse is not kept, also where values are read tensor by tensor.
@@ -121,7 +121,7 @@ def test_a_folder_is_smoothed_and_rotated_on_data(made: tuple[Path, Any], capsys
     memory = f"{sum(tensor.numel() for tensor in load(folder).values()) * 100}B"
     with pytest.raises(SystemExit):
         main([*learned, "--by", "function", "--overwrite", "--memory", memory])
-    assert "the method 'learned' needs all values in memory" in capsys.readouterr().err
+    assert "learning a gauge by function needs all values in memory" in capsys.readouterr().err
 
 
 def relu(scale: float = 1.0) -> Params:

@@ -12,13 +12,13 @@ from transformer_cases import Case, change, discovered, generator, hf_gpt2, netw
 import regauge as rg
 from regauge.core.axis_products import Kronecker
 from regauge.core.params import Params
-from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify, rounding_errors
+from regauge.gauging import GaugeMethod, RoundToNearest, apply_moves, certify
 from regauge.gauging.gauge_method import GaugeProblem
 from regauge.gauging.hadamard import flat_factors, flat_rotation
 from regauge.gauging.methods import learned_rotation
 from regauge.gauging.methods.orbit_part import OrbitPart, Point
 from regauge.gauging.methods.rounding_losses import DifferentiableStatistics, Expected, OfFunction
-from regauge.gauging.rounding import layer_rows, round_network, rounded_activations
+from regauge.gauging.rounding import layer_rows, round_network, rounded_activations, rounding_errors
 
 
 class Depthwise(nn.Module):

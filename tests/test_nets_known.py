@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from convnext import ConvNeXt
+from densenet import DenseNet
+from mobilenet import MobileNetV2
 from torch import nn
+from unet import UNet
 
-from regauge.nets.convnext import ConvNeXt
-from regauge.nets.densenet import DenseNet
 from regauge.nets.mlp import ResidualMLP
-from regauge.nets.mobilenet import MobileNetV2
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
 from regauge.nets.resnet import resnet20, resnet50
 from regauge.nets.siren import Siren, plain_population
-from regauge.nets.unet import UNet
 from regauge.nets.vgg import vgg16
 
 

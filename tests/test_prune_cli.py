@@ -171,7 +171,7 @@ def test_a_file_is_pruned_by_data(criterion: str, capsys: pytest.CaptureFixture[
         (["--share", "1"], "--share is 1.0; it is from 0 to below 1"),
         (["--criterion", "taylor"], "the criterion 'taylor' runs the network: give --data"),
         (["--groups", "5"], "there is no group '5'"),
-        (["--memory", "1KB"], "pruning holds the values in memory"),
+        (["--memory", "1KB"], "pruning needs all values in memory"),
     ],
 )
 def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

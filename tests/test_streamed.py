@@ -271,7 +271,7 @@ from pathlib import Path
 import regauge.checkpoints.job, regauge.cli.align, regauge.cli.merge
 from regauge.cli.main import main
 from regauge.checkpoints.memory_limit import resident
-regauge.checkpoints.job.FileJob.fits = lambda *job: False
+regauge.checkpoints.job.FileJob.fits = False
 base = resident()
 main(sys.argv[1:])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())

@@ -26,10 +26,10 @@ from .alignment import WeightMatching as WeightMatching
 from .alignment import align as align
 from .alignment import align_many as align_many
 from .canonical import canonicalize as canonicalize
-from .checkpoints import Checkpoint as Checkpoint
-from .checkpoints import Output as Output
-from .checkpoints import load as load
-from .checkpoints import save as save
+from .checkpoints.checkpoint import Checkpoint as Checkpoint
+from .checkpoints.checkpoint import load as load
+from .checkpoints.output import Output as Output
+from .checkpoints.writing import save as save
 from .comparison import compare as compare
 from .connect import line as line
 from .connect import repair as repair

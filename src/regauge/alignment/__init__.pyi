@@ -1,6 +1,7 @@
 from .align_networks import align as align
 from .align_networks import align_many as align_many
 from .align_networks import align_pairs as align_pairs
+from .apply_alignment import apply as apply
 from .correspondence import Correspondence as Correspondence
 from .correspondence import correspond as correspond
 from .method import ManyMethod as ManyMethod

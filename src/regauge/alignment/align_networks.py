@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
@@ -15,7 +16,8 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
-from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import FileJob, Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
@@ -46,6 +48,13 @@ class FileSetting(Setting, total=False):
     out: Output | str | Path | None
     memory: int | str | MemoryLimit | None
     progress: Progress
+
+
+class ManySetting(Setting, total=False):
+    """Keywords of `align_many`, and those for networks in files alone."""
+
+    out: Sequence[Output | str | Path | None] | None
+    memory: int | str | MemoryLimit | None
 
 
 @overload
@@ -102,23 +111,13 @@ def align(
             populations; no element carries the structure of the second into that of the first; the method needs a task
             or a generator; or the memory does not suffice.
     """
-    from regauge.checkpoints.alignments import Alignment, alignment_label, alignment_path, save_alignment
+    from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
 
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        job = open_call(
-            "rg.align",
-            {"method": repr(method)},
-            {"a": params_a, "b": params_b},
-            (params_a, params_b),
-            1,
-            alignment_path,
-            symmetry=symmetry,
-            generator=generator,
-            element=alignment_label(out),
-            out=out,
-            memory=memory,
-        )
+        ways: Any = {"beside": alignment_path, "work": "aligning", "symmetry": symmetry, "generator": generator}
+        named = {"a": params_a, "b": params_b}
+        job = open_call("rg.align", {"method": repr(method)}, named, number=1, out=out, memory=memory, **ways)
     if job is not None:
         if job.is_streamed:
             from regauge.alignment.streamed.job import align_job, plan_job
@@ -139,6 +138,7 @@ def align(
     )
     if job is not None:
         result = replace(result, notes=(*result.notes, *job.source.notes))
+    if job is not None and job.out is not None:
         alignment = Alignment(result.symmetry, result.element)
         job.write(result.params, lambda path: save_alignment(alignment, path, overwrite=True), progress)
     return result
@@ -194,7 +194,7 @@ def align_pairs(
 
 @overload
 def align_many(
-    params: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, **setting: Unpack[Setting]
+    params: Sequence[Network], symmetry: Symmetry, **setting: Unpack[ManySetting]
 ) -> Result[tuple[Params, ...]]: ...
 
 
@@ -206,12 +206,14 @@ def align_many(
 
 @check_arguments
 def align_many(
-    params: Sequence[Mapping[str, Tensor]] | Sequence[Dictionaries],
+    params: Sequence[Network] | Sequence[Dictionaries],
     symmetry: Symmetry,
     *,
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
+    out: Sequence[Output | str | Path | None] | None = None,
+    memory: int | str | MemoryLimit | None = None,
 ) -> Result[Any]:
     """Move networks along their orbits into one universe, where all of them are close to one another.
 
@@ -227,15 +229,21 @@ def align_many(
     network stays as it is.
 
     Args:
-        params: The networks, one at least; unchanged themselves. Buffers move with them. Tuples of
-            dictionaries for methods that move several together (`GaussianMatching`, `JointMatching`).
+        params: The networks, one at least; unchanged themselves: parameters by name, or paths of checkpoints. Buffers
+            move with them. Tuples of dictionaries for methods that move several together (`GaussianMatching`,
+            `JointMatching`).
         symmetry: The symmetry of all networks.
         method: `DataMatching()` unless given where there is a task, else `MergeMany()`. A method for pairs aligns every
             network to the first.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
+        out: A path or an `Output` for each checkpoint, where it is written with its alignment next to it; None for
+            those that are not written.
+        memory: The limit on memory for checkpoints: bytes, or text such as "2GB"; half of the machine's memory unless
+            given. All values must fit.
 
     Raises:
+        FileExistsError: An output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: The networks are no list; or the method takes tuples of dictionaries and got single ones, or the
             other way around.
@@ -251,6 +259,10 @@ def align_many(
         raise ValueError("there is no network to align; give at least one")
     if method is None:
         method = MergeMany() if task is None else METHODS["data"].load()()
+    jobs: list[FileJob] = []
+    if out is not None or memory is not None or any(isinstance(one, str | Path | Checkpoint) for one in params):
+        jobs = _open_many(params, method, symmetry, generator, out, memory)
+        params = [job.source.params for job in jobs] or params
     view, networks, carried = _view(method, params, symmetry, SINGLE)
     problem = ManyProblem(networks, view.symmetry, task, generator)
     if len(networks) > 1:
@@ -264,7 +276,38 @@ def align_many(
     if any(one is not None for one in carried):
         before = [view.whole.identity() if one is None else one for one in carried]
         element = view.whole.compose(element, stack(before))
+    for k, (job, network) in enumerate(zip(jobs, (first, *moved), strict=False)):
+        if job.out is not None:
+            from regauge.checkpoints.alignments import Alignment, save_alignment
+
+            alignment = Alignment(view.whole, element.item(k))
+            job.write(network, partial(save_alignment, alignment, overwrite=True))
     return replace(found, symmetry=view.whole, element=element, params=(first, *moved))
+
+
+def _open_many(
+    params: Sequence[Any],
+    method: Method,
+    symmetry: Symmetry,
+    generator: torch.Generator | None,
+    out: Sequence[Output | str | Path | None] | None,
+    memory: int | str | MemoryLimit | None,
+) -> list[FileJob]:
+    """Open checkpoints of which each may be written: a job for each."""
+    from regauge.checkpoints.alignments import alignment_path
+
+    jobs: list[FileJob] = []
+    outputs = [None] * len(params) if out is None else list(out)
+    if len(outputs) != len(params):
+        raise ValueError(f"there are {len(params)} networks, but {len(outputs)} outputs; give one for each, or None")
+    ways: Any = {"beside": alignment_path, "work": "merging", "symmetry": symmetry, "generator": generator}
+    for k, one in enumerate(outputs):
+        settings, named = {"method": repr(method), "number": k}, {"networks": params}
+        job = open_call("rg.align_many", settings, named, networks=params, number=k, out=one, memory=memory, **ways)
+        if job is not None:
+            job.require_memory()
+            jobs.append(job)
+    return jobs
 
 
 def require_method(method: object) -> None:

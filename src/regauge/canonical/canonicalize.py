@@ -1,20 +1,30 @@
 """One network for each orbit, the distance of two orbits, and a norm for the last layer of a classifier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from regauge.alignment import Method, WeightMatching, align, align_pairs
+from regauge.alignment.streamed.source import move_pieces
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ScaleStep, plan
+from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
 from regauge.core.interpolation import distance
 from regauge.core.matrices import balanced_matrices
 from regauge.core.params import Params, require_finite, require_same_shapes
+from regauge.core.pieces import move_tensor
 from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -22,14 +32,16 @@ from regauge.core.task import Task
 
 @check_arguments
 def canonicalize(
-    params: Mapping[str, Tensor],
+    params: Network,
     symmetry: Symmetry,
     *,
     parts: Sequence[str] | None = None,
-    reference: Mapping[str, Tensor] | None = None,
+    reference: Network | None = None,
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
+    out: Output | str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
 ) -> Params:
     """The canonical form of a network: the same for all networks on its orbit, and of the same function.
 
@@ -62,7 +74,7 @@ def canonicalize(
     get no gradient. See `factorize`.
 
     Args:
-        params: A network, or a population with one leading model axis. Unchanged itself.
+        params: A network, or a population with one leading model axis. Unchanged itself. Or the path of a checkpoint.
         symmetry: The symmetry of the architecture.
         parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
             The law then holds for the elements of these parts.
@@ -73,24 +85,60 @@ def canonicalize(
             chooses do not count.
         task: For methods that use one.
         generator: For methods that use chance.
+        out: Where the canonical form of a checkpoint is written, with its element next to it: a path, or an `Output`.
+        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
+            given. The values, in float64, must fit.
 
     Returns:
-        `act(canonical_element(params, symmetry, ...), factorize(params, symmetry))`, with dtypes and devices kept.
+        `act(canonical_element(params, symmetry, ...), factorize(params, symmetry))`, with dtypes and devices kept; read
+        from `out` when asked for where that is given.
 
     Raises:
+        FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
         ValueError: Parameters do not fit the symmetry or are not finite; a part is unknown; `parts` or a method were
-            given in a way that does not go with the reference.
+            given in a way that does not go with the reference; or the memory does not suffice.
 
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
     """
+    settings = {"parts": parts, "method": None if method is None else repr(method)}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": alignment_path, "work": "canonicalizing"}
+    named = {"network": params, "reference": reference}
+    job = open_call("rg.canonicalize", settings, named, out=out, memory=memory, **ways)
+    if job is not None:
+        job.require_memory()
+        params, *others = (checkpoint.params for checkpoint in job.checkpoints)
+        reference = next(iter(others), None)
+    assert isinstance(params, Mapping)
+    assert reference is None or isinstance(reference, Mapping)
     symmetry = symmetry.bind(params)
     element = canonical_element(
         params, symmetry, parts=parts, reference=reference, method=method, task=task, generator=generator
     )
-    moved = symmetry.act(element, factorize(params, symmetry, parts=parts))
+    whole = factorize(params, symmetry, parts=parts)
+    if job is not None and job.out is not None:
+        alignment = Alignment(symmetry, element)
+        # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
+        pieces = _canonical_pieces(job.source, symmetry, element, whole)
+        return cast(Params, job.write(pieces, lambda path: save_alignment(alignment, path, overwrite=True)))
+    moved = symmetry.act(element, whole)
     return {name: tensor.to(params[name]) for name, tensor in moved.items()}
+
+
+def _canonical_pieces(
+    checkpoint: Checkpoint, symmetry: Symmetry, element: Element, whole: Mapping[str, Tensor]
+) -> Pieces:
+    """The canonical form of a checkpoint, tensor by tensor; `whole` has those whose products were factorized."""
+    plain = move_pieces(checkpoint, symmetry, element)
+
+    def pieces(name: str) -> Iterator[Tensor]:
+        given = checkpoint.params[name]
+        if whole[name] is given:
+            return plain(name)
+        return iter([move_tensor(symmetry, element, name, whole[name]).to(given.dtype)])
+
+    return pieces
 
 
 @check_arguments

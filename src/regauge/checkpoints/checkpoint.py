@@ -259,10 +259,29 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
-        """The same, whose result in a folder has these files in the place of those here; see `replaced`."""
+        """A view whose result in a folder has these files in the place of those here; see `replaced`."""
         result = copy(self)
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result
+
+    def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
+        """A view of the files with the tensors of a network of other sizes, under the names of its model.
+
+        A second name of one tensor is written only if the files have it.
+        """
+        result = Checkpoint(self.label, self.path, {}, self.metadata)
+        result._take_over(self)
+        first, seen, stored = next(iter(self.stored.values())), set[int](), {}
+        for name, tensor in params.items():
+            known = self.stored.get(name)
+            if known is None and (id(tensor) in seen or name not in self):
+                continue
+            seen.add(id(tensor))
+            dtype = tensor.dtype if known is None else known.dtype
+            size, nbytes = tuple(tensor.shape), tensor.numel() * dtype.itemsize
+            stored[name] = (known or first)._replace(name=name, dtype=dtype, shape=size, nbytes=nbytes)
+        result.stored = stored
+        return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
         """A copy whose result is written in another form; it is read as precisely as that asks for."""
@@ -275,6 +294,10 @@ class Checkpoint(Mapping[str, Tensor]):
     def as_stored(self) -> Params:
         """All tensors under the names that they have in the files."""
         return {name: self[name] for name in self.stored}
+
+    def from_stored(self, params: Mapping[str, Tensor]) -> Params:
+        """Values under the names of the files, as this view names and shapes them."""
+        return dict(params)
 
     def view_alike(self, other: "Checkpoint") -> "Checkpoint":
         """Another checkpoint with the same files, under the names that this one has."""

@@ -5,13 +5,14 @@ are read tensor by tensor. In both cases the result, one file or a folder, is ma
 takes its place when it is complete.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
 from regauge.checkpoints.checkpoint_names import ALIGNMENT
@@ -19,19 +20,27 @@ from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
 from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.location import ADAPTER_CONFIG
+from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
-from regauge.checkpoints.names.from_transformers import name_by, share
+from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for, share
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
-from regauge.checkpoints.writing import Pieces, Shard, require_writable
+from regauge.checkpoints.writing import Pieces, Shard, require_writable, save_text
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
+from regauge.names import VERSION
 
-ALIGNING = 5
-"""Copies in float32 of one network that aligning two in memory holds."""
-MERGING = 8
-"""Copies of each network that merging holds, which aligns them with one another; measured with two and five."""
+COPIES = {
+    "aligning": 2.5,
+    "merging": 8,
+    "canonicalizing": 4,
+    "choosing a gauge": 8,
+    "learning a gauge by function": 96,
+    "pruning": 12,
+    "repairing": 4,
+}
+"""Copies in float32 of each network that work in memory holds besides the stored values, measured with few networks."""
 
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
@@ -47,7 +56,7 @@ class FileJob:
         beside: The path of a further file, if any, by the name of the output: next to a `.safetensors` file or in a
             folder.
         limit: The limit on memory.
-        copies: Copies in float32 of the values of one network that are held in memory, besides the stored ones.
+        work: The work in memory, one of `COPIES`.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -55,7 +64,7 @@ class FileJob:
     output: Output | None = None
     beside: Callable[[Path], Path] | None = None
     limit: MemoryLimit = field(default_factory=lambda: MemoryLimit.of(None))
-    copies: int = ALIGNING
+    work: str = "aligning"
 
     @property
     def source(self) -> Checkpoint:
@@ -76,21 +85,19 @@ class FileJob:
     @property
     def is_streamed(self) -> bool:
         """Whether the networks stay on the disk, because in memory they would need more than is allowed."""
-        return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and not self.fits()
+        return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and not self.fits
 
     @property
     def nbytes(self) -> int:
         """The bytes that working in memory holds at once."""
-        return self.needed(self.copies)
-
-    def needed(self, copies: int) -> int:
-        """Bytes of the checkpoints in memory, and of so many copies of one of them in float32."""
         values = sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values())
-        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + 4 * copies * values
+        copies = COPIES[self.work] * len(self.checkpoints)
+        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + int(4 * copies * values)
 
-    def fits(self, copies: int | None = None) -> bool:
-        """Whether working in memory is allowed, with `copies` where it holds more than usual."""
-        return (self.nbytes if copies is None else self.needed(copies)) <= self.limit.nbytes
+    @property
+    def fits(self) -> bool:
+        """Whether memory suffices for the work."""
+        return self.nbytes <= self.limit.nbytes
 
     @property
     def needs_memory(self) -> str:
@@ -100,17 +107,27 @@ class FileJob:
             f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more --memory"
         )
 
-    def require_memory(self, work: str) -> None:
-        """Raise a ValueError unless the networks fit in memory for some work, the begin of a sentence."""
-        if not self.fits():
+    def require_memory(self, remedy: str = "") -> None:
+        """Raise a ValueError unless memory suffices for the work, with a `remedy` besides more of it."""
+        if not self.fits:
             raise ValueError(
-                f"{work} needs all values in memory, which takes {size_text(self.nbytes)}, more than the "
-                f"{size_text(self.limit.nbytes)} that are allowed: allow more --memory"
+                f"{self.work} needs all values in memory, in float64, which takes {size_text(self.nbytes)}, more than "
+                f"the {size_text(self.limit.nbytes)} that are allowed: allow more --memory{remedy}"
             )
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
         """A job with the checkpoints under the names of a symmetry, where files have other names than models."""
         return replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
+
+    def named_for(self, module: nn.Module) -> "FileJob":
+        """A job with the checkpoints in memory, under the names of a module and with all of its tensors."""
+        named = share([name_for(one, module) for one in self.checkpoints])
+        whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
+        return replace(self, checkpoints=tuple(whole))
+
+    def of(self, *checkpoints: Checkpoint) -> "FileJob":
+        """A job with other views of the checkpoints."""
+        return replace(self, checkpoints=checkpoints)
 
     def require_output(self) -> None:
         """Refuse an output that cannot be written, before any work is done for it.
@@ -126,7 +143,7 @@ class FileJob:
             require_space(self.out, sum(shard.nbytes for shard in self.shards))
 
     def require_name(self) -> None:
-        """The same, without a look at the room on the disk."""
+        """Refuse the name of an output, without a look at the room on the disk."""
         if self.output is None or self.out is None:
             return
         if not self.output.is_file and self.out.name.endswith((*weight_suffixes(), ".json")):
@@ -144,23 +161,48 @@ class FileJob:
         made: Mapping[str, Tensor] | Pieces,
         save_beside: Callable[[Path], object] | None = None,
         progress: Progress = no_progress,
-    ) -> None:
-        """Write a result, whole or not at all, if it is to be written; what an interrupted run left is made anew.
+    ) -> Checkpoint:
+        """Write a result, whole or not at all, and open it; what an interrupted run left is made anew.
 
         Args:
             made: The result in memory, or its tensors piece by piece.
             save_beside: Writes the file that belongs next to it, under the name that it is given.
             progress: Shows how much is written.
         """
-        if self.output is None:
-            return
+        assert self.output is not None
         pieces = made if callable(made) else lambda name: iter([made[name].detach()])
         output = replace(self.output, overwrite=self.output.overwrite or self.output.resume, resume=False)
         with replace(self, output=output).stage(None) as staging:
             staging.write(self.shards, pieces, progress)
             if save_beside is not None and self.beside is not None:
                 save_beside(staging.content / self.beside(staging.out).name)
-            staging.publish(self.shards, self.source)
+            written = staging.publish(self.shards, self.source)
+        written.notes = self.source.notes
+        return written
+
+    def write_reported(
+        self,
+        made: Mapping[str, Tensor] | Pieces,
+        kind: str,
+        facts: Callable[[], Mapping[str, Any]],
+        progress: Progress = no_progress,
+    ) -> Checkpoint:
+        """Write a result with its report next to it: a JSON file of `facts`, made last, and the page of the output.
+
+        The report begins with its kind and version, and with the checkpoint and the seed of the provenance.
+        """
+
+        def save_report(path: Path) -> None:
+            assert self.output is not None
+            origin = self.output.provenance
+            given = [] if origin is None else [one.path for one in origin.inputs if one.role == "checkpoint"]
+            head = {"format": kind, "version": 1, "regauge": VERSION, "checkpoint": [*given, self.source.label][0]}
+            head |= {} if origin is None else {"seed": origin.seed}
+            save_text(json.dumps(head | dict(facts()), indent=1, allow_nan=False), path)
+            if self.output.page is not None:
+                save_text(self.output.page(path), path.with_suffix(".html"))
+
+        return self.write(made, save_report, progress)
 
     def stage(self, inputs: Any, nbytes: int | None = None) -> Staging:
         """Open the folder in which the output of `nbytes` is made; a run is resumed only from equal inputs.
@@ -192,7 +234,7 @@ def open_job(
     *,
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
-    copies: int = ALIGNING,
+    work: str = "aligning",
 ) -> FileJob | None:
     """Open networks that are in files, and read their headers; None if they are dictionaries.
 
@@ -230,38 +272,47 @@ def open_job(
         raise ValueError(
             f"{source.label!r} gets other ranks, which its {ADAPTER_CONFIG} has to say: give a folder as the output"
         )
-    return FileJob(checkpoints, number, output, beside, MemoryLimit.of(memory), copies)
+    return FileJob(checkpoints, number, output, beside, MemoryLimit.of(memory), work)
 
 
 def open_call(
     command: str,
     settings: Mapping[str, Any],
-    named: Mapping[str, object],
-    networks: Sequence[Network],
-    number: int,
-    beside: Callable[[Path], Path] | None = None,
+    named: Mapping[str, Any],
     *,
-    symmetry: Symmetry,
+    work: str,
+    beside: Callable[[Path], Path] | None = None,
+    networks: Sequence[Network] | None = None,
+    number: int = 0,
+    symmetry: Symmetry | None = None,
     generator: torch.Generator | None = None,
-    element: str | None = None,
     out: Output | str | Path | None,
-    memory: int | str | MemoryLimit | None,
-    copies: int = ALIGNING,
+    memory: int | str | MemoryLimit | None = None,
 ) -> FileJob | None:
-    """Open the networks of a call from Python under the names of its symmetry; see `open_job`.
+    """Open the networks of a call from Python under the names of its symmetry, if it has one; see `open_job`.
 
     Unless it is given, the provenance is made of the call: its settings, and the networks by what they are for.
+
+    Args:
+        command: The function that is called.
+        settings: Its settings, ready for JSON.
+        named: The networks by what they are for; None for those that are not given.
+        networks: The networks in their order, where that is another one.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
     """
+    given = [one for one in named.values() if one is not None] if networks is None else networks
     output = None if out is None else Output.of(out)
     if output is not None and output.provenance is None:
+        from regauge.checkpoints.alignments import alignment_label, alignment_path
+
         seed = None if generator is None else generator.initial_seed()
+        element = alignment_label(output) if beside is alignment_path else None
         origin = Provenance(command, {**settings, **output.form.settings}, name_networks(**named), seed, element)
         output = replace(output, provenance=origin)
-    job = open_job(networks, number, beside, out=output, memory=memory, copies=copies)
+    job = open_job(given, number, beside, out=output, memory=memory, work=work)
     if job is None:
         return None
     job.require_output()
-    return job.named_by(symmetry)
+    return job if symmetry is None else job.named_by(symmetry)

@@ -1,5 +1,6 @@
 """The place of a result, and the form in which it is written."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Output:
             refused. As in the network that the result takes over unless given.
         shard_size: Bytes, or text such as "5GB", of the values in one file of a folder; as there unless given.
         provenance: The provenance of the output; the call that writes it, unless given.
+        page: Draws the HTML page of a report from its JSON file, for verbs that write one; no page unless given.
 
     Raises:
         ValueError: The dtype is unknown, or the shard size cannot be read or is not positive.
@@ -36,6 +38,7 @@ class Output:
     dtype: torch.dtype | None = None
     shard_size: int | str | None = None
     provenance: Provenance | None = None
+    page: Callable[[Path], str] | None = None
 
     def __init__(
         self,
@@ -45,9 +48,10 @@ class Output:
         dtype: torch.dtype | str | None = None,
         shard_size: int | str | None = None,
         provenance: Provenance | None = None,
+        page: Callable[[Path], str] | None = None,
     ) -> None:
         form = Form.of(dtype, shard_size)
-        given = (Path(path), overwrite, resume, form.dtype, form.shard_size, provenance)
+        given = (Path(path), overwrite, resume, form.dtype, form.shard_size, provenance, page)
         for name, value in zip(self.__dataclass_fields__, given, strict=True):
             object.__setattr__(self, name, value)
 

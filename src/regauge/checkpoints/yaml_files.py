@@ -52,6 +52,12 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{str(path)!r} has a value that cannot be read: {reason}") from error
 
 
+def yaml_text(value: Any) -> str:
+    """Plain values as the text of a YAML file, with the keys of objects in their order."""
+    text: str = yaml.safe_dump(value, sort_keys=False)
+    return text
+
+
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
     """The values in a file, those behind aliases as often as they are named."""
     if id(node) not in known:

@@ -1,40 +1,55 @@
-"""The checkpoints that a command reads, with the one that it writes: opened and checked before anything is computed."""
+"""The checkpoints that a command reads and the output that it writes, opened and checked before any work."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import regauge as rg
 from regauge.checkpoints.job import FileJob, open_job
+from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.outputs.provenance import Provenance
-from regauge.cli.gauge_options import Gauge
-from regauge.cli.line_options import Repair
-from regauge.cli.options import Apply, Canonicalize
-from regauge.cli.output import output_of
 from regauge.cli.provenance import provenance_of
-from regauge.cli.prune_options import Prune
+
+
+def output_of(
+    options: Any,
+    provenance: Provenance | None = None,
+    *,
+    element: str | None = None,
+    page: Callable[[Path], str] | None = None,
+) -> rg.Output:
+    """The output that the options of a command ask for, with the name of the element's file next to it, if any."""
+    written = options.written
+    return rg.Output(
+        options.output,
+        options.overwrite,
+        getattr(options, "resume", False),
+        written.dtype,
+        written.shard_size or None,
+        provenance or provenance_of(options, element=element),
+        page,
+    )
 
 
 def open_checkpoints(
-    options: Apply | Canonicalize | Gauge | Prune | Repair,
     paths: Sequence[Path],
-    beside: Callable[[Path], Path] | None = None,
+    out: rg.Output,
     *,
-    provenance: Provenance | None = None,
+    number: int = 0,
+    beside: Callable[[Path], Path] | None = None,
+    memory: str | MemoryLimit | None = None,
+    work: str = "aligning",
 ) -> FileJob:
-    """Open checkpoints of which the first one is moved or changed, and refuse an output that cannot be written.
+    """Open the checkpoints of a command, and refuse an output that cannot be written.
 
     Args:
-        options: The options of the command.
-        paths: The checkpoints; the output has the names and the form of the first.
+        paths: The checkpoints.
+        out: The output, with the names and the form of the one with this `number`.
         beside: Function from the output to the file that is written next to it.
-        provenance: Facts on the origin of the output, written with it; read off the options unless given.
+        memory: The limit on memory.
+        work: The work in memory, such as "pruning".
     """
-    job = open_job(
-        paths,
-        0,
-        beside,
-        out=output_of(options, provenance or provenance_of(options)),
-        memory=None if isinstance(options, Apply | Repair) else options.memory or None,
-    )
+    job = open_job(paths, number, beside, out=out, memory=memory or None, work=work)
     assert job is not None
     job.require_output()
     return job

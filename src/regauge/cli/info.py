@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from regauge.checkpoints import Checkpoint
+from regauge import Checkpoint
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.outputs.provenance import read_provenance, summarize
 from regauge.cli.options import Info

@@ -9,8 +9,9 @@ import regauge as rg
 from regauge.alignment import Method
 from regauge.checkpoints.memory_limit import size_text
 from regauge.cli.align_options import Matching, Merge
+from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.options import UsageError
-from regauge.cli.output import output_of, tell
+from regauge.cli.output import tell
 from regauge.cli.provenance import provenance_of
 from regauge.cli.streaming import (
     configure,

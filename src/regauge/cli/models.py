@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from regauge.checkpoints import Checkpoint
+from regauge import Checkpoint
 from regauge.cli.align_options import Matching
 from regauge.cli.compare_options import Compare
 from regauge.cli.gauge_options import Audit, Gauge

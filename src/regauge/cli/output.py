@@ -22,8 +22,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regauge.checkpoints.output import Output
-from regauge.checkpoints.outputs.provenance import Provenance
 from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.commands import as_options
 from regauge.cli.options import PICTURES
@@ -194,12 +192,6 @@ def tell_or_write_rows(name: str, rows: Sequence[Mapping[str, Any]], path: Path 
         tell_table(name, rows)
     else:
         tell_written(write_rows(rows, path))
-
-
-def output_of(options: Any, provenance: Provenance) -> Output:
-    """The output that the options of a command ask for: its path, dtype, shard size and provenance."""
-    resume, written = getattr(options, "resume", False), options.written
-    return Output(options.output, options.overwrite, resume, written.dtype, written.shard_size or None, provenance)
 
 
 def show_status(label: str) -> AbstractContextManager[object]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import regauge as rg
 from regauge.alignment import METHODS, Method
-from regauge.checkpoints.job import ALIGNING, MERGING, FileJob, open_job
+from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
 from regauge.cli.align_options import Align, Matching, Merge
+from regauge.cli.checkpoint_jobs import output_of
 from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
-from regauge.cli.output import output_of, show_progress, show_status, tell, tell_table, tell_written
-from regauge.cli.provenance import provenance_of
+from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
 from regauge.core.progress import Progress, no_progress
 from regauge.hub import Networks, Values
 from regauge.merging.merge_record import MergeRecord, card_path
@@ -41,9 +41,9 @@ def read_job(
     is written is named by `beside`, with an `element`'s file in the provenance.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
-    provenance = provenance_of(options, element=element)
-    copies = ALIGNING if isinstance(options, Align) else MERGING * len(paths)
-    job = open_job(paths, source, beside, out=output_of(options, provenance), memory=limit, copies=copies)
+    out = output_of(options, element=element)
+    work = "aligning" if isinstance(options, Align) else "merging"
+    job = open_job(paths, source, beside, out=out, memory=limit, work=work)
     assert job is not None
     if not options.dry_run:
         job.require_output()

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import regauge as rg
-from regauge.checkpoints import Checkpoint
+from regauge import Checkpoint
 from regauge.cli.align_options import Matching
 from regauge.cli.compare_options import Compare
 from regauge.cli.line_options import Between, Judging, Line

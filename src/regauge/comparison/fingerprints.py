@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from regauge.canonical.null_spaces import without_null_spaces
-from regauge.checkpoints.job import MERGING, Network, open_job
+from regauge.checkpoints.job import Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
 from regauge.core.arguments import check_arguments
@@ -84,7 +84,7 @@ def fingerprint(
         Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of
         Lipschitz mappings into a Hilbert space, for the projection.
     """
-    job = open_job((params,), 0, memory=memory, copies=MERGING)
+    job = open_job((params,), 0, memory=memory, work="merging")
     if job is not None:
         job = job.named_by(symmetry)
         if job.is_streamed:

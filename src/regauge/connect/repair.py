@@ -7,21 +7,27 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from regauge.checkpoints.job import Network, open_call, open_job
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
 from regauge.connect.affine_layers import AffineLayer
 from regauge.connect.unit_moments import LayerStatistics, RunningMoments
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, inputs_of, require_batches, require_tensors
-from regauge.core.interpolation import shares_of
+from regauge.core.interpolation import distance, mean, shares_of
 from regauge.core.params import Params, equal_names, require_finite, require_same_shapes
 from regauge.core.rounding import round_alike
 from regauge.core.task import Task, call, evaluating
 
+FAR = 0.05
+"""A note is given if the mean of the endpoints is this share of their distance away from the network."""
 CONSTANT_UNIT = 1e-6
 """A unit whose standard deviation is below this share of its size counts as constant."""
 
@@ -35,23 +41,33 @@ class RepairResult:
         layers: Names of the layers whose weights were rescaled, in the order of the graph.
         losses: With a task, the losses of the interpolated network and of the repaired one.
         is_kept: Whether `params` are those of the repaired network, not of the interpolated one.
+        off: The distance of the interpolated network from the mean of the endpoints.
+        spread: The largest distance of an endpoint from the first one.
     """
 
     params: Params = field(repr=False)
     layers: tuple[str, ...]
     losses: Mapping[str, float] = field(default_factory=dict)
     is_kept: bool = True
+    off: float = 0.0
+    spread: float = 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence about a repair that was dropped; empty where it was kept."""
-        if self.is_kept:
-            return ()
-        before, after = self.losses["interpolated"], self.losses["repaired"]
-        return (
-            f"repairing raises the loss on the data that choose from {before:.4g} to {after:.4g}: the network stays as "
-            "it is",
-        )
+        """Sentences about endpoints that do not fit the network, and about a repair that was dropped."""
+        notes = []
+        if self.off > FAR * self.spread:
+            notes.append(
+                f"note: the mean of the endpoints is {self.off:.4g} away from the merged checkpoint, and they are up "
+                f"to {self.spread:.4g} apart; where they were aligned for merging, give them aligned, or add --align"
+            )
+        if not self.is_kept:
+            before, after = self.losses["interpolated"], self.losses["repaired"]
+            notes.append(
+                f"repairing raises the loss on the data that choose from {before:.4g} to {after:.4g}: the network "
+                "stays as it is"
+            )
+        return tuple(notes)
 
 
 @dataclass(frozen=True)
@@ -93,13 +109,15 @@ class VarianceCollapse:
 
 @check_arguments
 def repair(
-    params: Mapping[str, Tensor],
+    params: Network,
     module: nn.Module,
-    endpoints: Sequence[Mapping[str, Tensor]],
+    endpoints: Sequence[Network],
     batches: Iterable[Any],
     *,
     weights: Sequence[float] | None = None,
     task: Task | None = None,
+    out: Output | str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
 ) -> RepairResult:
     """Give every unit of an interpolated network the mean and spread that it has between the endpoints.
 
@@ -117,13 +135,17 @@ def repair(
     (`reset_batchnorm`), in models with other layers to repair before each of these and at the end.
 
     Args:
-        params: The interpolated network, unchanged.
+        params: The interpolated network, unchanged: parameters by name, or the path of a checkpoint.
         module: Runs the parameters; its own are not used.
-        endpoints: The aligned networks between which it lies; without any, running statistics alone are recomputed.
+        endpoints: The aligned networks between which it lies, as the first; without any, running statistics alone are
+            recomputed.
         batches: As in a `Task`, whose targets are not read, or inputs alone: tensors or mappings of keyword inputs. A
             few thousand examples do; they are read many times.
         weights: Share of every endpoint: `(1 - t, t)` at t; equal unless given.
         task: Decides whether repairing helps: where its loss rises, the network is returned as it was, with a note.
+        out: Where the repaired network of a checkpoint is written: a path, or an `Output`.
+        memory: The limit on memory for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
+            given.
 
     Returns:
         The repaired network. Where all endpoints are the network itself, so is the result, but for running statistics.
@@ -137,8 +159,18 @@ def repair(
         Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
         all layers get their goals at once, through a batch normalization that is fused afterwards.
     """
-    if len(endpoints):
-        result = Repairer(module, endpoints, batches).repair(params, weights)
+    named, files = {"merged": params, "endpoints": list(endpoints)}, [params]
+    job = open_call("rg.repair", {"weights": weights}, named, networks=files, work="repairing", out=out, memory=memory)
+    if job is not None:
+        job.require_memory()
+        job = job.named_for(module)
+        params = job.source.params
+    assert isinstance(params, Mapping)
+    ends = [_read(one, module) for one in endpoints]
+    if ends:
+        result = Repairer(module, ends, batches).repair(params, weights)
+        off = distance(params, mean(ends, shares_of(weights, len(ends))))
+        result = replace(result, off=off, spread=max(distance(ends[0], end) for end in ends))
     elif _layers(module):
         result = RepairResult(reset_batchnorm(params, module, batches), ())
     else:
@@ -146,12 +178,24 @@ def repair(
             "without endpoints only statistics of batch normalization are recomputed, but the model has none; give the "
             "networks that were merged as endpoints"
         )
-    if task is None:
-        return result
-    losses = {"repaired": task.evaluate(result.params)["loss"], "interpolated": task.evaluate(params)["loss"]}
-    best = min(losses, key=lambda name: (math.isnan(losses[name]), losses[name]))
-    result = replace(result, losses=losses)
-    return result if best == "repaired" else replace(result, params=as_params(params), layers=(), is_kept=False)
+    if task is not None:
+        losses = {"repaired": task.evaluate(result.params)["loss"], "interpolated": task.evaluate(params)["loss"]}
+        best = min(losses, key=lambda name: (math.isnan(losses[name]), losses[name]))
+        result = replace(result, losses=losses)
+        if best != "repaired":
+            result = replace(result, params=as_params(params), layers=(), is_kept=False)
+    if job is not None and job.out is not None:
+        job.write(result.params)
+    return result
+
+
+def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
+    """The parameters of a network, also of one in a file, under the names of its module."""
+    job = open_job([network], 0)
+    if job is not None:
+        return job.named_for(module).source.params
+    assert isinstance(network, Mapping)
+    return network
 
 
 class Repairer:

@@ -110,6 +110,12 @@ class Symmetry:
         return math.prod(self[base].size for base in self[group].within)
 
     @property
+    def moves_statistics(self) -> bool:
+        """Whether scales move running statistics of a normalization, which then fit their own activations alone."""
+        places = [place for group in self.groups for place in group.placements if any(place.scale)]
+        return any(place.parameter in self.buffers for place in places)
+
+    @property
     def dimension(self) -> int:
         """Number of continuous parameters: scales, rotations and invertible matrices, of all copies."""
         total = 0

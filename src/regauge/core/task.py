@@ -52,6 +52,8 @@ class Task:
         prepare: Prepares an average of networks before it is evaluated, such as `reset_batchnorm`, and the networks
             that it is compared with: the ends of a line, what is merged. Nothing is prepared unless given.
         name: The name of the data in cards and reports.
+        has_targets: Whether the batches have targets; otherwise they show only whether outputs stay, and no loss is
+            reported.
 
     Raises:
         TypeError: `module` is no module, or `batches` is no collection of pairs.
@@ -64,6 +66,7 @@ class Task:
     outputs: Outputs = None
     prepare: Callable[[Params], Params] | None = None
     name: str = ""
+    has_targets: bool = True
 
     def __post_init__(self) -> None:
         require_module(self.module)

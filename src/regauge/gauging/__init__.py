@@ -2,13 +2,17 @@
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    __file__,
-    moved=dict.fromkeys(("rotating", "uncover_rotations"), "regauge.gauging.moves")
-    | {
-        "Trials": "regauge.gauging.result",
-        "flat_rotation": "regauge.gauging.hadamard",
-        "mean_error": "regauge.gauging.rounding",
-    },
-)
+MOVED = {
+    "moves": ("move_tensor", "rotating", "uncover_rotations"),
+    "rounding": ("mean_error", "rounding_errors"),
+    "mappings": ("read_table", "write_table"),
+    "choose_streamed": ("choose_streamed", "moved_pieces"),
+    "measures": ("LayerMeasures",),
+    "methods.best_gauge": ("default_methods",),
+    "result": ("Trials",),
+    "hadamard": ("flat_rotation",),
+}
+"""Names of earlier versions that no command needs any more, by their files."""
+
+moved = {name: f"regauge.gauging.{file}" for file, names in MOVED.items() for name in names}
+__getattr__, __dir__, __all__ = attach(__name__, __file__, moved=moved)

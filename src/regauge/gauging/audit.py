@@ -7,9 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.job import Network, open_job
 from regauge.core.arguments import check_arguments
 from regauge.core.outputs import Outputs
-from regauge.core.params import Params
+from regauge.core.params import Params, require_finite
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
 from regauge.core.scales import directions
 from regauge.core.symmetry import Symmetry
@@ -50,7 +51,7 @@ class Finding:
 @check_arguments
 def audit(
     table: Sequence[ScalePair],
-    params: Mapping[str, Tensor],
+    params: Network,
     symmetry: Symmetry,
     module: nn.Module,
     example_inputs: tuple[Any, ...],
@@ -68,15 +69,21 @@ def audit(
 
     Args:
         table: Pairs with patterns; see `read_table`.
-        params: One network, under the names that the table means.
+        params: One network, under the names that the table means: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of the model, under its own names; it gives what a broken pair leaves out.
         module: The model, on a real device.
         example_inputs: Positional inputs.
         example_kwargs: Keyword inputs.
         generator: Source of the factors.
         outputs: The outputs that are compared.
-        convert: Function from `params` to the parameters under the names of the model.
+        convert: Function from `params` to the parameters under the names of the model; known for a checkpoint.
     """
+    job = open_job([params], 0)
+    if job is not None:
+        view = job.named_for(module).source
+        require_finite(view.params, view.label, symmetry.structure)
+        params, convert = view.as_stored(), view.from_stored
+    assert isinstance(params, Mapping)
     with InDouble():
         probe, tolerance = exact_probe(module, example_inputs, dict(example_kwargs or {}), outputs)
         return _Audit(table, params, symmetry, module, probe, tolerance, generator, convert).run()

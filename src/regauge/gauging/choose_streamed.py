@@ -1,18 +1,17 @@
 """Gauges of checkpoints that do not fit in memory: rotations alone, drawn without a look at the values."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
-from regauge.core.outputs import Outputs
 from regauge.core.params import require_finite
 from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task, arguments
 from regauge.gauging.gauge_method import fixed_reasons
 from regauge.gauging.measures import LayerMeasures
 from regauge.gauging.methods.best_gauge import NOTHING_BETTER, OF_WEIGHTS, BestGauge
@@ -31,10 +30,7 @@ def choose_streamed(
     symmetry: Symmetry,
     method: BestGauge,
     *,
-    module: nn.Module | None = None,
-    inputs: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    outputs: Outputs = None,
+    task: Task | None = None,
     generator: torch.Generator,
 ) -> Chosen:
     """Draw rotations for a checkpoint on the disk, and keep them where its layers round no worse.
@@ -46,10 +42,8 @@ def choose_streamed(
         checkpoint: The network.
         symmetry: The symmetry of its architecture.
         method: Its first rotation is drawn; a Hadamard matrix where it leaves the methods open.
-        module: The architecture, which may be on the meta device; without it gains that hide rotations stay.
-        inputs: Positional inputs for its trace.
-        kwargs: Keyword inputs.
-        outputs: The outputs that must stay.
+        task: The architecture, which may be on the meta device, with inputs for its trace and the outputs that must
+            stay; without it gains that hide rotations stay.
         generator: The source of chance.
 
     Raises:
@@ -60,8 +54,10 @@ def choose_streamed(
     if rotation is None or method.by == "loss":
         raise ValueError("of a checkpoint that is moved tensor by tensor only rotations are drawn, and no loss decides")
     uncovered = Uncovered(None, rotating(symmetry), {})
-    if module is not None and not symmetry.ones:
-        uncovered = uncover_rotations(_reader(checkpoint, symmetry), symmetry, module, inputs, kwargs or {}, outputs)
+    if task is not None and not symmetry.ones:
+        inputs, kwargs = arguments(next(iter(task.batches))[0])
+        read = _reader(checkpoint, symmetry)
+        uncovered = uncover_rotations(read, symmetry, task.module, inputs, kwargs, task.outputs)
     before = () if uncovered.before is None else (uncovered.before,)
     moves = (*before, Move(uncovered.symmetry, rotation.rotate(uncovered.symmetry, generator)))
     measures = LayerMeasures(symmetry, [*dict.fromkeys((method.scheme, *REPORTED))])

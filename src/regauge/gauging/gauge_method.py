@@ -27,6 +27,7 @@ class GaugeProblem:
         generator: The source of chance; None for methods without.
         test: Other data, which choose nothing; None where there are none.
         dtypes: The dtypes of the tensors as they were given, where they are others.
+        can_learn: Whether memory suffices for learning by function, which moves gradients along with the values.
     """
 
     params: Params
@@ -35,6 +36,7 @@ class GaugeProblem:
     generator: torch.Generator | None = None
     test: Task | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    can_learn: bool = True
 
     def moved(self, moves: Sequence[Move]) -> Params:
         """The network after some moves, with values that its own dtypes hold."""

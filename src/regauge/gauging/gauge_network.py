@@ -1,30 +1,49 @@
 """`gauge`: another point of a network's orbit, chosen for a purpose."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.params import require_finite
+from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.gauging.certificate import certify
+from regauge.gauging.choose_streamed import choose_streamed
 from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem, to_work
+from regauge.gauging.gauge_report import gauge_path, write_gauge
 from regauge.gauging.methods.best_gauge import BestGauge
+from regauge.gauging.methods.chain import Chain
+from regauge.gauging.methods.learned_rotation import LearnedRotation
+from regauge.gauging.methods.spreading_rotations import Rotation
 from regauge.gauging.moves import Move, apply_moves
-from regauge.gauging.result import GaugeResult
+from regauge.gauging.result import Chosen, GaugeResult
+
+HADAMARD = ", or use --method hadamard without --data"
+"""A way out where a gauge cannot be chosen in memory."""
 
 
 @check_arguments
 def gauge(
-    params: Mapping[str, Tensor],
+    params: Network,
     symmetry: Symmetry,
     *,
     method: GaugeMethod | None = None,
     task: Task | None = None,
     test: Task | None = None,
     generator: torch.Generator | None = None,
+    out: Output | str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
+    progress: Progress = no_progress,
 ) -> GaugeResult:
     """Move a network along its orbit to where it is easier to quantize: other weights, the same function.
 
@@ -44,8 +63,11 @@ def gauge(
     Where gains of norms stand in the way of rotations and there is a task, they are brought to one first by the scales
     of the symmetry; with a symmetry that was discovered behind `regauge.discovery.fold` that is done already.
 
+    A checkpoint that needs more than `memory`, or whose model has no values, is moved tensor by tensor: rotations alone
+    are drawn then, and the model is not run.
+
     Args:
-        params: One network, unchanged itself. Buffers move with it.
+        params: One network, unchanged itself: parameters by name, or the path of a checkpoint. Buffers move with it.
         symmetry: The symmetry of its architecture.
         method: `BestGauge()` unless given: with a task its loss decides, with weights rounded to four bits; without one
             the rounding error of weights. Other methods go by their own objectives.
@@ -53,45 +75,103 @@ def gauge(
         test: A task with other data, which choose nothing; `BestGauge` judges what it kept on them. Half of the
             examples of `task` where its loss decides, unless given (`Task.split`).
         generator: The source of chance. The same state gives the same result.
+        out: Where the moved network is written, with a report next to it: a path, or an `Output`. For a checkpoint
+            only, as are the following.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        progress: Shows how much is written.
 
     Returns:
         The moved network, of the same names, shapes, dtypes and devices, what moved it, and what was left as it is.
 
     Raises:
+        FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
         TraceError: `torch.export` cannot trace the task's model.
         ValueError: The parameters do not fit the symmetry, are not finite, or are a population; the method needs a task
-            or a generator.
+            or a generator, or more memory than is allowed; or what would be written computes something else.
 
     References:
         Nagel et al. (2019), Data-free quantization; Xiao et al. (2023), SmoothQuant; Lin et al. (2023), AWQ; Ashkboos
         et al. (2024), QuaRot; Liu et al. (2024), SpinQuant.
     """
     method = BestGauge() if method is None else method
+    settings = {"method": repr(method)}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": gauge_path, "work": "choosing a gauge"}
+    job = open_call("rg.gauge", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
+    if job is None:
+        assert isinstance(params, Mapping)
+        result = _choose(params, symmetry, method, task, test, generator)
+        return replace(result, params=apply_moves(result.moves, params))
+    source, can_learn = job.source, replace(job, work="learning a gauge by function").fits
+    if source.is_lazy and (not job.fits or (task is not None and _is_meta(task.module))):
+        result = _draw(source, symmetry, method, task, generator)
+    else:
+        job.require_memory(HADAMARD)
+        if any(isinstance(one, LearnedRotation) and one.by == "function" for one in _parts(method)):
+            replace(job, work="learning a gauge by function").require_memory(HADAMARD)
+        label = source.label
+        result = _choose(source.params, symmetry, method, task, test, generator, label, can_learn=can_learn)
+    if job.out is None:
+        return replace(result, params=apply_moves(result.moves, source.params))
+    symmetry = symmetry.bind(source.on_meta())
+    return replace(result, params=write_gauge(job, symmetry, method, result, progress))
+
+
+def _parts(method: GaugeMethod) -> tuple[GaugeMethod, ...]:
+    """The methods that a method consists of."""
+    own = method.methods or () if isinstance(method, BestGauge | Chain) else ()
+    return (method, *own)
+
+
+def _is_meta(module: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in module.state_dict().values())
+
+
+def _draw(
+    checkpoint: Checkpoint,
+    symmetry: Symmetry,
+    method: GaugeMethod,
+    task: Task | None,
+    generator: torch.Generator | None,
+) -> GaugeResult:
+    """Draw rotations for a checkpoint that stays on the disk; its parameters are left out of the result."""
+    if isinstance(method, Rotation):
+        method = BestGauge(method.scheme, (method,), "weights", is_kept_always=method.is_kept_always)
+    if not isinstance(method, BestGauge):
+        raise ValueError(f"{type(method).__name__} looks at all values at once: allow more memory, or use Hadamard()")
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    return _result(choose_streamed(checkpoint, symmetry, method, task=task, generator=generator), symmetry)
+
+
+def _result(chosen: Chosen, symmetry: Symmetry) -> GaugeResult:
+    return GaugeResult({}, **vars(chosen) | {"moves": chosen.moves or (Move(symmetry, symmetry.identity()),)})
+
+
+def _choose(
+    params: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    method: GaugeMethod,
+    task: Task | None,
+    test: Task | None,
+    generator: torch.Generator | None,
+    label: str = "the network",
+    *,
+    can_learn: bool = True,
+) -> GaugeResult:
+    """Choose the gauge of a network in memory; its parameters are left out of the result."""
     bound = symmetry.bind(params)
     for name in bound.sites:
         if params[name].ndim != len(bound.shapes[name]):
             raise ValueError(f"{name!r} has a leading model axis; choose the gauges of a population one by one")
     if method.needs_task and task is None:
         raise ValueError(f"{type(method).__name__} looks at what layers read: give a task with a module and batches")
-    require_finite(params, "the network", bound.structure)
+    require_finite(params, label, bound.structure)
     dtypes = {name: tensor.dtype for name, tensor in params.items()}
-    problem = GaugeProblem(to_work(params), bound, task, generator, test, dtypes)
+    problem = GaugeProblem(to_work(params), bound, task, generator, test, dtypes, can_learn)
     chosen = method.choose(problem)
-    moves = chosen.moves or (Move(bound, bound.identity()),)
-    certificate = None
+    result = _result(chosen, bound)
     if task is not None:
         inputs, kwargs = problem.inputs
-        certificate = certify(params, moves, task.module, inputs, kwargs, outputs=task.outputs)
-    return GaugeResult(
-        apply_moves(moves, params),
-        moves,
-        chosen.objective,
-        chosen.initial,
-        chosen.history,
-        chosen.unit,
-        chosen.fixed,
-        chosen.notes,
-        certificate,
-        chosen.trials,
-    )
+        certificate = certify(params, result.moves, task.module, inputs, kwargs, outputs=task.outputs)
+        result = replace(result, certificate=certificate)
+    return result

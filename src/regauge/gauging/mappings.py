@@ -1,5 +1,6 @@
 """Tables of scale pairs, as llm-compressor and AutoAWQ take them: a layer that is divided, and the layers behind it."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from reprlib import repr as shorten
 from typing import Any, Literal
 
 from regauge.checkpoints.plain_files import require_plain
-from regauge.checkpoints.yaml_files import read_yaml
+from regauge.checkpoints.writing import require_writable, save_text
+from regauge.checkpoints.yaml_files import read_yaml, yaml_text
 from regauge.core.arguments import check_arguments
 from regauge.core.expressions import Expression
 from regauge.core.scales import Direction, ScaleSite, directions
@@ -17,6 +19,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.gauging.methods.equalize import diagonal
 
 Tool = Literal["llm-compressor", "autoawq"]
+SUFFIXES = (".json", ".yaml", ".yml")
+"""Endings of files that hold a table."""
 EXPRESSION = "re:"
 """The prefix of patterns that are regular expressions."""
 
@@ -92,6 +96,29 @@ def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
         {"smooth_layer": _exactly(one.smooth), "balance_layers": [_exactly(name) for name in one.balance]}
         for one in pairs
     ]
+
+
+@check_arguments
+def save_mappings(
+    symmetry: Symmetry, path: str | Path, tool: Tool, *, overwrite: bool = False
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Write the scale pairs that hold for a model as a table of a tool, to a JSON or YAML file.
+
+    Returns:
+        The rows of the table; and for the families of scales that are no such pairs, the group and the reason.
+
+    Raises:
+        FileExistsError: The file exists, and `overwrite` is false.
+        ValueError: No pair can be written, or the name ends otherwise than `.json`, `.yaml` or `.yml`.
+    """
+    path = Path(path)
+    require_writable(path, overwrite=overwrite, suffixes=SUFFIXES)
+    pairs, others = scale_pairs(symmetry)
+    if not pairs:
+        raise ValueError("no scale pair of the model can be written as modules with a weight each")
+    rows = write_table(pairs, tool)
+    save_text(json.dumps(rows, indent=1) + "\n" if path.suffix == ".json" else yaml_text(rows), path)
+    return rows, others
 
 
 def read_table(table: Any) -> list[ScalePair]:

@@ -86,7 +86,7 @@ def example_task(model: Model, kwargs: Mapping[str, Any], outputs: Sequence[str]
     inputs: Any = dict(kwargs) if kwargs else model.inputs
     if model.inputs and kwargs:
         inputs = inspect.signature(model.module.forward).bind(*model.inputs, **kwargs).arguments
-    return Task(model.module, [(inputs, torch.zeros(1))], _size, tuple(outputs) or None)
+    return Task(model.module, [(inputs, torch.zeros(1))], _size, tuple(outputs) or None, has_targets=False)
 
 
 def convert(inputs: Any, dtype: torch.dtype) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.dtypes import dtype_notes
-from regauge.checkpoints.job import MERGING, Network, open_call
+from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import save_text
@@ -102,19 +103,10 @@ def merge(
     seed = draw_seed(rule, generator)
     given: Sequence[Network] = params if base is None else [base, *params]
     told = None if weights is None else [str(one) if isinstance(one, Setting) else one for one in weights]
-    job = open_call(
-        "rg.merge",
-        {"rule": repr(rule), "weights": told, "method": repr(method)},
-        {"networks": list(params), "base": base},
-        given,
-        0,
-        card_path,
-        symmetry=symmetry,
-        generator=generator,
-        out=out,
-        memory=memory,
-        copies=MERGING * len(given),
-    )
+    settings = {"rule": repr(rule), "weights": told, "method": repr(method)}
+    named: Any = {"networks": list(params), "base": base}
+    files: Any = {"beside": card_path, "work": "merging", "symmetry": symmetry, "generator": generator}
+    job = open_call("rg.merge", settings, named, networks=given, out=out, memory=memory, **files)
     if job is not None:
         if job.is_streamed:
             from regauge.alignment.streamed.job import plan_job

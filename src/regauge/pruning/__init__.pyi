@@ -1,9 +1,11 @@
+from .criteria import CRITERIA as CRITERIA
 from .criteria import Criterion as Criterion
 from .criteria import Magnitude as Magnitude
 from .criteria import OutputError as OutputError
 from .criteria import RandomUnits as RandomUnits
 from .criteria import Taylor as Taylor
 from .prune_network import prune as prune
+from .prune_report import prune_path as prune_path
 from .pruned import Pruned as Pruned
 from .slices import cut_params as cut_params
 from .slices import cut_symmetry as cut_symmetry

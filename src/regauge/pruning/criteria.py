@@ -171,3 +171,12 @@ def _products(network: Network, task: Task, batch: tuple[object, object]) -> Par
         name: torch.zeros_like(leaf) if gradients.get(id(leaf)) is None else (gradients[id(leaf)] * leaf).detach()
         for name, leaf in leaves.items()
     }
+
+
+CRITERIA: dict[str, type[Criterion]] = {
+    "magnitude": Magnitude,
+    "taylor": Taylor,
+    "output": OutputError,
+    "random": RandomUnits,
+}
+"""The criteria by their names on the command line."""

@@ -2,10 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.job import Network as Given
+from regauge.checkpoints.job import open_call
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.groups import Group
@@ -16,6 +22,7 @@ from regauge.core.task import Task, choose_and_try_to_judge
 from regauge.pruning.criteria import Criterion, Magnitude, OutputError
 from regauge.pruning.exact import Removal, apply_removals, find_removals
 from regauge.pruning.network import Network
+from regauge.pruning.prune_report import Configuration, prune_path, write_pruned
 from regauge.pruning.pruned import PruneCertificate, Pruned
 from regauge.pruning.resized_module import Accept, resize, shared_sizes
 from regauge.pruning.slices import cut_params, cut_symmetry
@@ -36,7 +43,7 @@ Build = Callable[[Params, Symmetry, Accept], nn.Module]
 
 @check_arguments
 def prune(
-    params: Mapping[str, Tensor],
+    params: Given,
     symmetry: Symmetry,
     *,
     share: float | Mapping[str, float] = 0.0,
@@ -46,6 +53,8 @@ def prune(
     generator: torch.Generator | None = None,
     alike: Sequence[Sequence[str]] = (),
     build: Build | None = None,
+    out: Output | str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
 ) -> Pruned:
     """Remove units of groups, in every tensor where they have a placement: hidden units, channels, heads, experts.
 
@@ -55,7 +64,7 @@ def prune(
     share of each group is gone.
 
     Args:
-        params: One network, unchanged itself.
+        params: One network, unchanged itself: parameters by name, or the path of a checkpoint.
         symmetry: The symmetry of its architecture.
         share: The share of each group's units that are removed in all, from 0 to below 1, or a share by group name.
             With one number, groups over whose units a norm is taken are left as they are; name them to cut them.
@@ -67,7 +76,11 @@ def prune(
         generator: The source of chance, for criteria that need it.
         alike: Sets of groups that keep equal numbers of units, because one number of a configuration says it for all.
         build: Makes a module of the smaller sizes, for models whose numbers are decided elsewhere; a copy of the task's
-            module is resized unless given.
+            module is resized unless given. Of one with methods `files` and `changes`, as that of a configuration,
+            the files and the changed numbers are written, too.
+        out: Where the smaller network of a checkpoint is written, with a report next to it: a path, or an `Output`.
+        memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
+            given. The values, in float64, must fit.
 
     Returns:
         The smaller network, its symmetry, a module that runs it, what was removed, and the certificate.
@@ -80,8 +93,16 @@ def prune(
     References:
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.
     """
-    notes = (WITHOUT_DATA,) if criterion is None and task is None and _is_any(share) else ()
-    criterion = (Magnitude() if task is None else OutputError()) if criterion is None else criterion
+    has_data = task is not None and task.has_targets
+    criterion = (OutputError() if has_data else Magnitude()) if criterion is None else criterion
+    notes = (WITHOUT_DATA,) if isinstance(criterion, Magnitude) and not has_data and _is_any(share) else ()
+    settings = {"share": share, "criterion": repr(criterion)}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": prune_path, "work": "pruning"}
+    job = open_call("rg.prune", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
+    if job is not None:
+        job.require_memory()
+        params = job.source.params
+    assert isinstance(params, Mapping)
     bound = symmetry.bind(params)
     for name in bound.sites:
         if name in params and params[name].ndim != len(bound.shapes[name]):
@@ -97,6 +118,7 @@ def prune(
     if task is not None and criterion.needs_task and any(shares.values()):
         task, test = choose_and_try_to_judge(task, test)
     judging = task if test is None else test
+    judging = None if judging is None or not judging.has_targets else judging
     network = Network(params, bound, task)
     sets = [tuple(names) for names in alike] or ([] if task is None else shared_sizes(task.module, bound))
     for names in sets:
@@ -117,7 +139,10 @@ def prune(
         last = replace(judging, module=result.module).evaluate(result.params)
         data = (task.name or repr(task), judging.name or repr(judging))
         result = replace(result, losses={**first_losses, "at the end": last}, data=data)
-    return replace(result, notes=(*result.notes, *notes))
+    result = replace(result, notes=(*result.notes, *notes))
+    if job is not None and job.out is not None:
+        write_pruned(job, result, criterion, share, build if isinstance(build, Configuration) else None)
+    return result
 
 
 def _is_any(share: float | Mapping[str, float]) -> bool:

@@ -71,7 +71,7 @@ class PrunedConfigs:
                 result += [tuple(own) for key, own in kinds.items() if key[1] == size and own[0] in names]
         return result
 
-    def build(self, params: Params, after: Symmetry, accept: Accept) -> nn.Module:
+    def __call__(self, params: Params, after: Symmetry, accept: Accept) -> nn.Module:
         """The model of the configuration that has the sizes of a symmetry, with these values.
 
         Raises:
@@ -123,14 +123,15 @@ class PrunedConfigs:
                 f"{CONFIG} has no number for it: no model of this class has {listed!r} of shape {tuple(wanted[listed])}"
             )
 
-    def text(self) -> str:
-        """The configuration of the smaller model: the file with the numbers that changed."""
-        assert self.found is not None
+    def files(self) -> dict[str, bytes | None]:
+        """The configuration of the smaller model: the file with the numbers that changed, if any did."""
+        if self.found is None or not self.changes():
+            return {}
         result = copy.deepcopy(self.original)
         for path, number in _numbers(self.found):
             if _at(self._start, path) != number:
                 _put(result, path, number)
-        return json.dumps(result, indent=2) + "\n"
+        return {CONFIG: (json.dumps(result, indent=2) + "\n").encode()}
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """The numbers that changed, before and after."""

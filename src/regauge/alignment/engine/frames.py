@@ -33,12 +33,7 @@ def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[
     if scales == "keep" or not has_balance(symmetry):
         return ()
     is_prepared = task is not None and task.prepare is not None
-    return ("keep", "move") if scales == "balance" and not is_prepared and moves_statistics(symmetry) else ("keep",)
-
-
-def moves_statistics(symmetry: Symmetry) -> bool:
-    """Whether scales move running statistics."""
-    return any(p.parameter in symmetry.buffers and any(p.scale) for group in symmetry.groups for p in group.placements)
+    return ("keep", "move") if scales == "balance" and not is_prepared and symmetry.moves_statistics else ("keep",)
 
 
 @dataclass(frozen=True)

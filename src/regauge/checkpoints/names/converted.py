@@ -87,6 +87,11 @@ class Converted(Checkpoint):
         pieces = self._translate(lambda name: iter([self[name]]))
         return {name: join(pieces(name)) for name in self.source.stored}
 
+    def from_stored(self, params: Mapping[str, Tensor]) -> Params:
+        """Values under the names of the files, under those of the module."""
+        there = Converted(self.source.with_params(params), self.conversion)
+        return {name: there.read(name) for name in there.stored}
+
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of one tensor, or of a range of its first axis, converted piece by piece if a dtype is given."""
         if self._params is not None:

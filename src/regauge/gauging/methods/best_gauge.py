@@ -71,7 +71,7 @@ class BestGauge(GaugeMethod):
 
     def choose(self, problem: GaugeProblem) -> Chosen:
         """The moves of the best method."""
-        is_loss = problem.task is not None and self.by != "weights"
+        is_loss = problem.task is not None and problem.task.has_targets and self.by != "weights"
         if is_loss and problem.task is not None:
             choosing, judging = choose_and_try_to_judge(problem.task, problem.test)
             problem = replace(problem, task=choosing, test=judging)
@@ -108,7 +108,9 @@ class BestGauge(GaugeMethod):
             return self.methods, ()
         size = sum(problem.params[name].numel() for name in layer_rows(problem.symmetry) if name in problem.params)
         is_learned = size <= MOST_LEARNED
-        methods = default_methods(self.scheme, self.steps, is_loss=is_loss, is_learned=is_learned)
+        methods = default_methods(
+            self.scheme, self.steps, is_loss=is_loss, is_learned=is_learned, is_by_function=problem.can_learn
+        )
         note = f"rotations were not learned: layers have {size:,} values; ask for LearnedRotation to wait"
         return methods, () if is_learned else (note,)
 

@@ -20,7 +20,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
 from regauge.checkpoints.formats.state_dicts import match
-from regauge.checkpoints.job import MERGING, FileJob, open_job
+from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, size_text
 from regauge.checkpoints.names.converted import Converted
 from regauge.checkpoints.names.from_transformers import expected_of, name_for
@@ -129,7 +129,7 @@ def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assem
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
     memory = MemoryLimit.of(setting.get("memory")).from_now()
     out = replace(out, provenance=request.provenance)
-    job = open_job(request.folders, 0, card_path, out=out, memory=memory, copies=MERGING * len(request.folders))
+    job = open_job(request.folders, 0, card_path, out=out, memory=memory, work="merging")
     assert job is not None
     if not dry_run:
         job.require_name()

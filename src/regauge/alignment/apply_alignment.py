@@ -1,0 +1,51 @@
+"""`apply`: a stored alignment on another checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+from regauge.alignment.streamed.source import move_pieces
+from regauge.checkpoints.alignments import Alignment, load_alignment
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import open_call
+from regauge.checkpoints.output import Output
+from regauge.core.movable import require_movable
+from regauge.core.progress import Progress, no_progress
+
+
+def apply(
+    alignment: Alignment | str | Path,
+    checkpoint: str | Path | Checkpoint,
+    out: Output | str | Path,
+    *,
+    inverse: bool = False,
+    progress: Progress = no_progress,
+) -> Checkpoint:
+    """Write a checkpoint that is moved by an alignment, tensor by tensor, so that it may be larger than memory.
+
+    Args:
+        alignment: What `load_alignment` read, or the path of its file.
+        checkpoint: A checkpoint of the same architecture.
+        out: Where the moved checkpoint is written, with the names, dtypes and header of the given one.
+        inverse: Whether the alignment is undone instead.
+        progress: Shows how much is written.
+
+    Returns:
+        The moved checkpoint, opened under the names of the alignment's symmetry.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+        KeyError: A parameter that the symmetry moves is missing.
+        ValueError: The checkpoint does not fit the symmetry of the alignment.
+    """
+    found = alignment if isinstance(alignment, Alignment) else load_alignment(alignment)
+    path = None if isinstance(alignment, Alignment) else alignment
+    ways: Any = {"networks": [checkpoint], "symmetry": found.symmetry, "work": "aligning"}
+    named = {"alignment": path, "checkpoint": checkpoint}
+    job = open_call("rg.alignment.apply", {"inverse": inverse}, named, out=out, **ways)
+    assert job is not None
+    like = job.source.on_meta()
+    symmetry = found.symmetry.bind(like)
+    require_movable(symmetry.groups, like, symmetry.buffers)
+    symmetry.require_ones({name: job.source[name] for name in symmetry.ones if name in like})
+    element = symmetry.inverse(found.element) if inverse else found.element
+    return job.write(move_pieces(job.source, symmetry, element), progress=progress)

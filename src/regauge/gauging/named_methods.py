@@ -1,0 +1,50 @@
+"""The ways to choose a gauge by their names on the command line."""
+
+from dataclasses import fields
+from typing import Any, Literal
+
+from regauge.gauging.gauge_method import GaugeMethod
+from regauge.gauging.methods.best_gauge import BestGauge
+from regauge.gauging.methods.equalize import Equalize
+from regauge.gauging.methods.learned_rotation import LearnedRotation
+from regauge.gauging.methods.smooth import Smooth
+from regauge.gauging.methods.spreading_rotations import Hadamard, RandomRotation
+from regauge.gauging.rounding import RoundToNearest
+
+METHODS: dict[str, type[GaugeMethod]] = {
+    "equalize": Equalize,
+    "smooth": Smooth,
+    "hadamard": Hadamard,
+    "random": RandomRotation,
+    "learned": LearnedRotation,
+}
+"""The single methods; "best" tries several of them."""
+
+
+def named_method(
+    name: str, scheme: RoundToNearest, *, is_loss: bool, is_kept_always: bool = False, **settings: Any
+) -> BestGauge:
+    """Make the method of a name, whose network is kept if it loses no more by rounding than the one as it is.
+
+    Args:
+        name: One of `METHODS`, or "best".
+        scheme: The rounding that a gauge is chosen for.
+        is_loss: Whether the loss of a task decides, or the rounding error of the weights.
+        is_kept_always: Whether the moved network is kept anyway.
+        settings: Further settings, for methods that have them: `steps` and `by` of learned rotations.
+    """
+    chosen = None
+    if name != "best":
+        kind: Any = METHODS[name]
+        # Where the network is judged as a whole, groups are rotated even if their own rounding error grows.
+        every = {"scheme": scheme, "is_kept_always": is_kept_always or is_loss, **settings}
+        chosen = (kind(**{field.name: every[field.name] for field in fields(kind) if field.name in every}),)
+    by: Literal["loss", "weights"] = "loss" if is_loss else "weights"
+    return BestGauge(scheme, chosen, by, settings.get("steps", 100), is_kept_always)
+
+
+def name_of(method: GaugeMethod) -> str:
+    """The name of a method, or its class if it has none."""
+    if isinstance(method, BestGauge):
+        return name_of(method.methods[0]) if method.methods is not None and len(method.methods) == 1 else "best"
+    return next((name for name, kind in METHODS.items() if type(method) is kind), type(method).__name__)
