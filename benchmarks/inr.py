@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting import BLOCK, IMAGES, Fit, fit, fit_images
+from regauge.inr.fitting import BLOCK, IMAGES, FitConfig, fit, fit_images
 from regauge.inr.representation import Inr
 
 BATCH = 10_000
@@ -75,7 +75,7 @@ def shapes(width: int, rounds: int) -> None:
     whole, blocked = matrix_products(inr, BATCH), matrix_products(inr, BLOCK // width)
     # A fit of one step more and of one less differ by the steps alone, without what is made once.
     programs = {
-        "fit": lambda n: fit(inr, samples, Fit(steps=n), start=start, generator=generator),
+        "fit": lambda n: fit(inr, samples, FitConfig(steps=n), start=start, generator=generator),
         "loop": lambda n: loop(inr, samples, n, start),
         "whole": lambda n: [whole() for _ in range(n)],
         "blocks": lambda n: [blocked() for _ in range(n)],

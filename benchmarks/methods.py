@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.data.images import ImageData, mnist
-from regauge.nets.classification import Training, initialize, train
+from regauge.nets.classification import ClassifierConfig, initialize, train
 from regauge.nets.cnn import CNN
 from regauge.nets.mlp import ResidualMLP, mlp
 from regauge.training.optimizers import AdamW
@@ -49,7 +49,7 @@ class Case:
     key: str
     name: str
     make: Callable[[], nn.Module]
-    training: Training
+    training: ClassifierConfig
     sizes: tuple[int, ...] = ()
 
 
@@ -69,27 +69,27 @@ CASES = (
         "mlp",
         "MLP 784-128-128-128-10",
         lambda: mlp(784, 128, 128, 128, 10),
-        Training(epochs=5, batch=128, optimizer=AdamW(1e-3)),
+        ClassifierConfig(epochs=5, batch=128, optimizer=AdamW(1e-3)),
         (784, 128, 128, 128, 10),
     ),
     Case(
         "wide",
         "MLP 784-512-512-512-10",
         lambda: mlp(784, 512, 512, 512, 10),
-        Training(epochs=3),
+        ClassifierConfig(epochs=3),
         (784, 512, 512, 512, 10),
     ),
     Case(
         "residual",
         "residual MLP 784-128, six blocks of 256",
         lambda: ResidualMLP(784, 128, 256, 6, 10),
-        Training(epochs=4),
+        ClassifierConfig(epochs=4),
     ),
     Case(
         "cnn",
         "CNN, convolutions of 32 and 64 channels, linear 128",
         lambda: CNN((32, 64), 128, 10, image=28),
-        Training(epochs=2),
+        ClassifierConfig(epochs=2),
     ),
 )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.data.images import mnist
-from regauge.nets.classification import Training, initialize, train
+from regauge.nets.classification import ClassifierConfig, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
 from regauge.training import Adam, DescentConfig, fit_signals
@@ -54,7 +54,7 @@ def trained_mlps(count: int) -> rg.Params:
         generator = torch.Generator().manual_seed(seed)
         start = initialize(module, generator)
         inputs, labels = images.train_images[:20000], images.train_labels[:20000]
-        networks.append(train(module, start, inputs, labels, Training(epochs=2), generator=generator))
+        networks.append(train(module, start, inputs, labels, ClassifierConfig(epochs=2), generator=generator))
     return {name: torch.stack([params[name] for params in networks]) for name in networks[0]}
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 from regauge.storage.architecture import Architecture
 from regauge.training import Adam, LogUniform
 from regauge.training.programs import mean_loss
-from regauge.zoo import Checkpoints, Config, Examples, train
+from regauge.zoo import Checkpoints, Examples, PopulationConfig, train
 from regauge.zoo.presets import cifar10_cnns, cnn_architecture, mlp_architecture, siren_architecture
 
 
@@ -57,7 +57,7 @@ class Case:
     """
 
     name: str
-    config: Config
+    config: PopulationConfig
     data: Examples
     steps: int
     alone: int = 1
@@ -83,8 +83,10 @@ def cases() -> list[Case]:
     each = Adam(lr=LogUniform(5e-4, 2e-3))
     start = Checkpoints(every=10**9)
 
-    def population(architecture, count: int, steps: int, optimizer: Adam = one, **changes) -> Config:
-        return Config(architecture, "random", count, steps=steps, optimizer=optimizer, checkpoints=start, **changes)
+    def population(architecture, count: int, steps: int, optimizer: Adam = one, **changes) -> PopulationConfig:
+        return PopulationConfig(
+            architecture, "random", count, steps=steps, optimizer=optimizer, checkpoints=start, **changes
+        )
 
     siren, deep = siren_architecture(2, 32, 1, depth=2), siren_architecture(2, 32, 3, depth=4)
     pooled = Architecture("pooled CNN", f"{__name__}:PooledCNN", {})

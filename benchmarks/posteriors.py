@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.bayes.matching import align, align_many
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
-from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.data.images import digits, mnist
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
@@ -36,7 +36,7 @@ class Case:
     make: Callable[[], nn.Module]
     images: Tensor
     labels: Tensor
-    config: Variational
+    config: VariationalConfig
     count: int
 
 
@@ -49,7 +49,7 @@ def cases() -> list[Case]:
             lambda: mlp(784, 512, 512, 512, 10),
             large.train_images.flatten(1),
             large.train_labels,
-            Variational(epochs=3, prior_std=0.05, temperature=0.1),
+            VariationalConfig(epochs=3, prior_std=0.05, temperature=0.1),
             4,
         ),
         Case(
@@ -57,7 +57,7 @@ def cases() -> list[Case]:
             lambda: resnet20(norm="filter", in_channels=1),
             small.train_images,
             small.train_labels,
-            Variational(epochs=4, batch=128, prior_std=0.1, temperature=0.1),
+            VariationalConfig(epochs=4, batch=128, prior_std=0.1, temperature=0.1),
             2,
         ),
     ]

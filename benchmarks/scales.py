@@ -33,7 +33,7 @@ from regauge.connect.repair import reset_batchnorm
 from regauge.core.assignment import assign
 from regauge.core.balance import balance
 from regauge.data.images import ImageData, digits, mnist
-from regauge.nets.classification import Training, split_batches, train
+from regauge.nets.classification import ClassifierConfig, split_batches, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.training.optimizers import AdamW
@@ -54,7 +54,7 @@ class Study:
     prepare: Callable[[rg.Params], rg.Params] | None
 
 
-def study(make: Callable[[], nn.Module], data: ImageData, training: Training) -> Study:
+def study(make: Callable[[], nn.Module], data: ImageData, training: ClassifierConfig) -> Study:
     """Train `PAIRS` pairs."""
     networks = []
     for seed in range(2 * PAIRS):
@@ -204,13 +204,15 @@ def main() -> int:
     """Print the tables."""
     torch.set_num_threads(1)
     images = mnist()
-    relu = study(lambda: mlp(784, 128, 128, 128, 10), images, Training(epochs=4))
+    relu = study(lambda: mlp(784, 128, 128, 128, 10), images, ClassifierConfig(epochs=4))
     scale_tables("ReLU MLP 784-128x3-10, MNIST", relu, has_match=True)
     residual = study(
-        lambda: resnet20(in_channels=1, blocks=1), digits(), Training(epochs=20, batch=128, optimizer=AdamW(4e-3))
+        lambda: resnet20(in_channels=1, blocks=1),
+        digits(),
+        ClassifierConfig(epochs=20, batch=128, optimizer=AdamW(4e-3)),
     )
     scale_tables("ResNet8, batch normalization, digits", residual, has_match=False)
-    tanh = study(lambda: mlp(784, 128, 128, 128, 10, activation=torch.tanh), images, Training(epochs=4))
+    tanh = study(lambda: mlp(784, 128, 128, 128, 10, activation=torch.tanh), images, ClassifierConfig(epochs=4))
     signed = {
         "naive": lambda a, b: b,
         "permutation alone": aligner(without_signs(tanh.symmetry), rg.WeightMatching()),

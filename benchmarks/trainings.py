@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 
 from regauge.training import Adam
-from regauge.zoo import Config, load_examples, train
+from regauge.zoo import PopulationConfig, load_examples, train
 from regauge.zoo.presets import fashion_mlps, mnist_inrs, mnist_mlps, mnist_tiny_mlps, small_cnns_relu, uci_mlps
 
 EPOCHS = 5
 
 
-def configs() -> dict[str, Config]:
+def configs() -> dict[str, PopulationConfig]:
     """The trainings; only the end is kept."""
     each = {
         "MLP 30-16-16-2, UCI, 50 epochs": uci_mlps(count=2048),

@@ -39,7 +39,7 @@ from regauge.core import closest
 from regauge.core.assignment import Assignments
 from regauge.core.products import matmul
 from regauge.data.images import cifar10, digits, mnist
-from regauge.nets.classification import Training, train
+from regauge.nets.classification import ClassifierConfig, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.nets.vgg import VGG, VGG16
@@ -70,7 +70,9 @@ class Row:
     sweeps: int | None = None
 
 
-def trained_pair(name: str, make: Callable[[], nn.Module], images: Tensor, labels: Tensor, training: Training) -> Pair:
+def trained_pair(
+    name: str, make: Callable[[], nn.Module], images: Tensor, labels: Tensor, training: ClassifierConfig
+) -> Pair:
     """Two networks from different initializations and orders of the data."""
     networks = []
     for seed in (1, 2):
@@ -206,27 +208,27 @@ def main() -> None:
     if importlib.util.find_spec("rebasin") is None:
         sys.exit("the package rebasin is not installed; see benchmarks/README.md for how to add it")
     images, small, colors = mnist(), digits(), cifar10()
-    settings: list[tuple[str, Callable[[], nn.Module], Tensor, Tensor, Training]] = [
+    settings: list[tuple[str, Callable[[], nn.Module], Tensor, Tensor, ClassifierConfig]] = [
         (
             "MLP 784-512-512-512-10, MNIST",
             lambda: mlp(784, 512, 512, 512, 10),
             images.train_images,
             images.train_labels,
-            Training(epochs=3),
+            ClassifierConfig(epochs=3),
         ),
         (
             "ResNet20 x4, digits",
             lambda: resnet20(width=4, in_channels=1),
             small.train_images,
             small.train_labels,
-            Training(epochs=4, batch=64),
+            ClassifierConfig(epochs=4, batch=64),
         ),
         (
             "VGG16, CIFAR-10",
             lambda: VGG(VGG16, (512, 512), 10, image=32, in_channels=3, norm="none"),
             colors.train_images[:2048],
             colors.train_labels[:2048],
-            Training(epochs=2, batch=64, optimizer=AdamW(1e-3)),
+            ClassifierConfig(epochs=2, batch=64, optimizer=AdamW(1e-3)),
         ),
     ]
     pairs = [trained_pair(*setting) for setting in settings if options.chosen in setting[0]]

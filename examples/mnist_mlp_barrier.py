@@ -40,14 +40,14 @@ def main(options: Barrier) -> None:
     import regauge as rg
     from regauge.cli.output import show_progress
     from regauge.data import digits, mnist
-    from regauge.nets import Training, initialize, mlp, split_batches, train
+    from regauge.nets import ClassifierConfig, initialize, mlp, split_batches, train
     from regauge.training import AdamW
 
     data = mnist() if options.data == "mnist" else digits()
     pixels = data.train_images[0].numel()
     module = mlp(pixels, 512, 512, 512, data.classes)
     optimizer = AdamW(options.lr, weight_decay=options.weight_decay)
-    training = Training(epochs=options.epochs, batch=options.batch, optimizer=optimizer)
+    training = ClassifierConfig(epochs=options.epochs, batch=options.batch, optimizer=optimizer)
 
     with show_progress() as progress:
         networks = []

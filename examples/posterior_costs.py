@@ -17,7 +17,7 @@ from regauge.data import digits
 from regauge.nets import initialize, mlp, split_batches
 
 PAIRS, SAMPLES, POINTS = 5, 32, 11
-CONFIG = rg.bayes.Variational(epochs=40, batch=100, prior_std=0.3, temperature=0.1)
+CONFIG = rg.bayes.VariationalConfig(epochs=40, batch=100, prior_std=0.3, temperature=0.1)
 METHODS: dict[str, Any] = {
     "as inferred": None,
     "Wasserstein: means and standard deviations": rg.GaussianMatching(),

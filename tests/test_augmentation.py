@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.nets.augmentation import Augmentation
-from regauge.nets.classification import Training, initialize, train
+from regauge.nets.classification import ClassifierConfig, initialize, train
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -51,12 +51,20 @@ def test_trainings_see_changed_images() -> None:
     images, labels = torch.rand(20, 1, 4, 4, generator=generator()), torch.arange(20) % 2
     start = initialize(module, generator(1))
     plain, same, changed = (
-        train(module, start, images, labels, Training(epochs=2, batch=5), generator=generator(2), augmentation=change)
+        train(
+            module,
+            start,
+            images,
+            labels,
+            ClassifierConfig(epochs=2, batch=5),
+            generator=generator(2),
+            augmentation=change,
+        )
         for change in (None, None, Augmentation(1))
     )
     assert all(torch.equal(plain[name], same[name]) for name in plain)
     assert not torch.equal(plain["0.weight"], changed["0.weight"])
-    settings = Variational(epochs=2, batch=5)
+    settings = VariationalConfig(epochs=2, batch=5)
     first, second = (
         fit(start, module, images, labels, settings, generator=generator(2), augmentation=change).mean
         for change in (None, Augmentation(1))

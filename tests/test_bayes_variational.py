@@ -12,14 +12,14 @@ import regauge as rg
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Normal
 from regauge.bayes.variational.diagnostics import diagnose
-from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.core.params import Params
 from regauge.nets.classification import initialize
 from regauge.nets.mlp import mlp
 from regauge.training import SGD, Adam, Constant
 
 NOISE, PRIOR, EXAMPLES = 0.5, 0.3, 40
-QUICK = Variational(
+QUICK = VariationalConfig(
     epochs=500, batch=EXAMPLES, prior_std=PRIOR, optimizer=Adam(0.02), initial_std=0.1, lr_std=0.05, samples=2
 )
 
@@ -59,7 +59,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_conjugate_posterior_is_recovered(config: Variational) -> None:
+def test_a_conjugate_posterior_is_recovered(config: VariationalConfig) -> None:
     inputs, targets = regression()
     module, start = linear()
     fitted = fit(start, module, inputs, targets, config, generator=generator(), likelihood=Normal(NOISE))
@@ -90,7 +90,9 @@ def test_the_learning_rate_of_table_1_leaves_standard_deviations_at_their_start(
     inputs, targets = regression()
     module, start = linear()
     many = 60_000 // EXAMPLES
-    config = Variational(epochs=1, prior_std=PRIOR, optimizer=SGD(0.06, momentum=0.9), lr_std=0.06, schedule=Constant())
+    config = VariationalConfig(
+        epochs=1, prior_std=PRIOR, optimizer=SGD(0.06, momentum=0.9), lr_std=0.06, schedule=Constant()
+    )
     fitted = fit(
         start,
         module,
@@ -112,7 +114,7 @@ def test_training_depends_on_the_generator_only_and_writes_to_nothing() -> None:
     start = initialize(module, generator(2))
     before = {name: tensor.clone() for name, tensor in start.items()}
     seen = Recorded()
-    config = Variational(epochs=2, batch=16)
+    config = VariationalConfig(epochs=2, batch=16)
     first, again, other = (
         fit(start, module, inputs, targets, config, generator=generator(seed), progress=seen) for seed in (0, 0, 1)
     )
@@ -134,7 +136,7 @@ def test_a_tied_tensor_is_one_tensor() -> None:
     module[2].weight = module[0].weight
     start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     inputs, targets = torch.randn(8, 3, generator=generator()), torch.arange(8) % 3
-    fitted = fit(start, module, inputs, targets, Variational(epochs=1, batch=4), generator=generator())
+    fitted = fit(start, module, inputs, targets, VariationalConfig(epochs=1, batch=4), generator=generator())
     assert fitted.mean.keys() == fitted.std.keys() == {"0.weight", "0.bias", "2.bias"}
     sample = {name: tensor[0] for name, tensor in fitted.at(fitted.draw(1, generator())).items()}
     assert torch.func.functional_call(module, sample, (inputs,)).shape == (8, 3)
@@ -143,7 +145,7 @@ def test_a_tied_tensor_is_one_tensor() -> None:
 def test_diverging_training_says_so() -> None:
     inputs, targets = regression()
     module, start = linear()
-    config = Variational(epochs=400, batch=10, optimizer=SGD(1e3, momentum=0.9), lr_std=1e3)
+    config = VariationalConfig(epochs=400, batch=10, optimizer=SGD(1e3, momentum=0.9), lr_std=1e3)
     module.eval()
     with pytest.raises(
         ValueError, match=r"training diverged: in step \d+ of 1600 the loss is .*try a smaller lr than 1000.0"

@@ -17,14 +17,14 @@ from regauge.storage.architecture import Architecture
 
 CONFIG = """
 from regauge.storage.architecture import Architecture
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 
-def small() -> Config:
+def small() -> PopulationConfig:
     architecture = Architecture("MLP 30-4-2", "regauge.nets.mlp:mlp", {"widths": [30, 4, 2]})
-    return Config(architecture, "breast-cancer", 12, steps=3, group=4)
+    return PopulationConfig(architecture, "breast-cancer", 12, steps=3, group=4)
 
-def failing() -> Config:
-    return Config(small().architecture, "no such set", 12, steps=3)
+def failing() -> PopulationConfig:
+    return PopulationConfig(small().architecture, "no such set", 12, steps=3)
 
 def wrong() -> int:
     return 3
@@ -191,7 +191,7 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["train", "CONFIG:wrong", "-o", "OUT"], "returned a int; it must return a regauge.zoo Config"),
+        (["train", "CONFIG:wrong", "-o", "OUT"], "returned a int; it must return a regauge.zoo PopulationConfig"),
         (["train", "CONFIG:absent", "-o", "OUT"], "has no function or class 'absent'"),
         (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is no place to train; choose here, processes"),
         (["train", "CONFIG:small", "-o", "OUT", "--on", "processes:0"], "is no place to train"),

@@ -190,6 +190,6 @@ def test_signals_are_fitted_on_their_device() -> None:
     inr, chance = rg.inr.image_inr(8, 8), torch.Generator().manual_seed(0)
     with PretendDevice() as device:
         image = device.bring({"image": torch.rand(1, 8, 8)})["image"]
-        start, config = device.bring(inr.start(chance)), rg.inr.Fit(steps=2, optimizer=Adam(1e-3))
+        start, config = device.bring(inr.start(chance)), rg.inr.FitConfig(steps=2, optimizer=Adam(1e-3))
         found = rg.inr.fit(inr, rg.inr.image_samples(image), config, start=start, generator=chance)
         assert all(device.holds(tensor) for tensor in found.params.values())

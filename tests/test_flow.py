@@ -423,7 +423,7 @@ def test_alignment_brings_ends_nearer_on_their_orbits() -> None:
 def fitted() -> tuple[flow.Flow, Params]:
     _, symmetry, population, _ = networks("mlp", 60)
     population = {name: tensor.float() for name, tensor in population.items()}
-    config = flow.Config(net=flow.Metanetwork(MessagePassing(), 8, 2), epochs=2, batch=16)
+    config = flow.FlowConfig(net=flow.Metanetwork(MessagePassing(), 8, 2), epochs=2, batch=16)
     return flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0)), population
 
 
@@ -460,7 +460,7 @@ def test_all_networks_of_an_orbit_have_one_density(
 ) -> None:
     _, symmetry, population, _ = networks(name, 40)
     is_aligned = not isinstance(net, flow.Metanetwork)
-    config = flow.Config(net=net, representation=how, is_aligned=is_aligned, epochs=1, batch=16)
+    config = flow.FlowConfig(net=net, representation=how, is_aligned=is_aligned, epochs=1, batch=16)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
     few = select(population, torch.tensor([0, 0, 0, 7, 7, 7]))
     chance = torch.Generator().manual_seed(3)
@@ -491,7 +491,7 @@ def test_split_off_networks_of_a_basin_are_as_dense_as_drawn_ones() -> None:
         for n, t in module.state_dict().items()
     }
     population = symmetry.act(symmetry.random(chance, batch=(200,)), drawn)
-    config = flow.Config(net=flow.Perceptron(16, 1), prior=flow.FullGaussian(), is_aligned=True, epochs=5)
+    config = flow.FlowConfig(net=flow.Perceptron(16, 1), prior=flow.FullGaussian(), is_aligned=True, epochs=5)
     made = flow.fit(select(population, slice(0, 150)), symmetry, config, generator=chance)
     kept = made.log_density(select(population, slice(150, 200)), steps=5)
     new = made.log_density(made.sample(50, generator=chance, steps=10), steps=5)
@@ -500,7 +500,7 @@ def test_split_off_networks_of_a_basin_are_as_dense_as_drawn_ones() -> None:
 
 def test_a_file_of_the_first_version_aligns_to_the_mean(tmp_path: Path) -> None:
     _, symmetry, population, _ = networks("mlp", 40)
-    config = flow.Config(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1, batch=16)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1, batch=16)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
     path = flow.save_flow(found, tmp_path / "flow.safetensors")
     with Checkpoint.open(path) as checkpoint:
@@ -538,7 +538,7 @@ def test_a_flow_comes_back_from_its_file(fitted: tuple[flow.Flow, Params], tmp_p
 @pytest.mark.parametrize("net", [flow.Perceptron(16, 1), flow.Tokens(8, 1, 2)], ids=lambda net: type(net).__name__)
 def test_plain_nets_are_fitted_to_aligned_networks(net: flow.Perceptron | flow.Tokens, tmp_path: Path) -> None:
     _, symmetry, population, _ = networks("mlp", 40)
-    config = flow.Config(net=net, epochs=1, batch=16, is_aligned=True, predicts="end", has_gaussian=False)
+    config = flow.FlowConfig(net=net, epochs=1, batch=16, is_aligned=True, predicts="end", has_gaussian=False)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
     loaded = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
     first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=3) for one in (found, loaded))
@@ -581,13 +581,13 @@ def test_bad_settings_and_requests_are_told() -> None:
     with pytest.raises(ValueError, match="head_form"):
         Representation(head="out.weight")
     with pytest.raises(ValueError, match="predicts"):
-        flow.Config(predicts="noise")  # type: ignore[arg-type]
+        flow.FlowConfig(predicts="noise")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="power"):
-        flow.Config(balance=2.0)
+        flow.FlowConfig(balance=2.0)
     _, symmetry, population, _ = networks("mlp", 20)
     with pytest.raises(KeyError, match="no parameter 'head'"):
         Space.of(population, symmetry, Representation(head="head", head_form="unit"))
-    coupled = flow.Config(net=flow.Perceptron(8, 1), epochs=1, batch=16, coupling=flow.Coupling(assignment=True))
+    coupled = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=16, coupling=flow.Coupling(assignment=True))
     found = flow.fit(population, symmetry, coupled, generator=torch.Generator().manual_seed(0))
     chance = torch.Generator().manual_seed(0)
     with pytest.raises(ValueError, match="noise=0"):
@@ -612,7 +612,7 @@ def test_running_variances_stay_positive() -> None:
 def test_a_flow_draws_networks_of_other_widths(scales: str) -> None:
     _, symmetry, population, _ = networks("mlp", 40)
     how = Representation(scales)  # type: ignore[arg-type]
-    config = flow.Config(representation=how, net=flow.Metanetwork(width=8, depth=1), epochs=1)
+    config = flow.FlowConfig(representation=how, net=flow.Metanetwork(width=8, depth=1), epochs=1)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
     same = found.resize(symmetry)
     first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=2) for one in (found, same))
@@ -628,7 +628,7 @@ def test_a_flow_draws_networks_of_other_widths(scales: str) -> None:
         assert torch.equal(old.flatten().unique(), new.flatten().unique())
     with pytest.raises(ValueError, match="values, but had"):
         found.resize(rg.discover(mlp(5, 9, 7, 3), (torch.randn(2, 5),)))
-    plain = flow.Config(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1)
+    plain = flow.FlowConfig(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1)
     with pytest.raises(ValueError, match="units by their places"):
         flow.fit(population, symmetry, plain, generator=torch.Generator().manual_seed(0)).resize(wide)
 

@@ -170,7 +170,7 @@ def test_the_last_checkpoint_of_each_run_is_read_unless_asked(place: Path, capsy
         main(["flow", "judge", f"{name}.safetensors", f"from-{name}", "runs", "-o", f"{name}.html", *judge])
         assert json.loads(capsys.readouterr().out)["verdict"]
     made = flow.fit(
-        runs, config=flow.Config(net=flow.Metanetwork(width=8, depth=1), epochs=1), generator=torch.Generator()
+        runs, config=flow.FlowConfig(net=flow.Metanetwork(width=8, depth=1), epochs=1), generator=torch.Generator()
     )
     assert sum(made.about["networks"].values()) == 40  # As the command does.
     flow.save_flow(made, "python.safetensors")

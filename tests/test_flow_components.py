@@ -16,7 +16,7 @@ from regauge.flow.space import Representation, Space
 from regauge.nets.mlp import mlp
 
 REPRESENTATION = Representation("keep", components=2)
-CONFIG = flow.Config(representation=REPRESENTATION, net=flow.Perceptron(16, 2), is_aligned=True, epochs=1, batch=64)
+CONFIG = flow.FlowConfig(representation=REPRESENTATION, net=flow.Perceptron(16, 2), is_aligned=True, epochs=1, batch=64)
 
 
 def bent(count: int) -> tuple[Space, Symmetry, Params, Tensor]:

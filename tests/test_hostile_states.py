@@ -19,7 +19,7 @@ from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
 from regauge.learn.course import Validation
 from regauge.learn.training import train as train_on_networks
-from regauge.nets.classification import Training, initialize, train
+from regauge.nets.classification import ClassifierConfig, initialize, train
 from regauge.storage.loader import Loader
 from regauge.training.training_configs import NetTrainingConfig
 
@@ -50,7 +50,7 @@ def _classifier(path: Path, *, stops: bool = False) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     images, labels = torch.randn(8, 3, generator=_seeded(0)), torch.randint(2, (8,), generator=_seeded(1))
     progress = _stopping(3) if stops else _stopping(10**9)
-    config = Training(epochs=4, batch=4)
+    config = ClassifierConfig(epochs=4, batch=4)
     train(
         module,
         initialize(module, _seeded(2)),

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import regauge as rg
-from regauge.connect.straighten import FlatLine, Straighten, line_loss, minibatches, straighten
+from regauge.connect.straighten import FlatLine, StraightenConfig, line_loss, minibatches, straighten
 from regauge.core.params import Params
-from regauge.inr.embedding import CodeDecoder, Embedding, EmbeddingTraining, train_embedding
+from regauge.inr.embedding import CodeDecoder, Embedding, EmbeddingConfig, train_embedding
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting import Fit, fit
+from regauge.inr.fitting import FitConfig, fit
 from regauge.inr.representation import Inr
-from regauge.learn.hyper_matching import HyperMatching, hyper_match
+from regauge.learn.hyper_matching import HyperMatchingConfig, hyper_match
 from regauge.training import Adam, AdamW
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 INR = Inr(width=16, depth=2)
-TINY = HyperMatching(
+TINY = HyperMatchingConfig(
     steps=100, batch=200, optimizer=AdamW(1e-2), code=16, widths=(16, 16), embedding=8, hidden=16, points=9
 )
 
@@ -39,7 +39,7 @@ def ball(radius: float = 0.6, seed: int = 1) -> Samples:
 @cache
 def pair() -> tuple[Params, Params, rg.Task]:
     """Two networks of one ball from different starts, and how they are judged."""
-    data, quick = ball(), Fit(steps=150, batch=200, optimizer=Adam(3e-3))
+    data, quick = ball(), FitConfig(steps=150, batch=200, optimizer=Adam(3e-3))
     found = [fit(INR, data, quick, start=INR.start(seeded(k)), generator=seeded(k)).params for k in (0, 1)]
     task = rg.Task(INR.module(), [(data.points, data.labels)], binary_cross_entropy_with_logits)
     return found[0], found[1], task
@@ -53,7 +53,11 @@ def run(name: str, seed: int = 0, steps: int = 100) -> FlatLine:
     a, b, task = pair()
     if name == "straighten":
         return straighten(
-            a, b, task, Straighten(steps=steps, batch=200, optimizer=AdamW(3e-3), points=9), generator=seeded(seed)
+            a,
+            b,
+            task,
+            StraightenConfig(steps=steps, batch=200, optimizer=AdamW(3e-3), points=9),
+            generator=seeded(seed),
         )
     is_residual = name == "residual hyper-matching"
     config = replace(TINY, is_residual=is_residual, steps=steps)
@@ -94,7 +98,7 @@ def test_training_from_an_aligned_network_moves_less_and_ends_lower() -> None:
     a, b, task = pair()
     symmetry = rg.discover(task.module, (torch.zeros(2, 3),))
     aligned = rg.align(a, b, symmetry, method=rg.ActivationMatching(), task=task, generator=seeded()).params
-    config = Straighten(steps=30, batch=200, optimizer=AdamW(1e-3), points=9)
+    config = StraightenConfig(steps=30, batch=200, optimizer=AdamW(1e-3), points=9)
     plain, found = (straighten(a, start, task, config, generator=seeded()) for start in (b, aligned))
     assert found.after.barrier < plain.after.barrier
     assert found.distance < plain.distance
@@ -155,7 +159,7 @@ def test_any_network_tied_weights_and_buffers() -> None:
     data = torch.randn(64, 3, generator=seeded())
     task = rg.Task(module, [(data, data)], nn.functional.mse_loss)
     found = straighten(
-        a, b, task, Straighten(steps=50, batch=None, optimizer=AdamW(1e-2), points=5), generator=seeded()
+        a, b, task, StraightenConfig(steps=50, batch=None, optimizer=AdamW(1e-2), points=5), generator=seeded()
     )
     assert torch.equal(found.params["second.weight"], found.params["first.weight"])
     assert torch.equal(found.params["offset"], b["offset"])
@@ -189,7 +193,7 @@ def test_sizes_are_those_of_the_paper() -> None:
     assert {columns: counted(module) for columns, module in encoders.items()} == {512: 3_155_968, 513: 3_156_480}
     assert counted(decoder) == 2_165_249
     with torch.device("meta"):
-        whole = HyperMatching().network(params)
+        whole = HyperMatchingConfig().network(params)
     assert counted(whole.encoder) == 3_156_480
     assert counted(whole) == 5_159_489
 
@@ -203,7 +207,7 @@ def test_a_residual_network_begins_at_its_input_and_a_plain_one_at_its_size() ->
     residual = replace(TINY, is_residual=True).network(b, seeded())
     assert all(torch.equal(tensor, b[name]) for name, tensor in residual(b).items())
     wide = Inr(width=64).start(seeded())
-    made = HyperMatching(widths=(32,), code=32).network(wide, seeded())(wide)
+    made = HyperMatchingConfig(widths=(32,), code=32).network(wide, seeded())(wide)
     for name, tensor in wide.items():
         if tensor.numel() > 1:
             assert float(made[name].detach().square().mean() / tensor.square().mean()) == pytest.approx(1, rel=0.6)
@@ -214,10 +218,10 @@ def embedding() -> tuple[Embedding, Params]:
     """An encoder of networks of balls of two sizes, from one start."""
     inr = Inr(width=12, depth=3)
     data = [ball(radius, seed) for seed, radius in enumerate((0.4, 0.8) * 4)]
-    quick = Fit(steps=60, batch=200, optimizer=Adam(3e-3))
+    quick = FitConfig(steps=60, batch=200, optimizer=Adam(3e-3))
     fits = [fit(inr, one, quick, start=inr.start(seeded()), generator=seeded(9)).params for one in data]
     params = {name: torch.stack([one[name] for one in fits]) for name in fits[0]}
-    config = EmbeddingTraining(
+    config = EmbeddingConfig(
         epochs=40, batch=4, optimizer=AdamW(3e-3), examples=100, code=16, widths=(24, 24), width=24, octaves=2
     )
     return train_embedding(inr, params, data, config, generator=seeded()), params
@@ -248,20 +252,20 @@ def test_codes_do_not_stand_permutations_of_columns() -> None:
 
 def test_bad_input() -> None:
     a, b, task = pair()
-    for config in (Straighten, HyperMatching):
+    for config in (StraightenConfig, HyperMatchingConfig):
         with pytest.raises(ValueError, match="the one given must be positive"):
             config(steps=0)
         with pytest.raises(ValueError, match="cannot train"):
             config(points=2)
     with pytest.raises(ValueError, match="a batch needs two networks"):
-        EmbeddingTraining(batch=1)
+        EmbeddingConfig(batch=1)
     broken = {**b, "layers.0.weight": b["layers.0.weight"] * math.nan}
     with pytest.raises(ValueError, match="second network"):
         straighten(a, broken, task, generator=seeded())
     with pytest.raises(ValueError, match="different parameters"):
         straighten(a, {"x": a["layers.0.weight"]}, task, generator=seeded())
     with pytest.raises(ValueError, match="smaller lr"):
-        straighten(a, b, task, Straighten(steps=30, batch=50, optimizer=AdamW(1e30)), generator=seeded())
+        straighten(a, b, task, StraightenConfig(steps=30, batch=50, optimizer=AdamW(1e30)), generator=seeded())
     with pytest.raises(ValueError, match="not those of an MLP"):
         weight_rows({"conv.weight": torch.zeros(3, 3, 3, 3)}, "all")
     with pytest.raises(ValueError, match="no layer between"):

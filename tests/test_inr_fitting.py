@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regauge.inr import fitting
 from regauge.inr.fields.signal_samples import Samples, entropy_floor, image_samples, voxel_samples
-from regauge.inr.fitting import LOSSES, Fit, Focal, bce, fit, fit_images, fit_many, image_inr, loss_of, mean_loss
+from regauge.inr.fitting import LOSSES, FitConfig, Focal, bce, fit, fit_images, fit_many, image_inr, loss_of, mean_loss
 from regauge.inr.representation import Inr
 from regauge.training import Adam, DescentConfig, fit_signals
 
@@ -93,7 +93,7 @@ def test_the_focal_loss() -> None:
 @pytest.mark.parametrize("kind", ["siren", "relu"])
 def test_a_fit_beats_a_constant(kind: str) -> None:
     inr = Inr(kind, width=24, depth=2)  # type: ignore[arg-type]
-    samples, config = waves(), Fit(steps=150, batch=100, optimizer=Adam(3e-3 if kind == "siren" else 1e-2))
+    samples, config = waves(), FitConfig(steps=150, batch=100, optimizer=Adam(3e-3 if kind == "siren" else 1e-2))
     fitted = fit(inr, samples, config, start=inr.start(seeded()), generator=seeded())
     mean = samples.labels.mean()
     constant = bce(torch.logit(mean).expand_as(samples.labels), samples.labels).mean().item()
@@ -105,7 +105,7 @@ def test_a_fit_beats_a_constant(kind: str) -> None:
 
 
 def test_a_step_is_one_of_adam() -> None:
-    inr, config = Inr(width=9, depth=2), Fit(steps=5, batch=None, optimizer=Adam(1e-2))
+    inr, config = Inr(width=9, depth=2), FitConfig(steps=5, batch=None, optimizer=Adam(1e-2))
     samples, start = samples_for(inr), inr.start(seeded(), dtype=torch.float64)
     module = inr.module(start)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
@@ -123,7 +123,7 @@ def test_a_step_is_one_of_adam() -> None:
 
 
 def test_fits_are_functions_of_their_generator() -> None:
-    inr, config, samples = Inr(width=9, depth=2), Fit(steps=4, batch=10), waves()
+    inr, config, samples = Inr(width=9, depth=2), FitConfig(steps=4, batch=10), waves()
     start = inr.start(seeded())
     before = {name: tensor.clone() for name, tensor in start.items()}
     steps = Recorded()
@@ -141,7 +141,9 @@ def test_cells_are_learned() -> None:
     grid = torch.zeros(6, 6, 6, dtype=torch.bool)
     grid[:3] = True
     inr, samples = Inr(width=16, depth=1, signal="occupancy", omega=3.0), voxel_samples(grid)
-    fitted = fit(inr, samples, Fit(steps=300, optimizer=Adam(1e-2)), start=inr.start(seeded()), generator=seeded())
+    fitted = fit(
+        inr, samples, FitConfig(steps=300, optimizer=Adam(1e-2)), start=inr.start(seeded()), generator=seeded()
+    )
     with torch.no_grad():
         is_inside = inr.module(fitted.params)(samples.points) > 0
     assert torch.equal(is_inside, samples.labels.bool())
@@ -150,14 +152,14 @@ def test_cells_are_learned() -> None:
 def test_an_image_is_learned() -> None:
     image = picture()
     inr = image_inr(8, 8, 2, units=16)
-    config = Fit(steps=300, optimizer=Adam(2e-3))
+    config = FitConfig(steps=300, optimizer=Adam(2e-3))
     fitted = fit(inr, image_samples(image), config, start=inr.start(seeded()), generator=seeded())
     assert mean_loss(inr, fitted.params, image_samples(image)) < 1e-2 * image.var().item()
 
 
 def test_a_population_of_images() -> None:
     images = torch.stack([picture(), 1 - picture(), picture().flip(1)])
-    config = Fit(steps=200, batch=None, optimizer=Adam(2e-3))
+    config = FitConfig(steps=200, batch=None, optimizer=Adam(2e-3))
     inr = image_inr(8, 8, 2, units=16)
     params = fit_images(images, inr, config)
     assert params["layers.0.weight"].shape == (3, 16, 2)
@@ -179,7 +181,7 @@ def test_a_population_of_images() -> None:
 def test_a_population_fits_as_its_networks_would() -> None:
     """The stack and the loop over modules are two programs for one computation."""
     images = torch.rand(2, 1, 5, 5, generator=seeded(), dtype=torch.float64)
-    inr, config = image_inr(5, 5, units=6), Fit(steps=10, batch=None, optimizer=Adam(1e-3))
+    inr, config = image_inr(5, 5, units=6), FitConfig(steps=10, batch=None, optimizer=Adam(1e-3))
     found = fit_images(images, inr, config, seed=3)
     start = fit_images(images, inr, replace(config, optimizer=Adam(1e-30)), seed=3)
     points = image_samples(images[0]).points
@@ -195,7 +197,7 @@ def test_a_population_fits_as_its_networks_would() -> None:
 
 
 def test_shapes_side_by_side_are_shapes_one_by_one() -> None:
-    inr, config = Inr(width=9, depth=2), Fit(steps=6, batch=20)
+    inr, config = Inr(width=9, depth=2), FitConfig(steps=6, batch=20)
     samples = [waves(), waves(90), waves(60)]
     starts = [inr.start(seeded(k)) for k in range(3)]
     steps = Recorded()
@@ -220,13 +222,13 @@ def test_shapes_side_by_side_are_shapes_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Fit(steps=0), "must be positive"),
-        (lambda: Fit(batch=0), "must be at least 1"),
-        (lambda: Fit(optimizer=Adam(-1.0)), "lr is -1.0, but must lie in"),
-        (lambda: Fit(loss="l1"), "there is no loss"),  # type: ignore[arg-type]
+        (lambda: FitConfig(steps=0), "must be positive"),
+        (lambda: FitConfig(batch=0), "must be at least 1"),
+        (lambda: FitConfig(optimizer=Adam(-1.0)), "lr is -1.0, but must lie in"),
+        (lambda: FitConfig(loss="l1"), "there is no loss"),  # type: ignore[arg-type]
     ],
 )
-def test_settings_that_make_no_sense(make: Callable[[], Fit], sentence: str) -> None:
+def test_settings_that_make_no_sense(make: Callable[[], FitConfig], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()
 
@@ -243,15 +245,15 @@ def test_a_fit_that_fails_says_so() -> None:
     start = inr.start(generator)
     broken = Samples(torch.full((9, 3), float("nan")), torch.rand(9, 1, generator=generator))
     with pytest.raises(ValueError, match="in step 1 of 2 the loss is nan"):
-        fit(inr, broken, Fit(steps=2, batch=4), start=start, generator=generator)
+        fit(inr, broken, FitConfig(steps=2, batch=4), start=start, generator=generator)
     whole = Samples(torch.zeros(9, 3), torch.rand(9, 1, generator=generator))
     with pytest.raises(ValueError, match=r"has shape \(8, 3\) in the start, but \(9, 3\) in the network"):
-        fit(Inr(width=9, depth=2), whole, Fit(steps=2), start=start, generator=generator)
+        fit(Inr(width=9, depth=2), whole, FitConfig(steps=2), start=start, generator=generator)
     with pytest.raises(ValueError, match=r"'layers\.0\.bias'"):
         fit(
             inr,
             whole,
-            Fit(steps=2),
+            FitConfig(steps=2),
             start={n: t for n, t in start.items() if n != "layers.0.bias"},
             generator=generator,
         )

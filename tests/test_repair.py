@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.connect.unit_moments import LayerStatistics, RunningMoments
 from regauge.data.images import digits
-from regauge.nets.classification import Training, initialize, train
+from regauge.nets.classification import ClassifierConfig, initialize, train
 from regauge.nets.mlp import mlp
 from regauge.training.optimizers import AdamW
 
@@ -354,7 +354,7 @@ def test_repair_lowers_the_loss_of_a_midpoint() -> None:
     ends = []
     for seed in range(2):
         g = torch.Generator().manual_seed(seed)
-        training = Training(epochs=6, batch=64, optimizer=AdamW(1e-2))
+        training = ClassifierConfig(epochs=6, batch=64, optimizer=AdamW(1e-2))
         start = initialize(module, g)
         ends.append(train(module, start, images.train_images, images.train_labels, training, generator=g))
     symmetry = rg.discover(module, (images.train_images[:4],))

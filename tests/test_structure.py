@@ -481,7 +481,7 @@ def test_learned_matching_keeps_it(name: str) -> None:
 def test_a_flow_draws_networks_with_it(name: str, tmp_path: Path) -> None:
     _, _, symmetry = case(name)
     networks = many(name)
-    config = flow.Config(net=flow.Perceptron(8, 1), epochs=1, batch=8, is_aligned=True)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=8, is_aligned=True)
     found = flow.fit(networks, symmetry, config, generator=generator(0))
     again = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
     for one in (found, again):

@@ -6,7 +6,7 @@ from progress import Recorded
 from torch import nn
 
 import regauge as rg
-from regauge.nets.classification import Training, initialize, split_batches, train
+from regauge.nets.classification import ClassifierConfig, initialize, split_batches, train
 from regauge.nets.cnn import CNN
 from regauge.nets.mlp import mlp
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm, NormName
@@ -25,7 +25,7 @@ def _blobs() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_training_learns_and_repeats() -> None:
     inputs, labels = _blobs()
-    module, training = mlp(6, 16, 3), Training(epochs=8, batch=32, optimizer=AdamW(1e-2))
+    module, training = mlp(6, 16, 3), ClassifierConfig(epochs=8, batch=32, optimizer=AdamW(1e-2))
     runs, losses = [], []
     for _ in range(2):
         generator = torch.Generator().manual_seed(1)
@@ -48,7 +48,7 @@ def test_a_constant_schedule_is_plain_adam() -> None:
     inputs, labels = _blobs()
     module = mlp(6, 5, 3)
     start = initialize(module, torch.Generator().manual_seed(3))
-    training = Training(epochs=2, batch=300, optimizer=Adam(1e-2), schedule=Constant())
+    training = ClassifierConfig(epochs=2, batch=300, optimizer=Adam(1e-2), schedule=Constant())
     found = train(module, start, inputs, labels, training, generator=torch.Generator().manual_seed(4))
     module.load_state_dict(start)
     adam = torch.optim.Adam(module.parameters(), lr=1e-2)
@@ -120,11 +120,11 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"response normalization can be drawn, but the module has \['0.weight'\]"):
         initialize(nn.Sequential(nn.RMSNorm(3)), torch.Generator())
     with pytest.raises(ValueError, match="steps is None and epochs is 0; the one given must be positive"):
-        Training(epochs=0)
+        ClassifierConfig(epochs=0)
     with pytest.raises(ValueError, match=r"steps is 0 .* the one given must be positive"):
         DescentConfig(steps=0)
     with pytest.raises(ValueError, match="give one of them, and only one"):
-        Training(steps=3)
+        ClassifierConfig(steps=3)
     with pytest.raises(ValueError, match="batch is 0, but must be at least 1"):
         DescentConfig(steps=1, batch=0)
     with pytest.raises(ValueError, match=r"multiple of 4, not 10"):

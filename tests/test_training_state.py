@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge import flow, learn
 from regauge import weightspace as ws
-from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.checkpoints import state_file
 from regauge.checkpoints.writing import save
 from regauge.core.params import Params
 from regauge.nets.augmentation import Augmentation
-from regauge.nets.classification import Training, initialize, train
+from regauge.nets.classification import ClassifierConfig, initialize, train
 from regauge.nets.siren import Siren
 from regauge.training import SGD, Adam, AdamW, Optimizer
 
@@ -67,13 +67,13 @@ def network() -> nn.Module:
 
 
 def trained(optimizer: Optimizer, path: Path | None, progress: Recorded) -> Params:
-    settings = Training(epochs=EPOCHS, batch=IMAGES // EPOCH, optimizer=optimizer)
+    settings = ClassifierConfig(epochs=EPOCHS, batch=IMAGES // EPOCH, optimizer=optimizer)
     seen = {"generator": seeded(3), "augmentation": Augmentation(1), "state": path, "progress": progress}
     return train(network(), initialize(network(), seeded(2)), *examples(), settings, **seen)
 
 
 def fitted(optimizer: Optimizer, path: Path | None, progress: Recorded) -> Params:
-    settings = Variational(epochs=EPOCHS, batch=IMAGES // EPOCH, optimizer=optimizer, lr_std=0.03, samples=2)
+    settings = VariationalConfig(epochs=EPOCHS, batch=IMAGES // EPOCH, optimizer=optimizer, lr_std=0.03, samples=2)
     seen = {"generator": seeded(3), "augmentation": Augmentation(1), "state": path, "progress": progress}
     found = fit(initialize(network(), seeded(2)), network(), *examples(), settings, certain={"1.bias"}, **seen)
     return {**found.mean, **{f"std/{name}": tensor for name, tensor in found.std.items()}}

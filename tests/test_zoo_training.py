@@ -21,7 +21,7 @@ from regauge.data.images import digits
 from regauge.storage.architecture import Architecture
 from regauge.training import SGD, Adam, AdamW, Choice, Cosine, Initialization, LogUniform, OneCycle, Uniform, stacks
 from regauge.training.programs import Backend
-from regauge.zoo import Checkpoints, ClassHalves, Config, Discard, Examples, Fraction, load_examples, train
+from regauge.zoo import Checkpoints, ClassHalves, Discard, Examples, Fraction, PopulationConfig, load_examples, train
 from regauge.zoo.jobs.train_shards import settings_of
 from regauge.zoo.training import trainer
 from regauge.zoo.training.config import Subset
@@ -106,13 +106,13 @@ BLOBS, IMAGES, WAVES = classes(4), classes(1, 5, 5), signals()
 LARGER = classes(1, 8, 8)
 
 
-def config(architecture: Architecture = MLP, data: str = "blobs", count: int = 10, **changes: Any) -> Config:
+def config(architecture: Architecture = MLP, data: str = "blobs", count: int = 10, **changes: Any) -> PopulationConfig:
     given = {"seed": 3, "steps": 12, "batch": 8, "optimizer": SGD(lr=0.1, momentum=0.5), "group": 4} | changes
-    return Config(architecture, data, count, **given)
+    return PopulationConfig(architecture, data, count, **given)
 
 
 KINDS = Initialization(("factory", "isotropic", "he", "glorot", "orthogonal", "normal"), Uniform(0.2, 1.0))
-CASES: dict[str, tuple[Config, Examples]] = {
+CASES: dict[str, tuple[PopulationConfig, Examples]] = {
     "mlp": (config(optimizer=Adam(lr=LogUniform(1e-3, 1e-1), weight_decay=Choice((0.0, 0.1)))), BLOBS),
     "same settings": (config(optimizer=AdamW(lr=0.01), schedule=OneCycle()), BLOBS),
     "all examples": (config(batch=None, optimizer=SGD(lr=0.1, momentum=Uniform(0.0, 0.9))), BLOBS),
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Config, Examples]] = {
 
 
 def trained(
-    config: Config, data: Examples, **how: Any
+    config: PopulationConfig, data: Examples, **how: Any
 ) -> tuple[dict[tuple[int, int], Params], dict[tuple[int, int], dict[str, Any]]]:
     """Networks and rows by (id, step)."""
     return collected(train(config, data=data, dtype=torch.float64, **how))

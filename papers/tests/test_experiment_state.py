@@ -10,7 +10,7 @@ from torch import nn
 
 from regauge.core.params import Params
 from regauge.core.progress import Advance
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.training import SGD
 from regauge_papers.experiment import Run
 from regauge_papers.populations import Population, networks, small_images
@@ -25,7 +25,7 @@ def test_networks_of_experiments_continue_and_leave_no_state(
     is_bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("regauge_papers.experiment.multiplies_bfloat16", lambda device: True)
-    training = Training(epochs=3, batch=20, optimizer=SGD(0.1, momentum=0.9))
+    training = ClassifierConfig(epochs=3, batch=20, optimizer=SGD(0.1, momentum=0.9))
     layers = (nn.Flatten(), nn.Linear(784 if small_images() == "MNIST" else 64, 8), nn.ReLU(), nn.Linear(8, 10))
     population = Population(
         small_images(), "MLP", lambda: nn.Sequential(*layers), training, 60, is_bfloat16=is_bfloat16

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regauge.checkpoints.checkpoint import load
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.training.optimizers import Adam
 from regauge_papers import one_classifier, populations, resnets
 from regauge_papers.experiment import Run
@@ -24,7 +24,7 @@ def numbers(table: Table, name: str) -> dict[str, list[float]]:
 
 def test_merging_trained_networks(tmp_path: Path) -> None:
     config = one_classifier.mnist_config("smoke")
-    population = replace(config.population, training=Training(epochs=20, batch=32, optimizer=Adam(5e-3)))
+    population = replace(config.population, training=ClassifierConfig(epochs=20, batch=32, optimizer=Adam(5e-3)))
     table = one_classifier.measure(replace(config, population=population, sets=1), Run("smoke", 0, tmp_path))
     (loss,), (accuracy,) = (zip(*numbers(table, name).values(), strict=True) for name in ("loss", "accuracy"))
     labels = list(numbers(table, "loss"))
@@ -66,7 +66,7 @@ def test_networks_of_another_precision_are_not_taken_for_the_same(
 
 def test_lines_begin_and_end_at_the_networks_and_statistics_matter(tmp_path: Path) -> None:
     config = resnets.config("smoke")
-    training = Training(epochs=4, batch=16, optimizer=Adam(1e-2))
+    training = ClassifierConfig(epochs=4, batch=16, optimizer=Adam(1e-2))
     population = replace(config[1].population, training=training, examples=500)
     config = {1: replace(config[1], population=population, pairs=1)}
     table = resnets.measure(config, Run("smoke", 0, tmp_path))
@@ -91,7 +91,7 @@ def test_networks_of_each_width_are_trained_for_their_own_time(tmp_path: Path, m
     trained: list[int] = []
     train = populations.train
 
-    def spy(module: Any, start: Any, inputs: Any, targets: Any, training: Training, **settings: Any) -> Any:
+    def spy(module: Any, start: Any, inputs: Any, targets: Any, training: ClassifierConfig, **settings: Any) -> Any:
         trained.append(training.epochs)
         return train(module, start, inputs, targets, training, **settings)
 

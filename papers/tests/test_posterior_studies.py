@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regauge.data.images import ImageData
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.nets.norm import FilterResponseNorm
 from regauge.training.optimizers import Adam
 from regauge_papers.bayesian import (
@@ -41,21 +41,21 @@ def test_posteriors_are_inferred_once_and_points_have_no_standard_deviations(run
     first, again = posteriors(family, 1, run), posteriors(family, 1, run)
     assert all(torch.equal(first[0].mean[name], again[0].mean[name]) for name in first[0].mean)
     assert first[0].std.keys() == first[0].mean.keys()
-    points = replace(family, inference=Training(epochs=1, batch=50))
+    points = replace(family, inference=ClassifierConfig(epochs=1, batch=50))
     assert posteriors(points, 1, run)[0].std == {}
     with pytest.raises(TypeError, match="have no prior"):
         _ = points.variational
 
 
 def test_rounding_is_not_shown_but_chance_is_drawn_by_all_digits() -> None:
-    family = Family("digits", "mlp", 4, Training(optimizer=Adam(5e-2 - 1e-17 * 6)), 600)
+    family = Family("digits", "mlp", 4, ClassifierConfig(optimizer=Adam(5e-2 - 1e-17 * 6)), 600)
     assert "lr=0.04999999999999994" in family.settings
     assert "lr=0.04999999999999994" in repr(family)
     assert family.shown_settings == family.settings.replace("0.04999999999999994", "0.05")
 
 
 def test_judged_images_come_in_batches() -> None:
-    family = Family("digits", "mlp", 4, Training(), 600)
+    family = Family("digits", "mlp", 4, ClassifierConfig(), 600)
     assert [len(labels) for _, labels in batches(family, 1000, is_test=False)] == [500, 100]
     assert sum(len(labels) for _, labels in batches(family, 50, is_test=True)) == 50
     convolutional = replace(family, kind="filter", width=1)
@@ -68,7 +68,7 @@ def test_networks_run_in_bfloat16_where_a_family_says_so(
 ) -> None:
     family = tiny(FIGURES["resnet20"].config("cpu").cases[0].family)
     if is_point:
-        family = replace(family, inference=Training(epochs=1, batch=50))
+        family = replace(family, inference=ClassifierConfig(epochs=1, batch=50))
     monkeypatch.setattr("regauge_papers.experiment.multiplies_bfloat16", lambda device: True)
     seen: set[torch.dtype] = set()
     forward = FilterResponseNorm.forward
@@ -154,7 +154,7 @@ def test_means_alone_leave_a_mirror_image_and_distributions_swap_it(run: Run) ->
 
 def test_one_gaussian_of_many_copies_is_the_member(run: Run) -> None:
     config = ensembles.config("smoke")
-    config = replace(config, members=replace(config.members, inference=Training(epochs=3, batch=20)))
+    config = replace(config, members=replace(config.members, inference=ClassifierConfig(epochs=3, batch=20)))
     table = ensembles.measure(config, run)
     labels = [row.label for row in table.rows]
     assert len(labels) == len(set(labels)) == 4 + 3 * 6

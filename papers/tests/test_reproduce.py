@@ -15,11 +15,11 @@ from progress import Recorded
 from torch import nn
 
 import regauge as rg
-from regauge.bayes.variational.mean_field import Variational
+from regauge.bayes.variational.mean_field import VariationalConfig
 from regauge.checkpoints.writing import save_text
 from regauge.cli.main import main
 from regauge.core.progress import Advance, Progress
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.nets.siren import Siren
 from regauge.training import SGD, Adam, AdamW, Constant, Cosine, OneCycle
 from regauge_papers import experiment, populations, transformers
@@ -707,24 +707,24 @@ def test_settings_of_a_class_with_its_own_words_are_these_words() -> None:
 
 
 TRAININGS = (
-    Training(optimizer=AdamW(0.1, weight_decay=0.2)),
-    Training(optimizer=AdamW(0.1, betas=(0.8, 0.999), weight_decay=0.2)),
-    Training(optimizer=Adam(0.1, weight_decay=0.2)),
-    Training(optimizer=SGD(0.1, weight_decay=0.2)),
-    Training(optimizer=SGD(0.1, momentum=0.9, weight_decay=0.2)),
-    Training(optimizer=SGD(0.1, momentum=0.9, weight_decay=0.2, is_nesterov=True)),
-    Training(optimizer=AdamW(0.1, weight_decay=0.2), schedule=OneCycle()),
-    Training(optimizer=AdamW(0.1, weight_decay=0.2), schedule=Cosine()),
-    Training(optimizer=AdamW(0.1, weight_decay=0.2), schedule=Constant()),
+    ClassifierConfig(optimizer=AdamW(0.1, weight_decay=0.2)),
+    ClassifierConfig(optimizer=AdamW(0.1, betas=(0.8, 0.999), weight_decay=0.2)),
+    ClassifierConfig(optimizer=Adam(0.1, weight_decay=0.2)),
+    ClassifierConfig(optimizer=SGD(0.1, weight_decay=0.2)),
+    ClassifierConfig(optimizer=SGD(0.1, momentum=0.9, weight_decay=0.2)),
+    ClassifierConfig(optimizer=SGD(0.1, momentum=0.9, weight_decay=0.2, is_nesterov=True)),
+    ClassifierConfig(optimizer=AdamW(0.1, weight_decay=0.2), schedule=OneCycle()),
+    ClassifierConfig(optimizer=AdamW(0.1, weight_decay=0.2), schedule=Cosine()),
+    ClassifierConfig(optimizer=AdamW(0.1, weight_decay=0.2), schedule=Constant()),
 )
 INFERENCES = (
-    Variational(),
-    Variational(optimizer=AdamW(1e-3, weight_decay=0.0)),
-    Variational(optimizer=Adam(1e-3, betas=(0.9, 0.99))),
-    Variational(optimizer=SGD(1e-3, momentum=0.9)),
-    Variational(optimizer=SGD(1e-3, momentum=0.9, is_nesterov=True)),
-    Variational(schedule=OneCycle()),
-    Variational(schedule=Constant()),
+    VariationalConfig(),
+    VariationalConfig(optimizer=AdamW(1e-3, weight_decay=0.0)),
+    VariationalConfig(optimizer=Adam(1e-3, betas=(0.9, 0.99))),
+    VariationalConfig(optimizer=SGD(1e-3, momentum=0.9)),
+    VariationalConfig(optimizer=SGD(1e-3, momentum=0.9, is_nesterov=True)),
+    VariationalConfig(schedule=OneCycle()),
+    VariationalConfig(schedule=Constant()),
 )
 
 

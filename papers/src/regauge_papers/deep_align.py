@@ -11,7 +11,7 @@ from typing import Literal
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
 from regauge.training.optimizers import Adam
@@ -64,9 +64,9 @@ NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
     "CIFAR-10": (0.5, 0.5),
 }
 """Mean and standard deviation of pixels as in the code that the authors published; the paper does not say."""
-MLP_TRAINING = Training(epochs=5, batch=128, optimizer=Adam(5e-3), schedule=Constant())
+MLP_TRAINING = ClassifierConfig(epochs=5, batch=128, optimizer=Adam(5e-3), schedule=Constant())
 """The paper says 5 epochs, batches of 128 and 5e-3, but not which optimizer; this is Adam."""
-CNN_TRAINING = Training(epochs=20, batch=128, optimizer=Adam(1e-4), schedule=Constant())
+CNN_TRAINING = ClassifierConfig(epochs=20, batch=128, optimizer=Adam(1e-4), schedule=Constant())
 """The paper says 20 epochs of Adam with 1e-4; the batch size is that of the MLPs."""
 
 SINKHORN_LR = 0.1
@@ -112,7 +112,7 @@ def table2_config(scale: Scale) -> Comparison:
     return Comparison(population, _ways(TABLE_2_CIFAR10), pairs=125, seeds=3, points=25)
 
 
-def mlps(data: DataName, *, width: int = 128, training: Training = MLP_TRAINING) -> Population:
+def mlps(data: DataName, *, width: int = 128, training: ClassifierConfig = MLP_TRAINING) -> Population:
     """MLPs with three hidden layers of that width."""
     widths = (PIXELS[data], width, width, width, 10)
     return Population(
@@ -120,7 +120,7 @@ def mlps(data: DataName, *, width: int = 128, training: Training = MLP_TRAINING)
     )
 
 
-def cnns(data: DataName, training: Training, *, examples: int, narrow: int = 1) -> Population:
+def cnns(data: DataName, training: ClassifierConfig, *, examples: int, narrow: int = 1) -> Population:
     """The network of table 4, or one with fewer channels."""
     channels = [c // narrow for c in (16, 32, 32, 64, 64, 128, 128)]
     image, in_channels = (32, 3) if data == "CIFAR-10" else (8, 1)

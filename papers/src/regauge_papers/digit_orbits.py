@@ -14,7 +14,7 @@ from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.images import digits, has_mnist, mnist
 from regauge.inr.fields.signal_samples import image_samples
-from regauge.inr.fitting import Fit, fit_images, image_inr
+from regauge.inr.fitting import FitConfig, fit_images, image_inr
 from regauge.inr.orbits import orbit, recovery
 from regauge.training import Adam
 from regauge_papers.experiment import Experiment, Run, Scale
@@ -64,7 +64,7 @@ class Orbits:
     copies: int  # of each network, for every kind of orbit and every noise
     noises: tuple[float, ...]  # standard deviations, as shares of those of each tensor
     shown: float  # the noise of the curves along the line
-    fit: Fit
+    fit: FitConfig
     line: int  # points on each line
     reach: int = 3  # largest shift, in half periods
 
@@ -72,10 +72,10 @@ class Orbits:
 def config(scale: Scale) -> Orbits:
     """20 digits on a CPU; 100 at the paper's scale, which does not say how many it averages over."""
     if scale == "smoke":
-        return Orbits(1, 2, (0.0, 0.05), 0.05, Fit(steps=30, batch=None, optimizer=Adam(5e-4)), 3)
+        return Orbits(1, 2, (0.0, 0.05), 0.05, FitConfig(steps=30, batch=None, optimizer=Adam(5e-4)), 3)
     images, copies = (20, 5) if scale == "cpu" else (100, 10)
     return Orbits(
-        images, copies, (0.0, 0.01, 0.05, 0.1, 0.2), 0.05, Fit(steps=1000, batch=None, optimizer=Adam(5e-4)), 25
+        images, copies, (0.0, 0.01, 0.05, 0.1, 0.2), 0.05, FitConfig(steps=1000, batch=None, optimizer=Adam(5e-4)), 25
     )
 
 

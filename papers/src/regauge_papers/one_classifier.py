@@ -16,7 +16,7 @@ from torch.nn import functional
 import regauge as rg
 from regauge.alignment import Method
 from regauge.core.interpolation import mean
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.nets.mlp import mlp
 from regauge.nets.vgg import VGG
 from regauge.training.optimizers import Adam
@@ -56,7 +56,7 @@ def mnist_config(scale: Scale) -> Merging:
         "MNIST",
         "MLP 784-512-512-512-10",
         lambda: mlp(784, 512, 512, 512, 10),
-        Training(epochs=5, batch=128, optimizer=Adam(1e-3)),
+        ClassifierConfig(epochs=5, batch=128, optimizer=Adam(1e-3)),
         60_000,
     )
     return Merging(population, networks=5, sets=2 if scale == "cpu" else 10, read=5000)
@@ -73,7 +73,7 @@ def cifar10_config(scale: Scale) -> Merging:
         "CIFAR-10",
         "CNN with 32, 64 and 64 channels",
         lambda: VGG((32, "pool", 64, "pool", 64, "pool"), (), 10, image=32, in_channels=3, norm="none"),
-        Training(epochs=4 if scale == "cpu" else 20, batch=128, optimizer=Adam(4e-3)),
+        ClassifierConfig(epochs=4 if scale == "cpu" else 20, batch=128, optimizer=Adam(4e-3)),
         25_000 if scale == "cpu" else 50_000,
     )
     return Merging(population, networks=5, sets=1 if scale == "cpu" else 5, read=5000)
@@ -141,7 +141,7 @@ def measure(config: Merging, run: Run) -> Table:
 
 def _smoke(architecture: str, make: Callable[[], nn.Module]) -> Merging:
     """Three small networks, hardly trained, on digits."""
-    training = Training(epochs=3, batch=64, optimizer=Adam(3e-3))
+    training = ClassifierConfig(epochs=3, batch=64, optimizer=Adam(3e-3))
     population = Population("digits", architecture, make, training, 1000)
     return Merging(population, networks=3, sets=2, read=200, test=300)
 

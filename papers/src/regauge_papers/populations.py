@@ -14,7 +14,7 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.data.images import ImageData, cifar10, cifar100, digits, fashion_mnist, has_mnist, mnist
 from regauge.nets.augmentation import Augmentation
-from regauge.nets.classification import Training, initialize, split_batches, train
+from regauge.nets.classification import ClassifierConfig, initialize, split_batches, train
 from regauge.training.optimizers import Adam, AdamW
 from regauge.training.schedules import Constant
 from regauge_papers.experiment import CPU, Run
@@ -82,7 +82,7 @@ class Population:
     data: str  # the examples, in words
     architecture: str  # in words; networks are stored under it
     make: Callable[[], Any] = field(compare=False)  # builds the module
-    training: Training
+    training: ClassifierConfig
     examples: int | None = None  # training examples: the first of the data set; all unless given
     normalization: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of pixels in [0, 1]
     load: Callable[[], Examples] | None = field(default=None, compare=False)  # reads others than the images `data`
@@ -117,16 +117,20 @@ class Population:
         return Examples(found.name, *run.bring(parts))
 
 
-def name_training(training: Training) -> str:
+def name_training(training: ClassifierConfig) -> str:
     """The name of a training by which chance is drawn, and networks are kept: renaming changes documented numbers.
 
-    Adam without decay, or AdamW, constant or in the cycle of `Training`, have a short name, others all their settings.
+    Adam without decay, or AdamW, constant or in the cycle of `ClassifierConfig`, have a short name, others all their
+    settings. The class was called `Training` when these numbers were made.
     """
     optimizer, is_constant = training.optimizer, training.schedule == Constant()
     lr, decay = optimizer.lr, optimizer.weight_decay
     plain = Adam(lr) if optimizer == Adam(lr) else AdamW(lr, weight_decay=decay)
-    if training != replace(training, optimizer=plain, schedule=Constant() if is_constant else Training().schedule):
-        return repr(training)
+    if training != replace(
+        training, optimizer=plain, schedule=Constant() if is_constant else ClassifierConfig().schedule
+    ):
+        names = ("steps", "epochs", "batch", "optimizer", "schedule")
+        return f"Training({', '.join(f'{name}={getattr(training, name)!r}' for name in names)})"
     schedule = "constant" if is_constant else "cycle"
     settings = f"epochs={training.epochs}, batch={training.batch}, lr={lr}"
     return f"Training({settings}, weight_decay={decay}, schedule={schedule!r})"

@@ -11,7 +11,7 @@ import torch
 import regauge as rg
 from regauge.alignment import Method
 from regauge.core.params import Params
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.nets.mlp import ResidualMLP
 from regauge.training.optimizers import Adam
 from regauge_papers.deep_align import PIXELS
@@ -99,10 +99,10 @@ def measure_planted(config: Planted, run: Run) -> Table:
 def trained_config(scale: Scale) -> Comparison:
     """784-128 with six blocks of 256 on MNIST; four pairs on a CPU."""
     if scale == "smoke":
-        name, quick = small_images(), Training(epochs=2, batch=64, optimizer=Adam(2e-3))
+        name, quick = small_images(), ClassifierConfig(epochs=2, batch=64, optimizer=Adam(2e-3))
         population = _residual_mlps(name, 16, 16, 2, quick, examples=1000)
         return Comparison(population, _ways(steps=3), pairs=2, seeds=1, points=5, test=500)
-    training = Training(epochs=5, batch=128, optimizer=Adam(2e-3))
+    training = ClassifierConfig(epochs=5, batch=128, optimizer=Adam(2e-3))
     population = _residual_mlps("MNIST", 128, 256, 6, training, examples=60_000)
     pairs = 4 if scale == "cpu" else 20
     return Comparison(population, _ways(steps=rg.Sinkhorn.steps), pairs=pairs, seeds=1, points=25)
@@ -121,7 +121,7 @@ def measure_trained(config: Comparison, run: Run) -> Table:
 
 
 def _residual_mlps(
-    data: DataName, stream: int, hidden: int, blocks: int, training: Training, *, examples: int
+    data: DataName, stream: int, hidden: int, blocks: int, training: ClassifierConfig, *, examples: int
 ) -> Population:
     pixels = PIXELS[data]
     name = f"residual MLP {pixels}-{stream}, {blocks} blocks of {hidden}"

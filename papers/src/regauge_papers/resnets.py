@@ -11,7 +11,7 @@ from typing import Any
 
 import regauge as rg
 from regauge.nets.augmentation import Augmentation
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.nets.resnet import resnet20
 from regauge.training.optimizers import SGD, AdamW, Optimizer
 from regauge.training.schedules import OneCycle
@@ -28,7 +28,7 @@ METHODS = {
     "weight matching": rg.WeightMatching(scales="recompute"),
     "mixed matching": rg.alignment.MixedMatching(scales="recompute"),
 }
-LONG = Training(
+LONG = ClassifierConfig(
     epochs=24,
     batch=128,
     optimizer=SGD(0.2, momentum=0.9, weight_decay=5e-4, is_nesterov=True),
@@ -41,7 +41,7 @@ Resnets = dict[int, Comparison]
 
 def config(scale: Scale) -> Resnets:
     """Widths 1, 2 and 4 on CIFAR-10, trained for two epochs on a CPU; or a network of eight layers."""
-    training = Training(epochs=2, batch=64, optimizer=AdamW(5e-3, weight_decay=0.05))
+    training = ClassifierConfig(epochs=2, batch=64, optimizer=AdamW(5e-3, weight_decay=0.05))
     if scale == "smoke":
         quick = replace(training, epochs=1, batch=32)
         return {1: _pairs(small_images(), 1, 1, quick, 200, pairs=1, points=3, read=50, test=50)}
@@ -105,7 +105,7 @@ def _pairs(
     data: DataName,
     width: int,
     blocks: int,
-    training: Training,
+    training: ClassifierConfig,
     examples: int,
     *,
     read: int,

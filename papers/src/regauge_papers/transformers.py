@@ -17,7 +17,7 @@ from regauge.core.devices import to_device
 from regauge.core.params import Params
 from regauge.data.packaged import help_topics, windows
 from regauge.nets.augmentation import Augmentation
-from regauge.nets.classification import Training, split_batches
+from regauge.nets.classification import ClassifierConfig, split_batches
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 from regauge.training.optimizers import AdamW
 from regauge_papers.experiment import CPU, Experiment, Run, Scale
@@ -289,7 +289,7 @@ class TransformerPair:
 
 
 def _population(
-    data: str, make: Callable[[], GPT | Llama | ViT], load: Callable[[], Examples] | None, training: Training
+    data: str, make: Callable[[], GPT | Llama | ViT], load: Callable[[], Examples] | None, training: ClassifierConfig
 ) -> Population:
     module = make()
     name = {GPT: "GPT-2 style", Llama: "Llama style", ViT: "ViT"}[type(module)]
@@ -298,8 +298,8 @@ def _population(
     return Population(data, architecture, make, training, load=load, initialize=initialize_transformer)
 
 
-def _training(is_smoke: bool, *, epochs: int, batch: int) -> Training:
-    return Training(epochs=1 if is_smoke else epochs, batch=batch, optimizer=AdamW(3e-3, weight_decay=0.1))
+def _training(is_smoke: bool, *, epochs: int, batch: int) -> ClassifierConfig:
+    return ClassifierConfig(epochs=1 if is_smoke else epochs, batch=batch, optimizer=AdamW(3e-3, weight_decay=0.1))
 
 
 EXPERIMENTS: dict[str, Experiment] = {

@@ -7,7 +7,7 @@ References:
 from dataclasses import replace
 
 import regauge as rg
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.nets.mlp import mlp
 from regauge.training.optimizers import AdamW
 from regauge_papers.experiment import Experiment, Run, Scale
@@ -43,7 +43,7 @@ WAYS = (
 
 def config(scale: Scale) -> Comparison:
     """Five pairs 784-512-512-512-10, or small networks."""
-    training = Training(epochs=5, batch=128, optimizer=AdamW(2e-3, weight_decay=0.1))
+    training = ClassifierConfig(epochs=5, batch=128, optimizer=AdamW(2e-3, weight_decay=0.1))
     if scale == "smoke":
         return Comparison(_population(small_images(), 16, training, 1000), WAYS, pairs=2, seeds=1, points=5, test=500)
     pairs = 5 if scale == "cpu" else 20
@@ -68,7 +68,7 @@ def measure(config: Comparison, run: Run) -> Table:
     return compare(config, data, run, QUANTITIES, notes)
 
 
-def _population(data: DataName, width: int, training: Training, examples: int) -> Population:
+def _population(data: DataName, width: int, training: ClassifierConfig, examples: int) -> Population:
     pixels = 64 if data == "digits" else 784
     widths = (pixels, width, width, width, 10)
     return Population(data, f"MLP {'-'.join(map(str, widths))}", lambda: mlp(*widths), training, examples)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from regauge.core.progress import Progress
 from regauge.learn.populations import Parts
 from regauge.storage import Store
-from regauge.zoo import Config, plan_training
+from regauge.zoo import PopulationConfig, plan_training
 from regauge.zoo.jobs.driver import missing_jobs, perform
 from regauge_papers.experiment import Run, make_once
 
@@ -18,7 +18,7 @@ SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 """Parts of the runs in every split."""
 
 
-def train_population(name: str, config: Config, run: Run) -> Store:
+def train_population(name: str, config: PopulationConfig, run: Run) -> Store:
     """A population, trained unless an earlier run did; each shard is a step of the run."""
     config = replace(config, seed=config.seed + 1000 * run.seed)
     store, jobs = plan_training(config, run.folder / "populations" / f"{name}-{config.count}-{config.seed}")

@@ -19,5 +19,6 @@ __getattr__, __dir__, __all__ = attach(
         "MixturePath": "regauge.bayes.transport.posterior_mixtures",
         "OneGaussian": "regauge.bayes.matching",
         "SquaredDistance": "regauge.bayes.posteriors.couplings",
+        "Variational": "regauge.bayes:VariationalConfig",
     },
 )

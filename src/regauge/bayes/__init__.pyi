@@ -31,5 +31,7 @@ from .transport.posterior_mixtures import mixture as mixture
 from .transport.wasserstein import distance as distance
 from .transport.wasserstein import geodesic as geodesic
 from .variational.diagnostics import diagnose as diagnose
-from .variational.mean_field import Variational as Variational
+from .variational.mean_field import VariationalConfig as VariationalConfig
 from .variational.mean_field import fit as fit
+
+Variational = VariationalConfig

@@ -21,7 +21,7 @@ from regauge.cli.output import Advance, Progress, show, show_progress, tell
 from regauge.core.interpolation import distance, mean
 from regauge.data import ImageData, digits, mnist
 from regauge.data.images import has_mnist
-from regauge.nets import CNN, Training, initialize, mlp, split_batches, train
+from regauge.nets import CNN, ClassifierConfig, initialize, mlp, split_batches, train
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
 from regauge.training import AdamW, one_thread
 
@@ -43,7 +43,7 @@ class Case:
     description: str
     module: nn.Module
     first: str
-    training: Training
+    training: ClassifierConfig
     examples: int
 
 
@@ -186,7 +186,7 @@ def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
     epochs, batch = (40, 32) if is_small else (3, 64)
     if is_quick:
         hidden, channels, wide, epochs, examples = 24, (4, 8), 16, 2, 1000
-    training = Training(epochs=epochs, batch=batch, optimizer=AdamW(5e-3, weight_decay=0.3))
+    training = ClassifierConfig(epochs=epochs, batch=batch, optimizer=AdamW(5e-3, weight_decay=0.3))
     pixels, flat = size * size, channels[1] * (size // 4) ** 2
     return (
         Case(

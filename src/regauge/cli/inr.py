@@ -17,7 +17,7 @@ from regauge.core.params import Params
 from regauge.data.shapes import shared_start
 from regauge.discovery import discover
 from regauge.inr.fields.signal_samples import Queries, entropy_floor
-from regauge.inr.fitting import Fit, fit, mean_loss
+from regauge.inr.fitting import FitConfig, fit, mean_loss
 from regauge.inr.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.orbits import orbit, write_orbit
 from regauge.inr.rendering.field_values import render_image
@@ -45,7 +45,7 @@ def fit_signal(options: InrFit) -> None:
     generator = torch.Generator().manual_seed(options.seed)
     signal = read_signal(options.target)
     inr = inr_for(options, signal)
-    config = Fit(steps=options.steps, batch=options.batch, optimizer=Adam(options.lr))
+    config = FitConfig(steps=options.steps, batch=options.batch, optimizer=Adam(options.lr))
     start = start_of(options, inr, generator)
     with show_status("sampling the signal"):
         samples = signal_samples(signal, inr, Queries(), generator=generator)

@@ -134,7 +134,7 @@ def check(options: ZooVerify) -> None:
         sys.exit(1)
 
 
-def config_of(options: ZooTrain) -> zoo.Config:
+def config_of(options: ZooTrain) -> zoo.PopulationConfig:
     """The population that was named, with the number and the seed that were typed."""
     if options.networks is not None and options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; train one at least")
@@ -145,7 +145,7 @@ def config_of(options: ZooTrain) -> zoo.Config:
     else:
         known = ", ".join(zoo.presets.PRESETS)
         raise UsageError(f"there is no preset {options.config!r}; there are {known}; or write package.module:factory")
-    if not isinstance(config, zoo.Config):
+    if not isinstance(config, zoo.PopulationConfig):
         raise UsageError(f"{options.config!r} returned a {type(config).__name__}; it must return a regauge.zoo Config")
     return replace(
         config,

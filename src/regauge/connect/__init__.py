@@ -9,5 +9,6 @@ __getattr__, __dir__, __all__ = attach(
     | {
         "ControlledPath": "regauge.connect.paths",
         "FlatLine": "regauge.connect.straighten",
+        "Straighten": "regauge.connect:StraightenConfig",
     },
 )

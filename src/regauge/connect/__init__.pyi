@@ -17,6 +17,8 @@ from .repair import prepare_statistics as prepare_statistics
 from .repair import repair as repair
 from .repair import reset_batchnorm as reset_batchnorm
 from .repair import variance_collapse as variance_collapse
-from .straighten import Straighten as Straighten
+from .straighten import StraightenConfig as StraightenConfig
 from .straighten import straighten as straighten
 from .straighten import train_path as train_path
+
+Straighten = StraightenConfig

@@ -22,7 +22,7 @@ from regauge.training.descent import cycle
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineTraining(DescentConfig):
+class LineTrainingConfig(DescentConfig):
     """Settings for training one end of a line until the line is flat.
 
     A batch is drawn from a batch of the task, with replacement; `batch=None` takes the task's batches whole.
@@ -81,8 +81,8 @@ class FlatLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straighten(LineTraining):
-    """Settings of `straighten`; see `LineTraining`.
+class StraightenConfig(LineTrainingConfig):
+    """Settings of `straighten`; see `LineTrainingConfig`.
 
     The default learning rate, 3e-4, suits networks 64 to 512 wide; up to 128, 1e-3 gets further in as many steps.
     """
@@ -97,7 +97,7 @@ def straighten(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
     task: Task,
-    config: Straighten | None = None,
+    config: StraightenConfig | None = None,
     *,
     generator: torch.Generator,
     progress: Progress = no_progress,
@@ -122,7 +122,7 @@ def straighten(
     References:
         Paper 003, section 3.4, whose method this is without encoder and hypernetwork.
     """
-    config = config or Straighten()
+    config = config or StraightenConfig()
     require_comparable((params_a, params_b), task)
     first = first_names(task, params_b)
 
@@ -137,7 +137,7 @@ def train_end(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
     task: Task,
-    config: LineTraining,
+    config: LineTrainingConfig,
     start: Mapping[str, Tensor],
     complete: Callable[[Params], Params],
     *,

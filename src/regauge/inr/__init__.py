@@ -9,5 +9,6 @@ from regauge.names import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
-    moved={"labels_of": "regauge.inr.fields.signal_samples", "read_inr": "regauge.inr.representation"},
+    moved={"EmbeddingTraining": "regauge.inr:EmbeddingConfig", "Fit": "regauge.inr:FitConfig"}
+    | {"labels_of": "regauge.inr.fields.signal_samples", "read_inr": "regauge.inr.representation"},
 )

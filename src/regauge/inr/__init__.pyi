@@ -1,4 +1,4 @@
-from .embedding import EmbeddingTraining as EmbeddingTraining
+from .embedding import EmbeddingConfig as EmbeddingConfig
 from .embedding import train_embedding as train_embedding
 from .fields.fields import CloudField as CloudField
 from .fields.fields import MeshField as MeshField
@@ -8,7 +8,7 @@ from .fields.signal_samples import Samples as Samples
 from .fields.signal_samples import field_samples as field_samples
 from .fields.signal_samples import image_samples as image_samples
 from .fields.signal_samples import voxel_samples as voxel_samples
-from .fitting import Fit as Fit
+from .fitting import FitConfig as FitConfig
 from .fitting import fit as fit
 from .fitting import fit_images as fit_images
 from .fitting import fit_many as fit_many
@@ -37,3 +37,6 @@ from .rendering.strips import save_strips as save_strips
 from .representation import Inr as Inr
 from .representation import load_inr as load_inr
 from .representation import save_inr as save_inr
+
+EmbeddingTraining = EmbeddingConfig
+Fit = FitConfig

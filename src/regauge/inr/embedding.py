@@ -10,7 +10,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting import Fit
+from regauge.inr.fitting import FitConfig
 from regauge.inr.representation import Inr
 from regauge.nets.classification import initialize
 from regauge.training import AdamW, DescentConfig, OneCycle, Optimizer, Schedule, differentiate, minimize
@@ -22,7 +22,7 @@ PORTION = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingTraining(DescentConfig):
+class EmbeddingConfig(DescentConfig):
     """Settings of an embedding: AdamW with one cycle of the learning rate, in epochs over the networks.
 
     A batch is of networks, at least two: batch normalization needs other rows than one network's. The defaults are
@@ -131,7 +131,7 @@ def train_embedding(
     inr: Inr,
     params: Mapping[str, Tensor],
     samples: Sequence[Samples],
-    config: EmbeddingTraining | None = None,
+    config: EmbeddingConfig | None = None,
     *,
     generator: torch.Generator,
     progress: Progress = no_progress,
@@ -152,7 +152,7 @@ def train_embedding(
     References:
         De Luigi et al. (2023), section 3; paper 003, section 3.3.
     """
-    config = config or EmbeddingTraining()
+    config = config or EmbeddingConfig()
     require_finite(params, "the population")
     rows = weight_rows(params, "hidden")
     if rows.ndim != 3 or len(rows) != len(samples) or len(rows) < 2:
@@ -168,7 +168,7 @@ def train_embedding(
     model = nn.ModuleDict({"encoder": encoder, "decoder": decoder})
     model.load_state_dict(initialize(model, generator))
     model.to(rows)
-    loss_of = Fit().loss_for(inr)
+    loss_of = FitConfig().loss_for(inr)
     # The last networks of an epoch are left out where they are too few for a batch.
     batch = min(config.batch or len(rows), len(rows))
     whole = len(rows) // batch * batch

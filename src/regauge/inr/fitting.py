@@ -23,7 +23,7 @@ from regauge.training import Adam, DescentConfig, Optimizer, minimize
 from regauge.training.chains.chain_steps import ACTIVATIONS
 from regauge.training.descent import Minimum
 from regauge.training.threads import one_thread
-from regauge.zoo import Config, Examples, train
+from regauge.zoo import Examples, PopulationConfig, train
 
 BLOCK = 1 << 19
 """Values of one layer in a block: 2 MB."""
@@ -82,7 +82,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "mse": mse,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit(DescentConfig):
+class FitConfig(DescentConfig):
     """Settings of a fit: Adam on random samples, drawn with replacement. The defaults are those of paper 003.
 
     Attributes:
@@ -115,7 +115,7 @@ class Fit(DescentConfig):
 def fit(
     inr: Inr,
     samples: Samples,
-    config: Fit | None = None,
+    config: FitConfig | None = None,
     *,
     start: Mapping[str, Tensor],
     generator: torch.Generator,
@@ -130,7 +130,7 @@ def fit(
     Raises:
         ValueError: The samples or the start do not fit the network, or a loss is NaN or Inf.
     """
-    config = config or Fit()
+    config = config or FitConfig()
     if (samples.points.shape[1], samples.labels.shape[1]) != (inr.in_features, inr.out_features):
         raise ValueError(
             f"the samples go from {samples.points.shape[1]} coordinates to {samples.labels.shape[1]} values, but the "
@@ -159,9 +159,9 @@ def fit(
     )
 
 
-def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: Fit | None = None) -> float:
+def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: FitConfig | None = None) -> float:
     """The loss of a network on samples; the least that any could have is `entropy_floor` of distances' labels."""
-    losses = (config or Fit()).loss_for(inr)(
+    losses = (config or FitConfig()).loss_for(inr)(
         evaluate(inr, params, samples.points), samples.labels.to(next(iter(params.values())))
     )
     return losses.double().mean().item()
@@ -234,7 +234,7 @@ class Gradient:
         return None if self.slopes is None else self.slopes[k, :count]
 
 
-IMAGES = Fit(steps=1000, batch=None, optimizer=Adam(5e-4))
+IMAGES = FitConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
 """Settings of the fits of `mnist-inrs`."""
 
 
@@ -244,7 +244,7 @@ def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, de
 
 
 def fit_images(
-    images: Tensor, inr: Inr | None = None, config: Fit = IMAGES, *, bias: Bias = "torch", seed: int = 0
+    images: Tensor, inr: Inr | None = None, config: FitConfig = IMAGES, *, bias: Bias = "torch", seed: int = 0
 ) -> Params:
     """An INR for every image, trained in stacks: hundreds in a minute on one core.
 
@@ -276,7 +276,7 @@ def fit_images(
     points = image_samples(images[0]).points
     values = images.flatten(2).transpose(1, 2)
     examples = Examples("images", points, values, points, values, is_signals=True)
-    population = Config(
+    population = PopulationConfig(
         inr.architecture(bias=bias),
         examples.name,
         count,
@@ -299,7 +299,7 @@ def fit_images(
 def fit_many(
     inr: Inr,
     samples: Sequence[Samples],
-    config: Fit | None = None,
+    config: FitConfig | None = None,
     *,
     starts: Sequence[Mapping[str, Tensor]],
     generators: Sequence[torch.Generator],
@@ -328,7 +328,7 @@ def fit_many(
             "needs one of each"
         )
 
-    config = config or Fit()
+    config = config or FitConfig()
     advance = progress("fitting", sum(config.count_steps(len(one)) for one in samples))
 
     def one(k: int) -> Minimum:

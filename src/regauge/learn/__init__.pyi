@@ -4,7 +4,7 @@ from .autoencoder import load_autoencoder as load_autoencoder
 from .autoencoder_training import fit_autoencoder as fit_autoencoder
 from .function_losses import Distillation as Distillation
 from .function_losses import SquaredError as SquaredError
-from .hyper_matching import HyperMatching as HyperMatching
+from .hyper_matching import HyperMatchingConfig as HyperMatchingConfig
 from .hyper_matching import hyper_match as hyper_match
 from .learn_configs import AutoencoderConfig as AutoencoderConfig
 from .learn_configs import MatchingConfig as MatchingConfig
@@ -22,3 +22,5 @@ from .random_changes import Rotation as Rotation
 from .random_changes import Scaling as Scaling
 from .random_changes import Translation as Translation
 from .rendering import grid as grid
+
+HyperMatching = HyperMatchingConfig

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regauge.connect.straighten import FlatLine, LineTraining, first_names, train_end
+from regauge.connect.straighten import FlatLine, LineTrainingConfig, first_names, train_end
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params, require_alike
 from regauge.core.progress import Progress, no_progress
@@ -16,8 +16,8 @@ from regauge.weightspace.hypernetwork import HyperNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperMatching(LineTraining):
-    """Settings of `hyper_match`; see `LineTraining`. The paper's epochs are one step each.
+class HyperMatchingConfig(LineTrainingConfig):
+    """Settings of `hyper_match`; see `LineTrainingConfig`. The paper's epochs are one step each.
 
     The paper says that its learning rate begins at 1e-4, which makes 2.5e-3 the largest; networks 64 wide train with
     that and with the default.
@@ -62,7 +62,7 @@ def hyper_match(
     params_a: Mapping[str, Tensor],
     params_b: Mapping[str, Tensor],
     task: Task,
-    config: HyperMatching | None = None,
+    config: HyperMatchingConfig | None = None,
     *,
     generator: torch.Generator,
     progress: Progress = no_progress,
@@ -85,7 +85,7 @@ def hyper_match(
     References:
         Paper 003, section 3.4.
     """
-    config = config or HyperMatching()
+    config = config or HyperMatchingConfig()
     require_alike(params_a, params_b)
     first_names(task, params_b)
     read = {name: tensor.detach() for name, tensor in params_b.items()}

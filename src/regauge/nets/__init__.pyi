@@ -1,4 +1,4 @@
-from .classification import Training as Training
+from .classification import ClassifierConfig as ClassifierConfig
 from .classification import initialize as initialize
 from .classification import split_batches as split_batches
 from .classification import train as train
@@ -14,3 +14,5 @@ from .transformer import Llama as Llama
 from .transformer import ViT as ViT
 from .transformer import initialize_transformer as initialize_transformer
 from .vgg import VGG as VGG
+
+Training = ClassifierConfig

@@ -24,7 +24,7 @@ _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, ChannelLayerNorm, FilterRespon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(DescentConfig):
+class ClassifierConfig(DescentConfig):
     """Settings of a classifier's training: AdamW with one cycle of the learning rate, in epochs over shuffled data."""
 
     epochs: float | None = 5
@@ -72,7 +72,7 @@ def train(
     params: Mapping[str, Tensor],
     inputs: Tensor,
     labels: Tensor,
-    training: Training,
+    training: ClassifierConfig,
     *,
     generator: torch.Generator,
     augmentation: Augmentation | None = None,

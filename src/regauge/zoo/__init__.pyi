@@ -24,10 +24,12 @@ from .populations.stored_pairs import PairMatrices as PairMatrices
 from .populations.universe import universe as universe
 from .training.config import Checkpoints as Checkpoints
 from .training.config import ClassHalves as ClassHalves
-from .training.config import Config as Config
 from .training.config import Discard as Discard
 from .training.config import Fraction as Fraction
+from .training.config import PopulationConfig as PopulationConfig
 from .training.examples import SETS as SETS
 from .training.examples import Examples as Examples
 from .training.examples import load_examples as load_examples
 from .training.trainer import train as train
+
+Config = PopulationConfig

@@ -11,7 +11,7 @@ from regauge.storage.architecture import Architecture
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import SGD, Adam, AdamW
 from regauge.training.settings import Choice, LogUniform
-from regauge.zoo.training.config import Checkpoints, ClassHalves, Config, Fraction
+from regauge.zoo.training.config import Checkpoints, ClassHalves, Fraction, PopulationConfig
 from regauge.zoo.training.examples import WAVE_POINTS, WAVES
 
 TABLE_4: list[int | str] = [16, 32, 32, "pool", 64, 64, "pool", 128, 128, "pool"]
@@ -66,7 +66,7 @@ def convolutional_architecture(
     return Architecture(name, "regauge.nets.vgg:VGG", settings | {"norm": "none"})
 
 
-def uci_mlps(count: int = 100, seed: int = 0) -> Config:
+def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
     """MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, a sample every 4 steps after 10 epochs.
 
     Not said: the learning rate (1e-3 here). Batches have 51 of 410 examples, so that an epoch has 8 steps, as those
@@ -75,7 +75,7 @@ def uci_mlps(count: int = 100, seed: int = 0) -> Config:
     References:
         Paper 000, section 7.2 and its appendix.
     """
-    return Config(
+    return PopulationConfig(
         mlp_architecture(30, 16, 16, 2),
         "breast-cancer",
         count,
@@ -88,7 +88,7 @@ def uci_mlps(count: int = 100, seed: int = 0) -> Config:
     )
 
 
-def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
+def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> PopulationConfig:
     """MLPs 784-10-10 on MNIST: 25 epochs of SGD with momentum, a sample every 10 steps after 5 epochs.
 
     Not said: batches (128 here).
@@ -96,7 +96,7 @@ def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
     References:
         Paper 000, section 7.3 and its appendix.
     """
-    return Config(
+    return PopulationConfig(
         mlp_architecture(784, 10, 10),
         "mnist",
         count,
@@ -110,12 +110,12 @@ def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
     )
 
 
-def fashion_tiny_mlps(count: int = 50, seed: int = 0) -> Config:
+def fashion_tiny_mlps(count: int = 50, seed: int = 0) -> PopulationConfig:
     """Like `mnist_tiny_mlps`, on Fashion-MNIST; paper 000, section 7.4."""
     return replace(mnist_tiny_mlps(count, seed), data="fashion-mnist")
 
 
-def mnist_mlps(count: int = 10_000, seed: int = 0) -> Config:
+def mnist_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
     """MLPs 784-128-128-128-10 on MNIST: 5 epochs, batches of 128, learning rate 5e-3.
 
     Not said: the optimizer (Adam here).
@@ -124,30 +124,30 @@ def mnist_mlps(count: int = 10_000, seed: int = 0) -> Config:
         Navon et al. (2024), appendix, MLP classifiers.
     """
     architecture = mlp_architecture(784, 128, 128, 128, 10)
-    return Config(architecture, "mnist", count, seed, epochs=5, batch=128, optimizer=Adam(lr=5e-3))
+    return PopulationConfig(architecture, "mnist", count, seed, epochs=5, batch=128, optimizer=Adam(lr=5e-3))
 
 
-def fashion_mlps(count: int = 10_000, seed: int = 0) -> Config:
+def fashion_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
     """Like `mnist_mlps`, on Fashion-MNIST."""
     return replace(mnist_mlps(count, seed), data="fashion-mnist")
 
 
-def cifar10_mlps(count: int = 10_000, seed: int = 0) -> Config:
+def cifar10_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
     """Like `mnist_mlps`, 3072-128-128-128-10 on CIFAR-10."""
     return replace(mnist_mlps(count, seed), data="cifar10", architecture=mlp_architecture(3072, 128, 128, 128, 10))
 
 
-def cifar10_cnns(count: int = 5000, seed: int = 0) -> Config:
+def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
     """The CNN of table 4 on CIFAR-10: 20 epochs of Adam with 1e-4. Not said: batches (128 here).
 
     References:
         Navon et al. (2024), appendix, CNN classifiers.
     """
     architecture = convolutional_architecture("CNN of table 4", TABLE_4, image=32, in_channels=3)
-    return Config(architecture, "cifar10", count, seed, epochs=20, batch=128, optimizer=Adam(lr=1e-4))
+    return PopulationConfig(architecture, "cifar10", count, seed, epochs=20, batch=128, optimizer=Adam(lr=1e-4))
 
 
-def cifar10_vggs(count: int = 4700, seed: int = 0) -> Config:
+def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
     """VGG11 with one linear layer (9 million parameters) on CIFAR-10.
 
     Not said: the training (here that of `cifar10_cnns`), and the initial values (those of He et al., which torchvision
@@ -160,7 +160,7 @@ def cifar10_vggs(count: int = 4700, seed: int = 0) -> Config:
     return replace(cifar10_cnns(count, seed), architecture=architecture, initialization=Initialization(("he",)))
 
 
-def cifar10_halves(count: int = 5000, seed: int = 0) -> Config:
+def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
     """Like `cifar10_cnns`: half of the groups on 95% of the classes 0-4 and 5% of the others, half on the rest.
 
     References:
@@ -169,7 +169,7 @@ def cifar10_halves(count: int = 5000, seed: int = 0) -> Config:
     return replace(cifar10_cnns(count, seed), subset=ClassHalves(0.95))
 
 
-def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
+def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
     """Small CNNs of very different quality: initialization, learning rate, decay and data differ for each.
 
     Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]; 10%, 25%, 50% or all of the data. The public
@@ -179,7 +179,7 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
     References:
         Unterthiner et al. (2020), section 3 and appendix.
     """
-    return Config(
+    return PopulationConfig(
         cnn_architecture("tanh", *SMALL),
         "cifar10-gray",
         count,
@@ -192,12 +192,12 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> Config:
     )
 
 
-def small_cnns_relu(count: int = 10_000, seed: int = 0) -> Config:
+def small_cnns_relu(count: int = 10_000, seed: int = 0) -> PopulationConfig:
     """Like `small_cnns_tanh`, with ReLU."""
     return replace(small_cnns_tanh(count, seed), architecture=cnn_architecture("relu", *SMALL))
 
 
-def cnn_zoo(count: int = 400, seed: int = 0) -> Config:
+def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
     """Like `small_cnns_relu`, on Fashion-MNIST, 300 steps with batches of 64: a second of training on one core.
 
     Each is kept at three ages. Groups of 16 share their batches, so that shares of the data differ more often.
@@ -212,19 +212,19 @@ def cnn_zoo(count: int = 400, seed: int = 0) -> Config:
     )
 
 
-def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> Config:
+def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> PopulationConfig:
     """Like `cnn_zoo`, by gradient descent with momentum or without; learning rates are log-uniform in [5e-3, 0.5]."""
     optimizer = SGD(LogUniform(5e-3, 0.5), momentum=Choice((0.0, 0.9)), weight_decay=LogUniform(1e-8, 1e-2))
     return replace(cnn_zoo(count, seed), optimizer=optimizer)
 
 
-def vit_zoo(count: int = 300, seed: int = 0) -> Config:
+def vit_zoo(count: int = 300, seed: int = 0) -> PopulationConfig:
     """Vision transformers of width 16 on Fashion-MNIST, 100 steps each, with settings of their own.
 
     Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], scales of the start in [0.3, 2]; 1%, 10% or all
     of the data. 16 patches, two blocks, two heads.
     """
-    return Config(
+    return PopulationConfig(
         vit_architecture(28, 7, width=16, heads=2),
         "fashion-mnist",
         count,
@@ -238,13 +238,13 @@ def vit_zoo(count: int = 300, seed: int = 0) -> Config:
     )
 
 
-def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> Config:
+def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
     """SIRENs 1-32-32-1 that are sine waves, two for each; not said: steps and learning rate (1,000 of Adam, 5e-4 here).
 
     References:
         Navon et al. (2024), section 6.1 and appendix; Navon et al. (2023), section 7.
     """
-    return Config(
+    return PopulationConfig(
         siren_architecture(1, 32, 1, depth=2),
         "sine-waves",
         count,
@@ -256,7 +256,7 @@ def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> Config:
     )
 
 
-def mnist_inrs(count: int = 70_000, seed: int = 0) -> Config:
+def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
     """SIRENs 2-32-32-1 that are MNIST's images: 1,000 steps of Adam with 5e-4 on all pixels.
 
     The column "split" says whether an image is one for testing; these are spread evenly, so that fewer networks have
@@ -269,7 +269,7 @@ def mnist_inrs(count: int = 70_000, seed: int = 0) -> Config:
     return replace(sine_inrs(count, seed), architecture=architecture, data="mnist-signals", batch=None, copies=1)
 
 
-def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> Config:
+def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> PopulationConfig:
     """Like `mnist_inrs`, of frequency 15 and from one start: 60 steps of gradient descent with momentum.
 
     Units keep the order that they began with, and what training changes has few directions: a flow of principal
@@ -283,12 +283,12 @@ def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> Config:
     )
 
 
-def fashion_inrs(count: int = 70_000, seed: int = 0) -> Config:
+def fashion_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
     """Like `mnist_inrs`, of Fashion-MNIST."""
     return replace(mnist_inrs(count, seed), data="fashion-mnist-signals")
 
 
-def cifar10_inrs(count: int = 300_000, seed: int = 0) -> Config:
+def cifar10_inrs(count: int = 300_000, seed: int = 0) -> PopulationConfig:
     """SIRENs 2-32-32-32-32-3 that are CIFAR-10's images, five for each: 10,000 steps of Adam with 1e-4.
 
     References:
@@ -304,7 +304,7 @@ def cifar10_inrs(count: int = 300_000, seed: int = 0) -> Config:
     )
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
+PRESETS: dict[str, Callable[[], PopulationConfig]] = {
     "uci-mlps": uci_mlps,
     "mnist-tiny-mlps": mnist_tiny_mlps,
     "fashion-tiny-mlps": fashion_tiny_mlps,

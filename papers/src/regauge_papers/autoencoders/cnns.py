@@ -20,7 +20,7 @@ from regauge.learn.populations import Parts
 from regauge.learn.running import Runner
 from regauge.learn.targets import Target
 from regauge.storage import Store
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import cnn_architecture, cnn_zoo, small_cnns_relu
 from regauge.zoo.training.examples import load_examples
 from regauge_papers.autoencoders.encoders import Coder
@@ -50,7 +50,7 @@ PIECE = 64
 class Study:
     """Populations of small CNNs by their activation, and how their autoencoders are trained."""
 
-    populations: tuple[tuple[str, Config], ...]
+    populations: tuple[tuple[str, PopulationConfig], ...]
     coders: tuple[Coder, ...]  # the first is trained on leaked images too
     images: int  # for distillation, and as many for evaluation
 
@@ -120,7 +120,7 @@ def measure(study: Study, run: Run) -> Table:
     return Table("Autoencoders of small CNNs", notes, QUANTITIES, tuple(rows))
 
 
-def _both(name: str, settings: Config) -> tuple[tuple[str, Config], ...]:
+def _both(name: str, settings: PopulationConfig) -> tuple[tuple[str, PopulationConfig], ...]:
     """The population, and the same with tanh."""
     channels = settings.architecture.settings["channels"]
     tanh = replace(settings, architecture=cnn_architecture("tanh", *channels))
@@ -150,7 +150,7 @@ def score(found: NDArray[np.float64], measured: NDArray[np.float64]) -> Record:
 class Networks:
     """The ends of the trainings of a population, divided by run; images for distillation and for evaluation."""
 
-    settings: Config
+    settings: PopulationConfig
     store: Store
     parts: Parts
     distilled: Tensor
@@ -158,7 +158,7 @@ class Networks:
     labels: Tensor
 
     @classmethod
-    def of(cls, store: Store, settings: Config, images: int, run: Run) -> "Networks":
+    def of(cls, store: Store, settings: PopulationConfig, images: int, run: Run) -> "Networks":
         """Those of a store, with images of the data that it was trained on."""
         rows = store.rows
         chosen = np.intersect1d(rows.final(), rows.where(is_diverged=False, is_finite=True))

@@ -13,7 +13,7 @@ from regauge.core.task import Task
 from regauge.learn.running import Runner
 from regauge.report.pictures import Images
 from regauge.storage import Store
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import mnist_inrs, siren_architecture
 from regauge_papers.autoencoders.encoders import Coder, sine_coders, spread
 from regauge_papers.experiment import Run, Scale
@@ -38,12 +38,12 @@ class Study:
     """A population of digits, and autoencoders of it."""
 
     name: str  # of the folder of the population
-    population: Config
+    population: PopulationConfig
     coders: tuple[Coder, ...]
     share: int  # every how many of the networks for training are used in one more row of the first coder
 
 
-def population(scale: Scale) -> tuple[str, Config]:
+def population(scale: Scale) -> tuple[str, PopulationConfig]:
     """The networks of digits: 20,480 of the 70,000 on a CPU."""
     if scale == "smoke":
         small = siren_architecture(2, 8, 1, depth=2)

@@ -23,7 +23,7 @@ from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.rendering.strips import Strip, render_strip, save_strips
 from regauge.learn.running import Runner
 from regauge.report.pictures import Chart, Series
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge_papers.autoencoders.digits import SIDE, population
 from regauge_papers.autoencoders.encoders import Coder, sine_coders
 from regauge_papers.autoencoders.lines import decoded_lines
@@ -53,7 +53,7 @@ class Study:
     """A population, autoencoders of it, and copies of its test networks."""
 
     name: str  # of the folder of the population
-    population: Config
+    population: PopulationConfig
     coders: tuple[Coder, ...]
     images: int  # test networks
     copies: int  # of each, for every kind of orbit

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from regauge.bayes.variational.mean_field import Variational
+from regauge.bayes.variational.mean_field import VariationalConfig
 from regauge.nets.augmentation import Augmentation
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.training import SGD, Adam, Constant
 from regauge_papers.bayesian.inference import Family, Kind
 from regauge_papers.bayesian.posterior_barriers import ALIGNED, BALANCED, NAIVE, PERMUTED, SIGNED, Barriers, Case
@@ -56,15 +56,15 @@ def as_published(
     examples = 50_000 if data in ("CIFAR-10", "CIFAR-100") else 60_000
     rate, epochs = PAPER_LR * examples, 1000 if scale == "paper" else 25
     optimizer = SGD(rate, momentum=0.9)
-    inference = Variational(
+    inference = VariationalConfig(
         epochs=epochs, prior_std=prior_var**0.5, optimizer=optimizer, lr_std=rate, schedule=Constant()
     )
     return Family(data, kind, width, inference, examples)
 
 
-def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -> Variational:
+def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -> VariationalConfig:
     """Adam until the bound no longer changes: 30 epochs, as many as the paper at its scale."""
-    return Variational(epochs=1000 if scale == "paper" else 30, prior_std=prior_var**0.5, temperature=temperature)
+    return VariationalConfig(epochs=1000 if scale == "paper" else 30, prior_std=prior_var**0.5, temperature=temperature)
 
 
 def _by_data(scale: Scale) -> list[Case]:
@@ -109,7 +109,7 @@ def _by_temperature(scale: Scale) -> list[Case]:
 
 
 def _posteriors_and_points(scale: Scale) -> list[Case]:
-    points = Training(epochs=100 if scale == "paper" else 10, batch=500, optimizer=Adam(1e-3))
+    points = ClassifierConfig(epochs=100 if scale == "paper" else 10, batch=500, optimizer=Adam(1e-3))
     return [
         *_widths(scale, "posterior", converged(scale)),
         *_widths(scale, "point", points),
@@ -147,19 +147,21 @@ def _residual_widths(scale: Scale) -> list[Case]:
     return [Case(family.name, family, 1) for family in families]
 
 
-def _mlp(scale: Scale, inference: Variational | Training, data: DataName = "MNIST", width: int | None = None) -> Family:
+def _mlp(
+    scale: Scale, inference: VariationalConfig | ClassifierConfig, data: DataName = "MNIST", width: int | None = None
+) -> Family:
     width = (512 if scale == "paper" else 128) if width is None else width
     return Family(data, "mlp", width, inference, 60_000)
 
 
-def _widths(scale: Scale, series: str, inference: Variational | Training) -> list[Case]:
+def _widths(scale: Scale, series: str, inference: VariationalConfig | ClassifierConfig) -> list[Case]:
     return [
         Case(f"{series} {width}", _mlp(scale, inference, width=width), 2, width, series)
         for width in (32, 64, 128, 256, 512)
     ]
 
 
-def _multipliers(scale: Scale, series: str, inference: Training | None = None) -> list[Case]:
+def _multipliers(scale: Scale, series: str, inference: ClassifierConfig | None = None) -> list[Case]:
     """ResNet20 of several widths: days of a GPU, so at the paper's scale only."""
     families = [as_published(scale, "CIFAR-10", "filter", width, 0.01) for width in (1, 2, 4, 8) if scale == "paper"]
     if inference is not None:
@@ -175,13 +177,13 @@ def residual(scale: Scale, norm: Norm) -> Family:
     """
     if scale == "paper":
         return as_published(scale, "CIFAR-10", norm, 1, 0.01)
-    inference = Variational(epochs=10, batch=125, prior_std=0.1, temperature=0.1, initial_std=0.003, lr_std=1e-3)
+    inference = VariationalConfig(epochs=10, batch=125, prior_std=0.1, temperature=0.1, initial_std=0.003, lr_std=1e-3)
     return Family("CIFAR-10", norm, 1, inference, 20_000, blocks=1)
 
 
 def small_residual(norm: Norm, width: int) -> Family:
     """ResNet8 of small images, which a CPU trains to the end, also where it is wide."""
-    inference = Variational(epochs=20, batch=50, prior_std=0.1, temperature=0.001, initial_std=0.003, lr_std=1e-3)
+    inference = VariationalConfig(epochs=20, batch=50, prior_std=0.1, temperature=0.001, initial_std=0.003, lr_std=1e-3)
     return Family("digits", norm, width, inference, 1400, blocks=1)
 
 

@@ -13,7 +13,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.prediction.predict import predict
 from regauge.core.params import Params
-from regauge.nets.classification import Training
+from regauge.nets.classification import ClassifierConfig
 from regauge.training.optimizers import Adam
 from regauge_papers.bayesian.barrier_figures import converged, tiny
 from regauge_papers.bayesian.inference import Family, batches, posteriors
@@ -60,7 +60,7 @@ WAYS = (
 
 def config(scale: Scale) -> Ensembles:
     """Sixteen members, and eight posteriors at T = 0.1."""
-    points = Training(epochs=5, batch=256, optimizer=Adam(1e-3))
+    points = ClassifierConfig(epochs=5, batch=256, optimizer=Adam(1e-3))
     width = 512 if scale == "paper" else 128
     members = Family("MNIST, normalized", "mlp", width, points, 60_000)
     bayesian = Family("MNIST, normalized", "mlp", width, converged(scale), 60_000)

@@ -12,12 +12,12 @@ from torch import nn
 import regauge as rg
 from regauge.alignment import Method
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise
-from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.data.images import ImageData
 from regauge.nets.augmentation import Augmentation
-from regauge.nets.classification import Training, initialize, split_batches, train
+from regauge.nets.classification import ClassifierConfig, initialize, split_batches, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
 from regauge.training import SGD, Adam, Constant, Cosine
@@ -35,7 +35,7 @@ class Family:
     data: DataName  # the images, with pixels in [0, 1] unless they are normalized
     kind: Kind
     width: int  # units of the three hidden layers of an MLP, or channels in units of 16 of a residual network
-    inference: Variational | Training  # settings of variational inference; `Training` finds a point instead
+    inference: VariationalConfig | ClassifierConfig  # the latter finds a point instead
     examples: int  # training images: the first of the data set
     blocks: int = 3  # residual blocks of each stage
     augmentation: Augmentation | None = None  # of training images
@@ -54,7 +54,7 @@ class Family:
     def settings(self) -> str:
         """The settings of the inference, by the name that chance is drawn by."""
         how = self.inference
-        return name_training(how) if isinstance(how, Training) else name_inference(how)
+        return name_training(how) if isinstance(how, ClassifierConfig) else name_inference(how)
 
     @property
     def shown_settings(self) -> str:
@@ -71,9 +71,9 @@ class Family:
         return f"ResNet{6 * self.blocks + 2} x{self.width}, {norm}, {data}"
 
     @property
-    def variational(self) -> Variational:
+    def variational(self) -> VariationalConfig:
         """The settings of variational inference, which points have not."""
-        if not isinstance(self.inference, Variational):
+        if not isinstance(self.inference, VariationalConfig):
             raise TypeError(f"{self.name} is trained as points, which have no prior")
         return self.inference
 
@@ -94,7 +94,7 @@ class Family:
         return rg.discover(self.module(), (self.images().test_images[:4],))
 
 
-def name_inference(inference: Variational) -> Name:
+def name_inference(inference: VariationalConfig) -> Name:
     """The name of variational inference by which chance is drawn, as `name_training`."""
     optimizer, is_constant = inference.optimizer, inference.schedule == Constant()
     plain: SGD | Adam
@@ -135,7 +135,7 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
                 "progress": unit,
             }
             with run.autocast(is_bfloat16=family.is_bfloat16):
-                if isinstance(how, Training):
+                if isinstance(how, ClassifierConfig):
                     return GaussianPosterior(train(module, start, inputs, labels, how, **seen), {})
                 return fit(start, module, inputs, labels, how, **seen)
 

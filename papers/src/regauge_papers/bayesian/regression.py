@@ -13,7 +13,7 @@ from regauge.bayes.prediction.likelihoods import Normal
 from regauge.bayes.prediction.posterior_landscape import PosteriorCurve, one_sample, posterior_line
 from regauge.bayes.prediction.predict import predict
 from regauge.bayes.transport.wasserstein import geodesic
-from regauge.bayes.variational.mean_field import Variational, fit
+from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.data.curves import CurveData, has_snelson, snelson
@@ -36,7 +36,7 @@ class Regression:
     """Pairs of posteriors of a regression; the first pair is pictured."""
 
     width: int  # units of each of the three hidden layers
-    inference: Variational
+    inference: VariationalConfig
     pairs: int
     points: int  # of each geodesic
     samples: int  # of each posterior
@@ -55,12 +55,12 @@ class Regression:
 
 def config(scale: Scale) -> Regression:
     """Three hidden layers of 50 units; the paper does not say how wide its network is."""
-    inference = Variational(
+    inference = VariationalConfig(
         epochs=4000, batch=200, optimizer=Adam(3e-3), prior_std=1.0, temperature=0.1, initial_std=0.05
     )
     if scale == "smoke":
         return Regression(
-            8, Variational(epochs=20, batch=50, optimizer=Adam(3e-3)), 1, 3, 8, is_small=not has_snelson()
+            8, VariationalConfig(epochs=20, batch=50, optimizer=Adam(3e-3)), 1, 3, 8, is_small=not has_snelson()
         )
     return Regression(50, inference, 5, 25, 128)
 

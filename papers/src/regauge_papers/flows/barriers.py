@@ -13,7 +13,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.space import Space
 from regauge.report.pictures import Chart, Series
-from regauge.zoo import Checkpoints, Config
+from regauge.zoo import Checkpoints, PopulationConfig
 from regauge.zoo.presets import mlp_architecture, uci_mlps
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows.networks import Networks, fewer
@@ -37,7 +37,7 @@ KEEP = WeightMatching(scales="keep")
 class Study:
     """A population, and how many of its networks are compared."""
 
-    population: Config
+    population: PopulationConfig
     networks: int
 
 

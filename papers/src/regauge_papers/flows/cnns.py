@@ -5,7 +5,7 @@ from dataclasses import replace
 from regauge import flow
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import SMALL, cnn_architecture
 from regauge_papers.experiment import Scale
 from regauge_papers.flows.networks import IMAGES
@@ -15,7 +15,7 @@ from regauge_papers.flows.studies import STEPS, Study, in_all_values, in_compone
 def config(scale: Scale, *, is_common: bool = False) -> Study:
     """1,000 CNNs on small images and four CPU minutes for each flow; 10,000 and two hours at the paper's scale."""
     count, steps, seconds = {"smoke": (30, 10, 0.3), "cpu": (1000, 150, 240.0), "paper": (10_000, 2000, 7200.0)}[scale]
-    population = Config(
+    population = PopulationConfig(
         cnn_architecture("relu", *SMALL),
         "mnist" if scale == "paper" else "mnist-16",
         count,

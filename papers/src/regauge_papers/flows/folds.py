@@ -22,7 +22,7 @@ from regauge.flow.novelty import nearest, spread
 from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 from regauge.report.pictures import Chart, Series
-from regauge.zoo import Config, Examples, load_examples
+from regauge.zoo import Examples, PopulationConfig, load_examples
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows import studies
 from regauge_papers.flows.networks import Networks
@@ -49,8 +49,8 @@ UNGUIDED, HELD_OUT, MEANS = "no guidance", "held-out networks", "means of 16"
 class Study:
     """A population of each fold, the flow that is fitted to it, and how it is guided."""
 
-    population: Config
-    settings: flow.Config
+    population: PopulationConfig
+    settings: flow.FlowConfig
     dropouts: tuple[float, ...]
     strengths: tuple[float, ...]
     drawn: int

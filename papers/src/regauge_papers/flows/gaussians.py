@@ -40,8 +40,8 @@ class Study:
 
     widths: tuple[int, ...]
     networks: int  # that flows are fitted to
-    thesis: flow.Config
-    own: flow.Config
+    thesis: flow.FlowConfig
+    own: flow.FlowConfig
     drawn: int
     steps: int
 
@@ -53,7 +53,7 @@ def config(scale: Scale) -> Study:
     net = flow.Metanetwork(RelationalAttention(heads=1, expansion=1), width, depth)
     prior, epochs = flow.PlainGaussian(1.0), 2 if scale == "smoke" else 1000
     thesis = flow.thesis_config(net=net, prior=prior, seconds=seconds, is_cpu_time=True, epochs=epochs)
-    own = flow.Config(
+    own = flow.FlowConfig(
         representation=flow.Representation("keep"),
         prior=prior,
         net=net,
@@ -80,7 +80,7 @@ def measure(study: Study, run: Run) -> Table:
     }
     space = Space.of(networks, symmetry, study.thesis.representation)
 
-    def fit(settings: flow.Config, label: str) -> flow.Flow:
+    def fit(settings: flow.FlowConfig, label: str) -> flow.Flow:
         place = run.place("flows", (study.widths, study.networks, label, settings))
 
         def write() -> None:

@@ -17,7 +17,7 @@ from regauge.data.images import ImageData, digits, fashion_mnist, mnist
 from regauge.data.packaged import breast_cancer
 from regauge.learn.populations import spread
 from regauge.storage import Store
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import mlp_architecture
 from regauge.zoo.training.examples import load_examples
 from regauge_papers.experiment import Run, make_once
@@ -61,11 +61,11 @@ class Networks:
     """
 
     store: Store
-    settings: Config
+    settings: PopulationConfig
     run: Run
 
     @classmethod
-    def of(cls, name: str, settings: Config, run: Run) -> "Networks":
+    def of(cls, name: str, settings: PopulationConfig, run: Run) -> "Networks":
         """The population, trained unless an earlier run did."""
         return cls(train_population(name, settings, run), settings, run)
 
@@ -108,7 +108,7 @@ class Networks:
         pairs = list(zip(torch.split(inputs, BATCH), torch.split(classes, BATCH), strict=True))
         return Task(module, pairs)
 
-    def fit(self, label: str, settings: flow.Config) -> flow.Flow:
+    def fit(self, label: str, settings: flow.FlowConfig) -> flow.Flow:
         """A flow to these networks, fitted unless an earlier run did."""
         place = self.run.place("flows", (self.settings, label, settings))
         state = place.with_suffix(".partial.safetensors")
@@ -131,6 +131,6 @@ def unit_head(networks: Params, head: str, bias: str) -> Params:
     return {**networks, head: networks[head] / norm.reshape(-1, 1, 1), bias: networks[bias] / norm.reshape(-1, 1)}
 
 
-def fewer(settings: Config, count: int, epochs: int) -> Config:
+def fewer(settings: PopulationConfig, count: int, epochs: int) -> PopulationConfig:
     """A population of fewer networks, trained for less time, whose ends alone are kept."""
     return replace(settings, count=count, epochs=epochs, checkpoints=None)

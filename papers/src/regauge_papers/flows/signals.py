@@ -22,13 +22,13 @@ from regauge.flow.controls import make_controls
 from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 from regauge.inr.rendering.field_values import render_image
-from regauge.nets.classification import Training, initialize, train
+from regauge.nets.classification import ClassifierConfig, initialize, train
 from regauge.nets.cnn import CNN
 from regauge.report.pictures import Images, Picture
 from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 from regauge.training.initialization import Initialization
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import mnist_inrs_one_start
 from regauge_papers.autoencoders.digits import split
 from regauge_papers.experiment import Run, Scale, make_once
@@ -59,8 +59,8 @@ AT_ONCE = 512
 class Study:
     """Populations by how they began, and the flow that is fitted to each."""
 
-    populations: tuple[tuple[str, Config], ...]
-    settings: flow.Config
+    populations: tuple[tuple[str, PopulationConfig], ...]
+    settings: flow.FlowConfig
     data: str  # the images, of which networks show some
     side: int
     examples: int  # real images that the classifier is trained on
@@ -78,7 +78,7 @@ def config(scale: Scale) -> Study:
         common = replace(common, architecture=small, data="digits-signals", steps=10)
     own = replace(common, initialization=Initialization())
     populations = ("one start", common), ("starts of their own", own)
-    settings = flow.Config(
+    settings = flow.FlowConfig(
         representation=flow.Representation("keep", components=3 if scale == "smoke" else COMPONENTS),
         net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(384, 4),
         is_aligned=True,
@@ -197,7 +197,7 @@ def _classifier(study: Study, run: Run) -> Callable[[Tensor], Tensor]:
     """Class probabilities of images `[images, pixels]` by a CNN, trained on real ones unless an earlier run did."""
     is_small = study.data == "digits"
     module = CNN((8, 16), 32, 10, image=study.side) if is_small else CNN((16, 32), 64, 10, image=study.side)
-    training = Training(epochs=3, batch=64)
+    training = ClassifierConfig(epochs=3, batch=64)
     settings, key = ("classifier of images", study.data, study.examples, training), "classifier"
 
     def make() -> Params:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from regauge import flow
 from regauge.report.pictures import Chart, Series
 from regauge.weightspace import RelationalAttention
-from regauge.zoo import Checkpoints, Config
+from regauge.zoo import Checkpoints, PopulationConfig
 from regauge.zoo.presets import mlp_architecture, mnist_tiny_mlps, uci_mlps
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows.networks import Networks, fewer
@@ -26,7 +26,7 @@ class Study:
 
     what: str
     name: str  # of the folder of the population
-    population: Config
+    population: PopulationConfig
     sizes: tuple[int, ...]
     depth: int
     epochs: int
@@ -98,11 +98,11 @@ def measure(study: Study, run: Run) -> Table:
     return Table("Flows by the width of their nets", notes, QUANTITIES, tuple(rows), pictures={"sizes": panels})
 
 
-def _settings(study: Study, kind: str, width: int) -> flow.Config:
+def _settings(study: Study, kind: str, width: int) -> flow.FlowConfig:
     net = flow.Metanetwork(RelationalAttention(heads=1, expansion=1), width, study.depth)
     if kind == "flow of velocities":
         keep = flow.Representation("keep")
-        return flow.Config(representation=keep, net=net, epochs=study.epochs, batch=32, balance=1.0)
+        return flow.FlowConfig(representation=keep, net=net, epochs=study.epochs, batch=32, balance=1.0)
     if "euclidean" in kind:
         return flow.thesis_config("euclidean", net=net, epochs=study.epochs)
     names = {"head": f"{study.head}.weight", "head_bias": f"{study.head}.bias"}

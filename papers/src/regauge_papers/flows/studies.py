@@ -13,7 +13,7 @@ from regauge import flow
 from regauge.flow.priors import PriorSettings
 from regauge.flow.thesis import Kind
 from regauge.weightspace import RelationalAttention
-from regauge.zoo import Checkpoints, Config
+from regauge.zoo import Checkpoints, PopulationConfig
 from regauge.zoo.presets import mlp_architecture, mnist_tiny_mlps, uci_mlps
 from regauge_papers.experiment import Scale
 from regauge_papers.flows.networks import fewer
@@ -60,7 +60,7 @@ class Fitted:
     """A flow, and how networks are drawn from it."""
 
     label: str
-    settings: flow.Config
+    settings: flow.FlowConfig
     drawings: tuple[Drawing, ...]
     seeds: int = 1
 
@@ -71,7 +71,7 @@ class Study:
 
     what: str
     name: str
-    population: Config
+    population: PopulationConfig
     flows: tuple[Fitted, ...]
     drawn: int
     head: str  # the last layer, without ".weight"
@@ -188,8 +188,8 @@ def by_transport(fitted: Fitted) -> Fitted:
     )
 
 
-def _common(seconds: float, scale: Scale) -> flow.Config:
-    return flow.Config(
+def _common(seconds: float, scale: Scale) -> flow.FlowConfig:
+    return flow.FlowConfig(
         net=flow.Perceptron(),
         is_aligned=True,
         seconds=seconds,

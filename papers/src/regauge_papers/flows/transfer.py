@@ -17,7 +17,7 @@ from regauge.flow.guiding import descend
 from regauge.report.pictures import Chart, Series
 from regauge.training.initialization import draw_start, initialize
 from regauge.weightspace import MessagePassing
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import mlp_architecture
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.flows import studies
@@ -51,7 +51,7 @@ class Source:
 
     name: str
     label: str
-    settings: flow.Config
+    settings: flow.FlowConfig
     kind: str = ""  # "euclidean" or "geometric", for the thesis' flows
 
     def fit(self, networks: Networks) -> flow.Flow:
@@ -63,7 +63,7 @@ class Source:
 class Study:
     """A population, flows that are fitted to it, and where they are used."""
 
-    population: Config
+    population: PopulationConfig
     own: Source  # the flow of this library
     thesis: tuple[Source, ...]
     other: str  # the other task
@@ -81,7 +81,7 @@ def config(scale: Scale) -> Study:
     The thesis' flows are those of the experiment `mnist`.
     """
     known = studies.mnist(scale)
-    settings = flow.Config(
+    settings = flow.FlowConfig(
         representation=flow.Representation("keep"),
         net=flow.Metanetwork(MessagePassing(), 32, 3),
         seconds=known.flows[0].settings.seconds,

@@ -12,7 +12,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.data.images import ImageData, digits, mnist
 from regauge.learn import LearnedMatching
 from regauge.weightspace import Metanet
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import fashion_mlps, mlp_architecture, mnist_mlps
 from regauge.zoo.training.examples import Examples, image_classes
 from regauge_papers.experiment import Experiment, Run, Scale
@@ -79,7 +79,7 @@ def transfer(scale: Scale) -> Study:
     return Study("A matcher of MLPs on MNIST, used elsewhere", matchers, tested, is_refined=True, notes=(TABLE_3,))
 
 
-def _mnist(*units: int) -> Config:
+def _mnist(*units: int) -> PopulationConfig:
     """MLPs on MNIST with these hidden layers."""
     return replace(mnist_mlps(), architecture=mlp_architecture(784, *units, 10))
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from regauge.learn import MatchingConfig
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import mlp_architecture, mnist_mlps
 from regauge_papers.experiment import Scale
 from regauge_papers.learned.study import Lessons, Population
@@ -21,7 +21,7 @@ REDUCED = (
 )
 
 
-def population(scale: Scale, folder: str, config: Config, *, count: int | None = None) -> Population:
+def population(scale: Scale, folder: str, config: PopulationConfig, *, count: int | None = None) -> Population:
     """A population in a folder of that name, with as many networks as the scale allows unless given."""
     config = replace(config, count=count or COUNTS[scale])
     if scale == "smoke":

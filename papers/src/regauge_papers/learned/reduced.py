@@ -13,7 +13,7 @@ from regauge.storage.architecture import Architecture
 from regauge.training.initialization import Initialization
 from regauge.training.optimizers import Adam
 from regauge.training.schedules import OneCycle
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import (
     TABLE_4,
     VGG11,
@@ -41,9 +41,9 @@ PAPER: Mapping[str, Mapping[str, str]] = {
 """The paper's barriers, by the label of the row."""
 
 
-def short(architecture: Architecture, count: int, *, steps: int, data: str = "cifar10-16") -> Config:
+def short(architecture: Architecture, count: int, *, steps: int, data: str = "cifar10-16") -> PopulationConfig:
     """Convolutional networks that are trained shortly, from initial values from which they learn at once."""
-    return Config(
+    return PopulationConfig(
         architecture,
         data,
         count,
@@ -78,7 +78,7 @@ REDUCED: Mapping[str, tuple[Population, str]] = {
 }
 """Populations of the scale "cpu", and what is reduced, in words."""
 TINY_CNN = convolutional_architecture("CNN", [4, "pool", 4, "pool"], image=8, in_channels=1)
-TINY: Mapping[str, Config] = {
+TINY: Mapping[str, PopulationConfig] = {
     "learned-cifar10": replace(cifar10_mlps(12), architecture=mlp_architecture(64, 8, 8, 10), data="digits", epochs=1),
     "learned-cnn": short(TINY_CNN, 12, steps=5, data="digits"),
     "learned-vgg": short(TINY_CNN, 12, steps=5, data="digits"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import regauge as rg
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import cifar10_mlps, fashion_mlps, mlp_architecture, mnist_mlps
 from regauge_papers.experiment import Experiment, Run, Scale
 from regauge_papers.learned import mlps
@@ -40,7 +40,7 @@ class Study:
 
 def config(scale: Scale) -> Study:
     """MLPs with three hidden layers: three widths on MNIST, two other data sets."""
-    kinds: dict[str, tuple[str, Config]] = {
+    kinds: dict[str, tuple[str, PopulationConfig]] = {
         f"MNIST, width {width}": (f"mnist-mlps-{width}", _of_width(width)) for width in (32, 128, 512)
     }
     kinds["Fashion-MNIST, width 128"] = ("fashion-mlps", fashion_mlps())
@@ -75,7 +75,7 @@ def measure(study: Study, run: Run) -> Table:
     return Table("Positive scales of MLPs", notes, QUANTITIES, tuple(rows), paired="Weight Matching")
 
 
-def _of_width(width: int) -> Config:
+def _of_width(width: int) -> PopulationConfig:
     return replace(mnist_mlps(), architecture=mlp_architecture(784, width, width, width, 10))
 
 

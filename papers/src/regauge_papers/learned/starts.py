@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn import MatchingConfig
 from regauge.report.pictures import Chart, Series
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
 from regauge_papers.experiment import Experiment, Run, Scale
 from regauge_papers.learned.study import (
@@ -158,8 +158,8 @@ class Kind:
 
     what: str  # in words
     folder: str  # of the population
-    population: Config
-    tiny: Config  # the population of a test run
+    population: PopulationConfig
+    tiny: PopulationConfig  # the population of a test run
     count: int  # networks at the scale "cpu"
     pairs: int  # of them kept for the table
     matching: MatchingConfig

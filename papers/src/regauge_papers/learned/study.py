@@ -24,7 +24,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import cross_entropy
 from regauge.learn import MatchingConfig
 from regauge.storage import Store
-from regauge.zoo.training.config import ClassHalves, Config
+from regauge.zoo.training.config import ClassHalves, PopulationConfig
 from regauge.zoo.training.examples import Examples, load_examples
 from regauge_papers.experiment import Run, make_once
 from regauge_papers.populations import SECONDS
@@ -45,7 +45,7 @@ class Population:
     """Networks of one kind, and how many of them no matcher sees."""
 
     folder: str  # beginning of the name of its folder
-    config: Config
+    config: PopulationConfig
     pairs: int  # of networks, kept for the table; of signals one of each
     judged: int | None = None  # examples kept from training that lines are judged on; all unless given
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from regauge.learn import LearnedMatching, MatchingConfig
 from regauge.report.pictures import Chart, Series
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import mlp_architecture, mnist_mlps, sine_inrs
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.learned.study import (
@@ -72,7 +72,7 @@ def _course(label: str, matcher: LearnedMatching) -> Series:
     return Series(label, [row["step"] for row in course], [row["midpoint excess"] for row in course])
 
 
-def config(scale: Scale, *, name: str, what: str, population: Config, paper: Mapping[str, str]) -> Study:
+def config(scale: Scale, *, name: str, what: str, population: PopulationConfig, paper: Mapping[str, str]) -> Study:
     """A population of that name, as large as the scale allows."""
     is_signals = name == "sines"
     line: dict[str, Any] = {"line_by": "outputs", "distance": 0.0} if is_signals else {}

@@ -8,10 +8,10 @@ import regauge as rg
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.data.shapes import SHAPES_SHA256
-from regauge.inr.embedding import Embedding, EmbeddingTraining, train_embedding
+from regauge.inr.embedding import Embedding, EmbeddingConfig, train_embedding
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import Queries, Samples, field_samples
-from regauge.inr.fitting import Fit, fit
+from regauge.inr.fitting import FitConfig, fit
 from regauge.inr.representation import Inr
 from regauge.training import Adam, AdamW
 from regauge_papers.experiment import Run, Scale
@@ -28,23 +28,23 @@ class Embeddings:
     seen: tuple[str, ...]  # the shapes that the encoder learns, none of which is compared
     count: int  # networks of the population, all from the shared start, each of a stretched shape
     queries: Queries  # samples of each of these
-    training: EmbeddingTraining
+    training: EmbeddingConfig
 
 
 def config(scale: Scale) -> Embeddings:
     """A small encoder on networks of width 64; the paper's has seen ModelNet40 at width 512."""
     if scale == "smoke":
-        small = EmbeddingTraining(epochs=2, batch=2, examples=20, code=8, widths=(8, 8), width=8, octaves=2)
+        small = EmbeddingConfig(epochs=2, batch=2, examples=20, code=8, widths=(8, 8), width=8, octaves=2)
         return Embeddings(study(scale, 64), (BALL,), 4, Queries(50, 40, 5, 5), small)
     whole = replace(study(scale, 64), shapes=SHAPES)
     others = tuple(name for name in SHAPES_SHA256 if name not in SHAPES)
     if scale == "cpu":
-        quick = replace(whole, inr=Inr(width=64), fit=Fit(steps=300, batch=2000, optimizer=Adam(3e-4)), pairs=2)
-        training = EmbeddingTraining(
+        quick = replace(whole, inr=Inr(width=64), fit=FitConfig(steps=300, batch=2000, optimizer=Adam(3e-4)), pairs=2)
+        training = EmbeddingConfig(
             epochs=60, examples=500, optimizer=AdamW(1e-3), code=128, widths=(128, 128, 256), width=128, octaves=6
         )
         return Embeddings(quick, others, 144, Queries(25_000, 20_000, 2_500, 2_500), training)
-    return Embeddings(replace(whole, inr=Inr(width=512)), others, 20_000, Queries(), EmbeddingTraining())
+    return Embeddings(replace(whole, inr=Inr(width=512)), others, 20_000, Queries(), EmbeddingConfig())
 
 
 def measure(config: Embeddings, run: Run) -> Table:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import regauge as rg
-from regauge.connect.straighten import Straighten, straighten
-from regauge.learn.hyper_matching import HyperMatching, hyper_match
+from regauge.connect.straighten import StraightenConfig, straighten
+from regauge.learn.hyper_matching import HyperMatchingConfig, hyper_match
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.shapes.alignment import WAYS
 from regauge_papers.shapes.study import WIDE, Study, networks, study
@@ -36,8 +36,8 @@ class Basin:
     """Networks, the first pair of every shape, and how their lines are made flat."""
 
     study: Study
-    straighten: Straighten  # training of the weights themselves
-    hyper: HyperMatching  # training of encoder and hypernetwork
+    straighten: StraightenConfig  # training of the weights themselves
+    hyper: HyperMatchingConfig  # training of encoder and hypernetwork
     hyper_shapes: int  # shapes with a hypernetwork
 
 
@@ -45,13 +45,17 @@ def config(scale: Scale, width: int = 128) -> Basin:
     """Four shapes, one pair of each; two of wide networks, without the hypernetwork, which takes hours there."""
     whole = replace(study(scale, width), pairs=1)
     if scale == "smoke":
-        small = HyperMatching(steps=3, batch=50, code=8, widths=(8, 8), embedding=4, hidden=8, points=3)
-        return Basin(whole, Straighten(steps=5, batch=50, points=3), small, 1)
+        small = HyperMatchingConfig(steps=3, batch=50, code=8, widths=(8, 8), embedding=4, hidden=8, points=3)
+        return Basin(whole, StraightenConfig(steps=5, batch=50, points=3), small, 1)
     if scale == "cpu" and width > WIDE:
-        return Basin(replace(whole, shapes=whole.shapes[:2]), Straighten(steps=100), HyperMatching(), 0)
+        return Basin(replace(whole, shapes=whole.shapes[:2]), StraightenConfig(steps=100), HyperMatchingConfig(), 0)
     if scale == "cpu":
-        return Basin(replace(whole, shapes=whole.shapes[:4]), Straighten(), HyperMatching(steps=300, batch=2000), 1)
-    return Basin(replace(whole, inr=replace(whole.inr, width=512)), Straighten(), HyperMatching(), len(whole.shapes))
+        return Basin(
+            replace(whole, shapes=whole.shapes[:4]), StraightenConfig(), HyperMatchingConfig(steps=300, batch=2000), 1
+        )
+    return Basin(
+        replace(whole, inr=replace(whole.inr, width=512)), StraightenConfig(), HyperMatchingConfig(), len(whole.shapes)
+    )
 
 
 def measure(config: Basin, run: Run) -> Table:
@@ -68,7 +72,7 @@ def measure(config: Basin, run: Run) -> Table:
         second, _, _ = ways[start].move(one, 0)
         data = one.read("straightening", TRAIN, TRAIN)
         generator = run.generator(kind, start, name)
-        how: Straighten | HyperMatching = config.straighten
+        how: StraightenConfig | HyperMatchingConfig = config.straighten
         if kind == "direct":
             done = straighten(one.first, second, data, config.straighten, generator=generator)
         else:

@@ -14,7 +14,7 @@ from regauge.data.data_files import present
 from regauge.data.shapes import SHAPES_SHA256, SHARED_START, shape, shared_start
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import EVALUATION, Queries, Samples, field_samples
-from regauge.inr.fitting import Fit, bce, fit
+from regauge.inr.fitting import FitConfig, bce, fit
 from regauge.inr.representation import Inr
 from regauge.training import Adam
 from regauge_papers.experiment import Run, Scale
@@ -39,7 +39,7 @@ class Study:
     shapes: tuple[str, ...]
     pairs: int  # starts of second networks, for each shape
     inr: Inr  # the architecture of every network
-    fit: Fit
+    fit: FitConfig
     queries: Queries  # samples that the networks are fitted to
     points: int = 25  # networks on each line, both ends included
     judged: int = EVALUATION.total  # samples that a loss is measured on
@@ -115,11 +115,11 @@ def study(scale: Scale, width: int) -> Study:
     """Six shapes and three pairs of starts; the paper has ModelNet40 and one pair for each of its shapes."""
     if scale == "smoke":
         small = Queries(500, 400, 50, 50)
-        return Study((BALL,), 1, Inr(width=12, depth=2), Fit(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5)
+        return Study((BALL,), 1, Inr(width=12, depth=2), FitConfig(steps=30, batch=200, optimizer=Adam(1e-3)), small, 5)
     if scale == "cpu" and width > WIDE:
         notes = ("batches half as large as the paper's",)
-        return Study(SHAPES, 3, Inr(width=width), Fit(batch=5_000), Queries(), judged=4_000, notes=notes)
-    return Study(SHAPES if scale == "cpu" else tuple(SHAPES_SHA256), 3, Inr(width=width), Fit(), Queries())
+        return Study(SHAPES, 3, Inr(width=width), FitConfig(batch=5_000), Queries(), judged=4_000, notes=notes)
+    return Study(SHAPES if scale == "cpu" else tuple(SHAPES_SHA256), 3, Inr(width=width), FitConfig(), Queries())
 
 
 def networks(study: Study, run: Run) -> list[Shape]:

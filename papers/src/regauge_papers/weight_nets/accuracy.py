@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.learn.targets import Target
 from regauge.report.pictures import Chart, Series
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge_papers.experiment import Run
 from regauge_papers.table import Quantity, Record, Row, Table
 from regauge_papers.weight_nets.known import Known
@@ -39,7 +39,7 @@ class Study:
     """Populations of one architecture, and the readers that predict their accuracies."""
 
     what: str  # the networks, in words
-    populations: tuple[tuple[str, Config], ...]  # by the names of their folders
+    populations: tuple[tuple[str, PopulationConfig], ...]  # by the names of their folders
     readers: tuple[Reader | Together, ...]
     splits: int  # of the runs, each at random
     paper: str = ""  # what others report, in a sentence

@@ -15,7 +15,7 @@ from regauge import weightspace as ws
 from regauge.core.params import select
 from regauge.learn.populations import Parts
 from regauge.report.pictures import Chart, Series
-from regauge.zoo import Config
+from regauge.zoo import PopulationConfig
 from regauge.zoo.presets import fashion_inrs, mnist_inrs, siren_architecture
 from regauge_papers.experiment import Run, Scale
 from regauge_papers.table import Quantity, Record, Row, Table
@@ -34,7 +34,7 @@ class Study:
 
     what: str
     name: str  # of the folder of the population
-    population: Config
+    population: PopulationConfig
     classifiers: tuple[Classifier, ...]
     sizes: tuple[int, ...]  # numbers of networks to learn from, for the picture of what the symmetry is worth
     worth: tuple[Classifier, ...]  # what is drawn over these
@@ -59,7 +59,7 @@ def fashion(scale: Scale) -> Study:
     return _study("Fashion-MNIST's garments", "fashion-inrs", fashion_inrs(20_480), scale, paper)
 
 
-def _study(what: str, name: str, config: Config, scale: Scale, paper: str) -> Study:
+def _study(what: str, name: str, config: PopulationConfig, scale: Scale, paper: str) -> Study:
     if scale == "smoke":
         small = siren_architecture(2, 8, 1, depth=2)
         config = replace(config, architecture=small, data="digits-signals", count=140, steps=20)

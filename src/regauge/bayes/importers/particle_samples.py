@@ -127,7 +127,7 @@ def log_posterior(
         mean over the batch of log p(target | input, params) + (1/N) log N(params; 0, prior_std^2)
 
     and to the outputs. With `temperature=1/N` a transform infers the posterior, with `temperature=T/N` the tempered
-    one, (likelihood x prior)^(1/T), as `Variational` does.
+    one, (likelihood x prior)^(1/T), as `VariationalConfig` does.
 
     Args:
         module: The module that runs the parameters, in its current mode.

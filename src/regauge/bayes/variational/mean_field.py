@@ -20,7 +20,7 @@ from regauge.training.descent import shuffle, training_mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variational(DescentConfig):
+class VariationalConfig(DescentConfig):
     """Settings for fitting a diagonal Gaussian to the posterior of a network.
 
     The target is the tempered posterior (likelihood x prior)^(1/T) with the prior N(0, prior_std^2) on every uncertain
@@ -36,8 +36,8 @@ class Variational(DescentConfig):
     the 1e-6 of Rossi et al. (2023), table 1, is 0.06 for 60,000 examples and makes no sense otherwise. It is small: the
     divergence moves the logarithm of a standard deviation by at most 1e-5 in a step (with momentum 0.9), so that
     standard deviations stay near their start unless there are 10^5 steps and more.
-    `Variational(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way; the defaults let them arrive at
-    their optimum in a few thousand steps.
+    `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way; the defaults let them arrive
+    at their optimum in a few thousand steps.
 
     Attributes:
         prior_std: Standard deviation of the prior.
@@ -77,7 +77,7 @@ def fit(
     module: nn.Module,
     inputs: Tensor,
     targets: Tensor,
-    config: Variational,
+    config: VariationalConfig,
     *,
     generator: torch.Generator,
     likelihood: Likelihood | None = None,

@@ -24,7 +24,7 @@ from regauge.storage.store.shard_file import path_of
 from regauge.training.settings import LATER
 from regauge.zoo.jobs.driver import WHOLE, Share, missing_jobs, recorded_library, run_jobs
 from regauge.zoo.jobs.executors import MakeExecutor
-from regauge.zoo.training.config import Config
+from regauge.zoo.training.config import PopulationConfig
 from regauge.zoo.training.examples import Examples, load_examples
 from regauge.zoo.training.stack_state import SavedNetworks
 from regauge.zoo.training.trainer import require_distinct, train
@@ -40,6 +40,8 @@ SHARD = 512
 LOCK = ".extension.lock"
 EARLIER = "earlier_counts"
 """The key, in the description of an extended population, of the numbers of networks that it had before."""
+KINDS = {"PopulationConfig": "Config"}
+"""Kinds of settings that stores of earlier versions record under another name."""
 SHARD_WORK = 1e13
 """Multiplications of a shard at most: some minutes on one core."""
 
@@ -146,7 +148,7 @@ class TrainShards:
     """
 
     folder: Path
-    config: Config
+    config: PopulationConfig
     size: int
     device: str = "cpu"
     products: Library | None = None
@@ -222,7 +224,7 @@ def train_shards(
 
 
 def plan_training(
-    config: Config,
+    config: PopulationConfig,
     folder: str | Path,
     *,
     size: int | None = None,
@@ -294,7 +296,7 @@ def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) ->
     return {**about, "training": {**about["training"], "count": count}, **({EARLIER: earlier} if earlier else {})}
 
 
-def _require_extensible(store: Store, config: Config) -> None:
+def _require_extensible(store: Store, config: PopulationConfig) -> None:
     """Raise where a store has more networks than are wanted, or some that depend on their number."""
     count, name = _count_in(store.about), str(store.folder)
     if config.count < count:
@@ -316,11 +318,12 @@ def settings_of(value: Any) -> Any:
     if is_dataclass(value):
         values = {part: getattr(value, part.name) for part in fields(value) if part.name != "architecture"}
         told = {part.name: own for part, own in values.items() if not (LATER in part.metadata and own == part.default)}
-        return {"kind": type(value).__name__} | {name: settings_of(own) for name, own in told.items()}
+        kind = type(value).__name__
+        return {"kind": KINDS.get(kind, kind)} | {name: settings_of(own) for name, own in told.items()}
     return [settings_of(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _shard_size(config: Config, examples: Examples) -> int:
+def _shard_size(config: PopulationConfig, examples: Examples) -> int:
     """Networks of a shard: whole groups, or an equal part of one, so that networks of a group share their batches."""
     size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
     if size >= config.count:
@@ -330,7 +333,7 @@ def _shard_size(config: Config, examples: Examples) -> int:
     return max(part for part in range(1, size + 1) if config.group % part == 0)
 
 
-def _work(config: Config, examples: Examples) -> float:
+def _work(config: PopulationConfig, examples: Examples) -> float:
     """Multiplications of the training of one network: those of a forward pass, and twice as many back."""
     module = config.architecture.module().eval()
     with FlopCounterMode(display=False) as counter:

@@ -127,7 +127,7 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Config(DescentConfig):
+class PopulationConfig(DescentConfig):
     """A population: network i follows from this and from i, whichever others are trained with it.
 
     Every step is the same to rounding; what rounding comes to in a long training is said at `train`.

@@ -12,7 +12,7 @@ from torch.nn import functional
 from regauge.core.params import Params
 from regauge.training.initialization import Start
 from regauge.training.stacks import Stack
-from regauge.zoo.training.config import Config, Discard, generator_of
+from regauge.zoo.training.config import Discard, PopulationConfig, generator_of
 from regauge.zoo.training.examples import Examples
 
 Row = dict[str, Any]
@@ -23,7 +23,7 @@ EVALUATED = 1000
 class Feed:
     """The batches of one group: a random order of its examples, then another one, cut into pieces of equal size."""
 
-    def __init__(self, config: Config, examples: Examples, group: int) -> None:
+    def __init__(self, config: PopulationConfig, examples: Examples, group: int) -> None:
         self.seed, self.group = config.seed, group
         self.subset = None if config.subset is None else config.subset.choose(examples, config.seed, group)
         self.count = len(examples.inputs) if self.subset is None else len(self.subset)
@@ -50,7 +50,9 @@ class Feed:
 class Batches:
     """The batches of a stack of networks, of as many networks in each group, with a signal for each where there are."""
 
-    def __init__(self, config: Config, examples: Examples, groups: Sequence[int], signals: Sequence[int]) -> None:
+    def __init__(
+        self, config: PopulationConfig, examples: Examples, groups: Sequence[int], signals: Sequence[int]
+    ) -> None:
         self.examples = examples
         is_all = config.reads_everything(examples)
         self.feeds = None if is_all else [Feed(config, examples, group) for group in groups]
@@ -119,7 +121,7 @@ class Running:
     """A stack while it is trained: some of its places may hold networks that were given up."""
 
     def __init__(
-        self, config: Config, examples: Examples, members: list[Member], program: Stack, *, is_fixed: bool
+        self, config: PopulationConfig, examples: Examples, members: list[Member], program: Stack, *, is_fixed: bool
     ) -> None:
         self.config, self.examples = config, examples
         self.members = members

@@ -18,7 +18,7 @@ from regauge.training.programs import Backend
 from regauge.training.settings import draw
 from regauge.training.stacks import Engine, LoopEngine, Stack, VmapEngine, chain_of
 from regauge.training.threads import one_thread
-from regauge.zoo.training.config import Config
+from regauge.zoo.training.config import PopulationConfig
 from regauge.zoo.training.examples import Examples, load_examples, require_trainable
 from regauge.zoo.training.stack_state import Member, Running, SavedNetworks
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def train(
-    config: Config,
+    config: PopulationConfig,
     *,
     ids: Sequence[int] | None = None,
     data: Examples | None = None,
@@ -102,7 +102,7 @@ def train(
         yield from _train_stack(maker, [_draw(config, examples, k) for k in part], advance)
 
 
-def cut(config: Config, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
+def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
     """Ids of each stack: at most `size`, and as many of each group where groups read their own batches."""
     if size < 1:
         raise ValueError(f"a stack of {size} networks is none; give at least 1")
@@ -124,7 +124,7 @@ def cut(config: Config, ids: Sequence[int], size: int, *, is_one_group: bool) ->
     return stacks
 
 
-def _draw(config: Config, examples: Examples, network: int) -> Member:
+def _draw(config: PopulationConfig, examples: Examples, network: int) -> Member:
     """Draw the start, the signal and the settings of the network with this id."""
     settings = {
         name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
@@ -138,7 +138,7 @@ class _Maker:
     """Makes the program of a stack; the same engine serves all stacks, so that it is compiled once."""
 
     def __init__(
-        self, config: Config, module: nn.Module, examples: Examples, backend: Backend | None, networks: int
+        self, config: PopulationConfig, module: nn.Module, examples: Examples, backend: Backend | None, networks: int
     ) -> None:
         self.config, self.module, self.examples = config, module, examples
         self.device, self.dtype = examples.inputs.device, next(module.parameters()).dtype
@@ -198,7 +198,7 @@ def _has_compiler() -> bool:
     return any(name is not None and shutil.which(name) is not None for name in names)
 
 
-def require_distinct(config: Config, examples: Examples, ids: Iterable[int]) -> None:
+def require_distinct(config: PopulationConfig, examples: Examples, ids: Iterable[int]) -> None:
     """Raise where networks of one start would be equal: they see the same examples and have the same settings."""
     if not config.initialization.is_common:
         return
@@ -215,7 +215,7 @@ def require_distinct(config: Config, examples: Examples, ids: Iterable[int]) -> 
             )
 
 
-def _require_whole_groups(config: Config, ids: Sequence[int]) -> None:
+def _require_whole_groups(config: PopulationConfig, ids: Sequence[int]) -> None:
     if all(discard.worst is None for discard in config.discards):
         return
     chosen = set(ids)
