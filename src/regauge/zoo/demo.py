@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment import Result, align
-from regauge.checkpoints import Alignment, save, save_alignment
+from regauge.checkpoints import Alignment, save_alignment
+from regauge.checkpoints.writing import save
 from regauge.connect import line
 from regauge.core.interpolation import distance, mean
 from regauge.core.params import Params
