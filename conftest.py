@@ -83,7 +83,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         count += 1
         return by_onednn(a, b, bias)
 
-    monkeypatch.setattr(products, "LARGE", 1)
+    monkeypatch.setattr(products, "LARGE_PRODUCT", 1)
     monkeypatch.setattr(products, "_by_onednn", counted)
     with products.use_library("onednn" if request.param == "oneDNN" else "blas"):
         yield request.param

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting import BLOCK, IMAGES, FitConfig, fit, fit_images
+from regauge.inr.fitting import BLOCK_VALUES, IMAGES, FitConfig, fit, fit_images
 from regauge.inr.representation import Inr
 
 BATCH = 10_000
@@ -72,7 +72,7 @@ def shapes(width: int, rounds: int) -> None:
     inr, generator = Inr(width=width), torch.Generator().manual_seed(0)
     samples = Samples(torch.rand(500_000, 3, generator=generator) * 2 - 1, torch.rand(500_000, 1, generator=generator))
     start, count = inr.start(generator), STEPS.get(width, 8)
-    whole, blocked = matrix_products(inr, BATCH), matrix_products(inr, BLOCK // width)
+    whole, blocked = matrix_products(inr, BATCH), matrix_products(inr, BLOCK_VALUES // width)
     # A fit of one step more and of one less differ by the steps alone, without what is made once.
     programs = {
         "fit": lambda n: fit(inr, samples, FitConfig(steps=n), start=start, generator=generator),

@@ -11,7 +11,7 @@ from torch import nn
 
 import regauge as rg
 from regauge.core.groups import Group, Placement
-from regauge.discovery.actable import LARGE, cannot_act
+from regauge.discovery.actable import LARGE_PARAMETER, cannot_act
 
 Spoil = Callable[[tuple[Group, ...]], tuple[Group, ...]]
 ROWS = torch.randn(3, 4)
@@ -91,7 +91,7 @@ def test_a_large_model_on_the_meta_device_is_tried_in_small_pieces(monkeypatch: 
     monkeypatch.setattr(torch, "randn", watched)
     symmetry = rg.discover(large, (torch.empty(2, 8),))
     assert [group.size for group in symmetry.groups] == [9000] * 4
-    assert 0 < max(sizes) <= LARGE
+    assert 0 < max(sizes) <= LARGE_PARAMETER
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (4, 4), (8, 4)])

@@ -13,7 +13,7 @@ from coverings import every_other
 from models import CASES, Case, symmetry_of
 
 import regauge as rg
-from regauge.core.probe import TOLERANCE, TOLERANCE_SINGLE, Probe, perturb, relative_change
+from regauge.core.probe import PROBE_TOLERANCE, TOLERANCE_SINGLE, Probe, perturb, relative_change
 from regauge.nets.siren import Siren
 
 MUTANTS = 40
@@ -115,7 +115,7 @@ def expected(case: Case) -> tuple[Counter[str], dict[str, int]]:
 
 
 def _tolerance(case: Case) -> float:
-    return TOLERANCE_SINGLE if case.name in SINGLE else TOLERANCE
+    return TOLERANCE_SINGLE if case.name in SINGLE else PROBE_TOLERANCE
 
 
 SINGLE = {"hf_llama", "hf_qwen3", "hf_mixtral", "hf_t5", "hf_mamba"}

@@ -48,7 +48,7 @@ def picture(size: int = 8) -> Tensor:
 @pytest.mark.parametrize(("inr", "loss"), CASES, ids=str)
 @pytest.mark.parametrize("rows", [50, 64, 7, 1], ids="{} rows".format)
 def test_the_gradient_is_that_of_autograd(inr: Inr, loss: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "BLOCK", rows * inr.width)
+    monkeypatch.setattr(fitting, "BLOCK_VALUES", rows * inr.width)
     monkeypatch.setattr(fitting, "LEAST", 1)
     samples, start = samples_for(inr), inr.start(seeded(), dtype=torch.float64)
     module = inr.module(start)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regauge.core.params import Params
 from regauge.data.images import pixel_centers
 from regauge.discovery import discover
-from regauge.inr.rendering.field_values import PORTION, evaluate, psnr, render_image
+from regauge.inr.rendering.field_values import EVALUATED_AT_ONCE, evaluate, psnr, render_image
 from regauge.inr.rendering.mesh import (
     MESH_FORMATS,
     POINT_FORMATS,
@@ -196,7 +196,7 @@ def test_a_population_of_images_is_its_images() -> None:
 def test_portions_change_nothing() -> None:
     inr = Inr(width=4, depth=1)
     params = lively(inr)
-    points = torch.rand(PORTION + 7, 3, generator=generator(), dtype=torch.float64)
+    points = torch.rand(EVALUATED_AT_ONCE + 7, 3, generator=generator(), dtype=torch.float64)
     torch.testing.assert_close(evaluate(inr, params, points), inr.module(params)(points).detach(), atol=1e-12, rtol=0)
 
 

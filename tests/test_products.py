@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regauge.core import products
 from regauge.core.products import (
-    LARGE,
+    LARGE_PRODUCT,
     VARIABLE,
     add_matmul,
     default_library,
@@ -98,7 +98,7 @@ def test_what_onednn_does_not_do(case: str, monkeypatch: pytest.MonkeyPatch) -> 
     if case == "double precision":
         a, b = a.double(), b.double()
     elif case == "small":
-        a = a[: LARGE // SIZE**2 - 1]
+        a = a[: LARGE_PRODUCT // SIZE**2 - 1]
     else:
         a.requires_grad_()
     torch.testing.assert_close(matmul(a, b), a @ b)
@@ -160,7 +160,7 @@ def test_linear_maps_have_the_gradients_of_all_orders(library: str, inputs: int,
         second = torch.autograd.grad(sum(one.square().sum() for one in first), tensors)
         return [made, *first, *second]
 
-    assert 3 * 64 * inputs * outputs >= LARGE
+    assert 3 * 64 * inputs * outputs >= LARGE_PRODUCT
     pairs = zip(derivatives(linear, given), derivatives(torch.nn.functional.linear, exact), strict=True)
     assert all(close(found.detach(), expected.detach()) for found, expected in pairs)
 
@@ -191,6 +191,6 @@ def test_linear_maps_that_onednn_does_not_do(case: str, monkeypatch: pytest.Monk
     if case == "double precision":
         x, weight = x.double(), weight.double()
     elif case == "small":
-        x = x[: LARGE // SIZE**2 - 1]
+        x = x[: LARGE_PRODUCT // SIZE**2 - 1]
     found = torch.func.vmap(linear, (None, 0))(x, weight.unsqueeze(0))[0] if case == "vmap" else linear(x, weight)
     torch.testing.assert_close(found, x @ weight.mT)

@@ -169,7 +169,7 @@ def test_the_text_form_keeps_the_symmetry_and_what_is_tied() -> None:
 
 def test_old_entries_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cache, "LIMIT", 400)
+    monkeypatch.setattr(cache, "CACHE_BYTES", 400)
     abandoned, current = (tmp_path / "kind" / f".x.txt.{k * 12}.partial" for k in "01")
     others = [tmp_path / "kind" / name for name in (".x.partial", "thesis.txt")]
     for k in range(5):

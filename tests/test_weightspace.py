@@ -149,7 +149,7 @@ def test_networks_do_not_see_their_neighbors(case: str, layer: str, head: str) -
 def test_networks_may_be_read_in_groups(layer: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, networks = make("siren", layer, HEADS[head]()), population("siren")
     whole = net(networks)
-    monkeypatch.setattr("regauge.weightspace.metanet.LARGEST", 1)
+    monkeypatch.setattr("regauge.weightspace.metanet.LARGEST_ARRAY", 1)
     assert far(net(networks), whole) < 1e-12
 
 

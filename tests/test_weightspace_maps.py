@@ -123,7 +123,7 @@ def test_what_is_mapped_some_networks_at_a_time_is_what_is_mapped_at_once(
     active = activate(x, norm)
     pools = Pools.of(active, pooling)
     results = [[x + active @ weight.t(), *(pools.over(axes) for axes in kept[:-1])]]
-    monkeypatch.setattr(reading, "AT_ONCE", 2 * x[0].numel())
+    monkeypatch.setattr(reading, "LAYER_VALUES_AT_ONCE", 2 * x[0].numel())
     mapped, known = map_and_pool(x, norm, weight, kept, pooling)
     some = Pools(known, pooling)
     results.append([mapped, *(some.over(axes) for axes in kept[:-1])])

@@ -422,7 +422,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 
 def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "BLOCK", 2)
+    monkeypatch.setattr(source_module, "BLOCK_NETWORKS", 2)
     saved(tmp_path / "raw", *(f"{k}.pt" for k in range(5)))
 
     def interrupt(label: str, total: float) -> Callable[..., None]:
@@ -470,7 +470,7 @@ def test_a_store_is_filled_from_one_source(tmp_path: Path) -> None:
 
 
 def test_what_a_source_gained_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "BLOCK", 4)
+    monkeypatch.setattr(source_module, "BLOCK_NETWORKS", 4)
     ids = [1, 2, 4, 5, 6, 10]
     saved(tmp_path / "raw", *(f"net{k}.pt" for k in ids))
     import_zoo(read_folder(tmp_path / "raw", "net{id}.pt"), tmp_path / "zoo")

@@ -72,7 +72,7 @@ def test_every_network_moves_as_if_alone(
     name: str, are_same: bool, is_fused: bool | None, is_cycled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Blocks smaller than a tensor, and than a network.
-    monkeypatch.setattr(module_of_optimizers, "BLOCK", 5)
+    monkeypatch.setattr(module_of_optimizers, "UPDATED_AT_ONCE", 5)
     settings = settings_for(name, are_same=are_same)
     rates = [Rate(1 / (1 + step), 0.9 - 0.1 * step if is_cycled else None) for step in range(STEPS)]
     expected = alone(name, settings, rates)

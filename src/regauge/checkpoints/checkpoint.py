@@ -32,7 +32,7 @@ from regauge.core.rounding import require_held, round_to
 if TYPE_CHECKING:
     from regauge.checkpoints.formats.changes import Change
 
-PIECE = 1 << 20
+READ_BYTES = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
 POINTER = b"version https://git-lfs"
 """The first bytes of what Git leaves in the place of a large file."""
@@ -84,7 +84,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self._changes: Mapping[str, tuple[Change, ...]] = {}
         self._adapters: tuple[Path, ...] = ()
         self._files: dict[Path, BufferedReader] = {}
-        self._buffer = bytearray(PIECE)
+        self._buffer = bytearray(READ_BYTES)
 
     @classmethod
     def open(cls, path: "str | Path | Checkpoint", *, entry: str | None = None) -> "Checkpoint":
@@ -345,7 +345,7 @@ class Checkpoint(Mapping[str, Tensor]):
         flat, size = result.view(-1), stored.dtype.itemsize
         done = 0
         while done < nbytes:
-            length = min(PIECE, nbytes - done)
+            length = min(READ_BYTES, nbytes - done)
             self._fill(stored, start + done, length)
             piece = torch.frombuffer(self._buffer, dtype=stored.dtype, count=length // size)
             flat[done // size : (done + length) // size] = piece

@@ -7,9 +7,9 @@ import yaml
 
 from regauge.checkpoints.plain_files import require_plain
 
-LARGEST = 1 << 20
+LARGEST_FILE = 1 << 20
 """Bytes of a file at most."""
-MOST = 20_000
+MOST_ENTRIES = 20_000
 """Values in a file at most, those behind aliases as often as they are named."""
 REFUSED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
 """The error of PyYAML about a node that is none of YAML's plain values."""
@@ -22,15 +22,17 @@ def compose_yaml(path: Path) -> yaml.Node | None:
         ValueError: It is no YAML, too large, or repeats itself too often.
     """
     require_plain(path)
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"{str(path)!r} has more than {LARGEST:,} bytes; shorten it")
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{str(path)!r} has more than {LARGEST_FILE:,} bytes; shorten it")
     try:
         node: yaml.Node | None = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is no YAML file: {' '.join(str(error).split())}") from error
     try:
-        if node is not None and _count(node, {}) > MOST:
-            raise ValueError(f"{str(path)!r} has more than {MOST:,} entries with those that it repeats; shorten it")
+        if node is not None and _count(node, {}) > MOST_ENTRIES:
+            raise ValueError(
+                f"{str(path)!r} has more than {MOST_ENTRIES:,} entries with those that it repeats; shorten it"
+            )
     except RecursionError as error:
         raise ValueError(f"{str(path)!r} refers to itself without end; write it out") from error
     return node

@@ -26,7 +26,7 @@ from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
 from regauge.training import AdamW, one_thread
 
 NETWORKS = 3
-POINTS = 17
+DEMO_POINTS = 17
 UNITS = 12
 """Units of the first layer that are drawn."""
 
@@ -68,7 +68,7 @@ def study(
     The networks were trained from `seed`, `seed + 1` and so on. They are written to the folder, with the alignment and
     the symmetry; earlier files are replaced. What the report prints, ready for JSON, and what it draws is returned.
     """
-    advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * POINTS + len(networks) + 2)
+    advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * DEMO_POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
     a, b = networks[:2]
     module, example = copy.deepcopy(case.module), (data.test_images[:8],)
@@ -85,7 +85,7 @@ def study(
         return values
 
     ends = {"naive": b, "aligned": result.params}
-    lines = {name: rg.line(a, end, evaluate, points=POINTS) for name, end in ends.items()}
+    lines = {name: rg.line(a, end, evaluate, points=DEMO_POINTS) for name, end in ends.items()}
     numbers = {
         "key": case.key,
         "name": case.name,
@@ -94,7 +94,7 @@ def study(
         "networks": [{"seed": seed + k, **evaluate(params)} for k, params in enumerate(networks)],
         "curves": {"as trained": lines["naive"].table, "aligned": lines["aligned"].table},
         "barriers": {name: curve.barrier for name, curve in lines.items()},
-        "midpoints": {name: curve.table[POINTS // 2] for name, curve in lines.items()},
+        "midpoints": {name: curve.table[DEMO_POINTS // 2] for name, curve in lines.items()},
         "merged": {name: evaluate(params) for name, params in merged.items()},
         "distance": {
             when: distance(a, end, symmetry.buffers)

@@ -15,7 +15,7 @@ RESIDUAL = 0.4
 """Largest part outside of the averages of the parents, as a share of what independent steps to them would leave."""
 NEEDLESS = 0.25
 """A parent without which the average is off by less than this share of an independent step to it is none."""
-FAINT = 0.01
+FAINT_WEIGHT = 0.01
 """Weight up to which a network is no parent."""
 SUM = 1e3
 """The weight of the condition that weights add up to one, relative to distances."""
@@ -89,7 +89,7 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
             fits = {k: _weigh(squares, [one for one in chosen if one != k]) for k in chosen}
             gone = min(chosen, key=lambda k: fits[k].gap)
             place = chosen.index(gone)
-            if fit.weights[place] > FAINT and fits[gone].gap - fit.gap > NEEDLESS * fit.steps[place]:
+            if fit.weights[place] > FAINT_WEIGHT and fits[gone].gap - fit.gap > NEEDLESS * fit.steps[place]:
                 break
             chosen, fit = [one for one in chosen if one != gone], fits[gone]
         if fit.gap > RESIDUAL * fit.steps.sum():

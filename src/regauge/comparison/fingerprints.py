@@ -30,7 +30,7 @@ QUANTILES = 8
 MIXTURES = 4
 """Fixed mixtures of all that a unit has."""
 TINY = torch.finfo(torch.float64).tiny
-FAINT = 0.01
+FAINT_TENSOR = 0.01
 """Tensors whose entries are below this share of the network's root mean square count less."""
 
 Features = Float64[Tensor, "models features"]
@@ -131,7 +131,7 @@ def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Fe
     for name, tensor in tensors.items():
         sites, spread = symmetry.sites.get(name, []), math.sqrt(counts[name])
         orbits = orbits_of_entries(symmetry, name)
-        relative = tensor / _column((norms[name] + FAINT * size * spread).clamp_min(TINY), tensor).to(tensor)
+        relative = tensor / _column((norms[name] + FAINT_TENSOR * size * spread).clamp_min(TINY), tensor).to(tensor)
         share = torch.asinh(norms[name] / (spread * size).clamp_min(TINY)).unsqueeze(1)
         weighted = relative * _weights(f"{name} weights", tensor, orbits)
         found[name] = torch.cat([share, _probe(weighted, name, orbits).double()], 1)

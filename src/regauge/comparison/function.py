@@ -10,7 +10,7 @@ from regauge.connect import line
 from regauge.core.params import Params
 from regauge.core.task import Task
 
-POINTS = 11
+FUNCTION_POINTS = 11
 """Networks on a line, both ends included; one of them is halfway."""
 
 
@@ -27,12 +27,12 @@ def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task:
         "change of outputs": `|f_b - f_a| / |f_a|` over all outputs; "same predictions": how often the largest
         output is the same, where targets are classes; losses, in the unit of the criterion.
     """
-    before, after = line(a, b, task, POINTS), line(*aligned, task, POINTS)
+    before, after = line(a, b, task, FUNCTION_POINTS), line(*aligned, task, FUNCTION_POINTS)
     metrics = [{n: v for n, v in row.items() if n != "t"} for row in (before.table[0], before.table[-1])]
     result = _agreement(a, b, task)
     result |= {f"{name} of {which}": one[name] for name in metrics[0] for which, one in zip("AB", metrics, strict=True)}
     result |= {"barrier as stored": before.barrier, "barrier after alignment": after.barrier}
-    result["loss of the merge"] = after.table[POINTS // 2]["loss"]
+    result["loss of the merge"] = after.table[FUNCTION_POINTS // 2]["loss"]
     return result
 
 

@@ -12,7 +12,7 @@ from regauge.core.params import Params, work_dtype
 from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 
-PIECE = 1 << 26
+COMPARED_BYTES = 1 << 26
 """Bytes of a piece of a tensor that nothing moves along its first axis."""
 
 
@@ -51,7 +51,7 @@ class Pair:
         """Yield the same tensor of both networks in pieces that an element moves one at a time."""
         first = self.first
         shape = first.stored[name].shape if isinstance(first, Checkpoint) else first[name].shape
-        for rows in row_ranges(self.symmetry, name, shape, PIECE):
+        for rows in row_ranges(self.symmetry, name, shape, COMPARED_BYTES):
             yield self.load(name, rows)
 
 

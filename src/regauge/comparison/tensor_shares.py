@@ -12,7 +12,7 @@ from regauge.core.families import average, dot
 from regauge.core.pieces import move_tensor
 from regauge.core.symmetry import Symmetry
 
-CONSTANT = 1e-10
+CONSTANT_TENSOR = 1e-10
 """Below this share of its squares nothing in a tensor tells units apart."""
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Formats in which networks are stored, coarse ones first; files may hold such values in a wider one."""
@@ -103,7 +103,7 @@ class _Sums:
 
     def share_of(self, name: str, shape: Sequence[int]) -> TensorShare:
         """The shares and squared distances of a tensor from the sums over its pieces."""
-        is_constant = self._own <= CONSTANT * self._first or self._others[0] <= CONSTANT * self._second[0]
+        is_constant = self._own <= CONSTANT_TENSOR * self._first or self._others[0] <= CONSTANT_TENSOR * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
         squares = (*self._gaps, self._first)
         formats = (self._formats[0], self._formats[1])

@@ -24,7 +24,7 @@ ALIGNED: Verdict = "aligned to A, or a distant descendant"
 UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
 """The reason where only the order of units corresponds."""
 
-EQUAL = 1e-6
+IDENTICAL = 1e-6
 """Relative distance up to which networks are identical but for rounding, whatever their format."""
 REGAUGED = 1.0
 """Relative distance modulo the group of a moved copy, in units of the coarser format's precision; at least `MOVED`."""
@@ -38,7 +38,7 @@ RELATED = 0.3
 """Share beyond chance that a descendant explains at least, after alignment, and no aligned stranger does."""
 STRANGE = 0.2
 """Share beyond chance that independent networks may explain, because they learned from the same data."""
-FAINT = 0.02
+FAINT_SHARE = 0.02
 """Share beyond chance up to which the order of units decides nothing: no descendant is so far away."""
 EVERYTHING = 0.85
 """A share that strangers explain from which on the explained share is no evidence."""
@@ -96,7 +96,7 @@ def judge(evidence: Evidence) -> tuple[Verdict, str]:
 
 def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
     e = evidence
-    if e.is_equal or e.stored <= EQUAL:
+    if e.is_equal or e.stored <= IDENTICAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
         return _judge_same("identical", how, e)
     tolerance = max(MOVED, REGAUGED * e.precision)
@@ -127,7 +127,7 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
         return ("undecided", large) if order is None else (ALIGNED, f"{large}. {_upper(order)}: {UNKNOWN}")
     if beyond >= RELATED:
         return "descended", f"{explained}: one descends from the other, or both from a third"
-    if order is not None and beyond > FAINT:
+    if order is not None and beyond > FAINT_SHARE:
         return ALIGNED, f"{explained}, which is less than near descendants do. {_upper(order)}: {UNKNOWN}"
     if beyond > STRANGE:
         return "undecided", f"{explained}: more than networks with common data, and less than descendants"
@@ -138,7 +138,7 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
             "unrelated",
             f"{explained}, and the order of units is that of independent networks (p = {e.p_value:.2g})",
         )
-    if beyond > FAINT:
+    if beyond > FAINT_SHARE:
         return "undecided", (
             f"units correspond as stored more than chance does (p = {e.p_value:.2g}), but not for certain, and "
             f"{explained}"

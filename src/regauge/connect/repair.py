@@ -28,7 +28,7 @@ from regauge.core.task import Task, call, evaluating
 
 FAR = 0.05
 """A note is given if the mean of the endpoints is this share of their distance away from the network."""
-CONSTANT = 1e-6
+CONSTANT_UNIT = 1e-6
 """A unit whose standard deviation is below this share of its size counts as constant."""
 
 
@@ -375,7 +375,7 @@ def require_endpoints(
 def _repair_layer(layer: AffineLayer, params: Params, now: RunningMoments, mean: Tensor, std: Tensor) -> Params:
     """The weight and the bias of a layer that bring its units to a mean and a standard deviation."""
     # A unit that is constant has no spread to scale; its factor of one leaves the spread at zero and moves the mean.
-    is_live = now.std > CONSTANT * (now.mean.abs() + std)
+    is_live = now.std > CONSTANT_UNIT * (now.mean.abs() + std)
     factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)
     weight = params[layer.weight]
     shape = [1] * weight.ndim

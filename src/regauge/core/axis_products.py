@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-PIECE = 1 << 18
+MULTIPLIED_AT_ONCE = 1 << 18
 """Values that are multiplied at once, which a cache holds with what becomes of them."""
 LONG_ROW = 8
 """Least number of values behind an axis that is multiplied in place; with fewer it becomes the last axis first."""
@@ -41,8 +41,8 @@ class Kronecker:
         factors, signs = [one.to(tensor) for one in self.factors], self.signs.to(tensor).unsqueeze(-1)
         result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         given, made = tensor.reshape(outer, n, inner), result.view(outer, n, inner)
-        columns = min(inner, max(1, PIECE // n))
-        rows = max(1, PIECE // (n * max(columns, 1)))
+        columns = min(inner, max(1, MULTIPLIED_AT_ONCE // n))
+        rows = max(1, MULTIPLIED_AT_ONCE // (n * max(columns, 1)))
         for i in range(0, outer, rows):
             for j in range(0, inner, columns):
                 piece = given[i : i + rows, :, j : j + columns] * signs

@@ -24,7 +24,7 @@ PATIENCE = 300
 """Sweeps after which matrices that still move are given up."""
 FORECAST = PATIENCE // 5
 """Sweeps after which those are given up that would still move then, at the rate of the last half of the sweeps."""
-LARGEST = 30.0
+LARGEST_LOGARITHM = 30.0
 """The largest logarithm of a factor; beyond it the sum of squares is taken to have no minimum."""
 JOINED = 1 << 20
 """Up to this many values networks are balanced together, as fast as one alone."""
@@ -166,7 +166,7 @@ def balance_but(
     tolerance = max(TOLERANCE.get(tensor.dtype, 1e-7) for tensor in tensors.values())
     matrices = Matrices(symmetry, flat, rigid) if linear else None
     logs = _minimize(scaled, squares, batch, tolerance, matrices)
-    if buffers == "move" and not all(bool((np.abs(found) <= LARGEST).all()) for found in logs):
+    if buffers == "move" and not all(bool((np.abs(found) <= LARGEST_LOGARITHM).all()) for found in logs):
         # Scales of values that are zero or nearly so may have no finite minimum.
         return balance_but(params, symmetry, "keep", rigid)
     filters = normalizers(symmetry) if buffers == "move" else ()

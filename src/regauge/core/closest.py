@@ -16,7 +16,7 @@ from regauge.core.groups import Group, Placement
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 from regauge.core.signs import SignCode
 
-PORTION = 1 << 22
+ENUMERATED_AT_ONCE = 1 << 22
 """Most entries of a cost, times patterns of signs and parities, that are enumerated at once."""
 PULL = 1e-9
 """The pull of rotations to the identity, as a share of the cost's norm; it costs no more than its square."""
@@ -215,7 +215,7 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, 
 def _best_profits(group: Group, cost: Cost) -> Tensor:
     """The best profit over all sign patterns and shifts of each pair alone."""
     like = next(iter(cost.matrices.values()))
-    parts = torch.split(_patterns(group.signs + group.shifts), max(1, PORTION // max(1, like.numel())))
+    parts = torch.split(_patterns(group.signs + group.shifts), max(1, ENUMERATED_AT_ONCE // max(1, like.numel())))
     return reduce(torch.maximum, (_by_shift(group, cost, part.to(like.device))[0].amax(0) for part in parts))
 
 
@@ -223,7 +223,7 @@ def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
     """Best profit over all sign patterns and shifts of each pair, its bits and its shifts `[families, ..., n, m]`."""
     like = next(iter(cost.matrices.values()))
     patterns = _patterns(group.signs + group.shifts)
-    portion = max(1, PORTION // max(1, like.numel()))
+    portion = max(1, ENUMERATED_AT_ONCE // max(1, like.numel()))
     found = [_best_of(group, cost, part.to(like.device)) for part in torch.split(patterns, portion)]
     best, chosen, steps = found[0]
     for first, (value, here, k) in zip(range(portion, len(patterns), portion), found[1:], strict=True):

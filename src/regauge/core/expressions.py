@@ -9,9 +9,9 @@ References:
 import re
 from typing import Literal
 
-LONGEST = 2_000
+LONGEST_PATTERN = 2_000
 """Characters of a pattern at most."""
-MOST = 5_000
+MOST_STATES = 5_000
 """States of a pattern at most: repetitions that are counted are written out."""
 KEPT = 10_000
 """Steps that are kept."""
@@ -33,8 +33,10 @@ class Expression:
     """
 
     def __init__(self, text: str) -> None:
-        if len(text) > LONGEST:
-            raise ValueError(f"the pattern {text[:40]!r}... has {len(text)} characters, but {LONGEST} at most are read")
+        if len(text) > LONGEST_PATTERN:
+            raise ValueError(
+                f"the pattern {text[:40]!r}... has {len(text)} characters, but {LONGEST_PATTERN} at most are read"
+            )
         try:
             whole = re.compile(text)
         except (re.error, RecursionError, OverflowError) as error:
@@ -82,7 +84,7 @@ class Expression:
         return frozenset(found)
 
     def _state(self) -> int:
-        if len(self._steps) >= MOST:
+        if len(self._steps) >= MOST_STATES:
             raise ValueError(f"the pattern {self._text[:40]!r} repeats too much; write it shorter")
         self._steps.append([])
         return len(self._steps) - 1

@@ -21,7 +21,7 @@ ZERO = {torch.float64: 1e-13}
 CERTAIN = {torch.float64: 1e-11}
 """Eigenvalues above this share are not zero; 1e-6 for less precision. Between the two shares it is in doubt."""
 
-FAINT = 1e-100
+FAINT_ENTRY = 1e-100
 """Entries of a Gram matrix below this share of the largest one are zero."""
 
 Gram = Float64[Tensor, "*lead n n"]
@@ -86,7 +86,7 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
 
 def _flushed(gram: Gram) -> Gram:
     """A Gram matrix without entries so small that LAPACK's eigenvalues do not converge: null spaces shrink forever."""
-    return torch.where(gram.abs() > FAINT * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
+    return torch.where(gram.abs() > FAINT_ENTRY * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
 
 
 def _root(gram: Gram, zero: float, certain: float) -> Gram | None:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from regauge.core.outputs import Outputs, SelectedOutputs
 from regauge.core.params import Params
 
-TOLERANCE = 1e-9
+PROBE_TOLERANCE = 1e-9
 """Largest relative error of a model that computes in float64."""
 TOLERANCE_SINGLE = 1e-5
 """Largest relative error of a model that rounds to float32 inside, whatever its parameters' dtype."""
@@ -71,7 +71,7 @@ def exact_probe(
     """A probe that computes as exactly as the model can, and the relative error that its rounding allows."""
     try:
         probe = Probe(module, inputs, kwargs, outputs)
-        return probe, TOLERANCE_SINGLE if probe.rounds() else TOLERANCE
+        return probe, TOLERANCE_SINGLE if probe.rounds() else PROBE_TOLERANCE
     except RuntimeError:
         # Some models make float32 tensors of their own and cannot run in float64.
         return Probe(module, inputs, kwargs, outputs, dtype=torch.float32), TOLERANCE_FLOAT32

@@ -23,7 +23,7 @@ from torch import Tensor
 Library = Literal["blas", "onednn"]
 VARIABLE = "REGAUGE_PRODUCTS"
 """The environment variable that names a library."""
-LARGE = 2**21
+LARGE_PRODUCT = 2**21
 """Multiplications of one product from which on oneDNN's overhead of some microseconds pays."""
 
 _chosen: Library | None = None
@@ -127,7 +127,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bias: `[outputs]`.
     """
     given = (x, weight) if bias is None else (x, weight, bias)
-    is_large = x.numel() * len(weight) >= LARGE
+    is_large = x.numel() * len(weight) >= LARGE_PRODUCT
     if not is_large or not all(map(_is_plain, given)) or _is_rewritten() or library() != "onednn":
         return torch.nn.functional.linear(x, weight, bias)
     made: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_for_onednn(a: Tensor, b: Tensor) -> bool:
-    is_large = a.ndim == b.ndim and a.ndim in (2, 3) and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE
+    is_large = a.ndim == b.ndim and a.ndim in (2, 3) and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE_PRODUCT
     return is_large and all(_is_plain(t) and not t.requires_grad for t in (a, b)) and library() == "onednn"
 
 

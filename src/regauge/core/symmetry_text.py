@@ -84,9 +84,9 @@ def _shorten(items: list[str], limit: int = 4) -> str:
 
 FORMAT = "regauge.symmetry"
 VERSION = 1
-LARGEST = 1_000_000
+LARGEST_EXPONENT = 1_000_000
 """An exponent at most."""
-LONGEST = 1 << 24
+LONGEST_SHARED_AXIS = 1 << 24
 """Indices of an axis on which several groups are compared index by index."""
 
 
@@ -116,9 +116,9 @@ def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
             require_fields({**vars(group), "placements": ()}, Group, f"group {group.name!r}")
             if not group.name:
                 raise ValueError("a group has an empty name")
-            if any(not 0 <= count <= LARGEST for count in (group.scales, group.signs, group.shifts)):
+            if any(not 0 <= count <= LARGEST_EXPONENT for count in (group.scales, group.signs, group.shifts)):
                 raise ValueError(f"group {group.name!r} has a number of families that is none")
-            if not group.placements and group.size > LARGEST:
+            if not group.placements and group.size > LARGEST_EXPONENT:
                 raise ValueError(f"group {group.name!r} has {group.size} units and acts on nothing")
             for place in group.placements:
                 require_fields(vars(place), Placement, f"a placement of group {group.name!r}")
@@ -144,7 +144,7 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
             f"group {group.name!r} has more units than axis {place.axis} of {place.parameter!r} has places"
         )
     exponents = (*place.scale, *place.sign, *place.parity, *place.shift)
-    if any(not abs(one) <= LARGEST for one in exponents):
+    if any(not abs(one) <= LARGEST_EXPONENT for one in exponents):
         raise ValueError(f"group {group.name!r} has an exponent on {place.parameter!r} that is no reasonable number")
 
 
@@ -179,7 +179,7 @@ def overlapping(
         shape = shapes[parameter]
         spans = sorted(_span(*one) for one in several)
         are_apart = all(end < start for (_, end), (start, _) in pairwise(spans)) and spans[-1][1] < shape[axis]
-        if len(several) > 1 and not are_apart and shape[axis] > LONGEST:
+        if len(several) > 1 and not are_apart and shape[axis] > LONGEST_SHARED_AXIS:
             raise ValueError(f"several groups share axis {axis} of {parameter!r}, which is too long to compare them")
         found = [covered(*one, shape) for one in several] if len(several) > 1 and not are_apart else []
         for (one, (positions, _)), (other, (there, units)) in permutations(zip(several, found, strict=False), 2):

@@ -8,7 +8,7 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-LARGEST = 1 << 1023
+LARGEST_INTEGER = 1 << 1023
 """Integers from here on may have no floating-point number."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """A character of a JSON text that may be half of one."""
@@ -69,7 +69,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if is_dataclass(hint) and isinstance(value, tuple):
         return len(value) == len(get_type_hints(hint)) and all(map(_fits, value, get_type_hints(hint).values()))
     if hint is float:
-        return type(value) is float or (type(value) is int and abs(value) < LARGEST)
+        return type(value) is float or (type(value) is int and abs(value) < LARGEST_INTEGER)
     if hint is Any:
         return True
     return type(value) is hint

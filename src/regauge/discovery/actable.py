@@ -16,11 +16,11 @@ from regauge.core.probe import relative_change
 from regauge.core.symmetry import Symmetry
 from regauge.core.symmetry_text import overlapping
 
-LARGE = 1 << 20
+LARGE_PARAMETER = 1 << 20
 """Parameters with more entries are tried axis by axis."""
 LARGEST_MATRIX = 1024
 """Larger matrices are not drawn, which would take longer than all the rest: they act as the identity."""
-TOLERANCE = 1e-8
+RETURN_TOLERANCE = 1e-8
 """Largest relative error, in float64, of a tensor that is moved and moved back."""
 
 
@@ -99,7 +99,7 @@ class _Part:
             after = symmetry.act(algebra.inverse(element), moved)[self.parameter]
         except (ValueError, IndexError, RuntimeError) as error:
             return str(error).splitlines()[0]
-        is_same = relative_change([before], [after]) <= TOLERANCE
+        is_same = relative_change([before], [after]) <= RETURN_TOLERANCE
         return None if is_same else f"an element and its inverse change {self.parameter!r}"
 
 
@@ -124,7 +124,7 @@ def _parts(symmetry: Symmetry) -> Iterator[_Part]:
 
     for parameter, local in places.items():
         shape = symmetry.shapes[parameter]
-        if math.prod(shape) <= LARGE:
+        if math.prod(shape) <= LARGE_PARAMETER:
             yield part(parameter, shape, local)
             continue
         for axis in sorted({p.axis for found in local.values() for p in found}):

@@ -30,7 +30,7 @@ from regauge.discovery.region import Region
 from regauge.discovery.slots import SlotPlace, Slots
 from regauge.discovery.trace import Program
 
-TOLERANCE = 1e-9
+ANGLE_TOLERANCE = 1e-9
 """Largest relative change of what the operators return, in float64."""
 
 
@@ -131,8 +131,8 @@ class _Trial:
             alone = region.ends(_move(only_first, region.params, generator))
             # A turn at one place alone must show: an end that nothing changes would let every pair pass.
             is_finite = all(bool(t.isfinite().all()) for t in before)
-            is_free = is_finite and relative_change(before, after) <= TOLERANCE
-            self.known[like] = is_free and relative_change(before, alone) > 1000 * TOLERANCE
+            is_free = is_finite and relative_change(before, after) <= ANGLE_TOLERANCE
+            self.known[like] = is_free and relative_change(before, alone) > 1000 * ANGLE_TOLERANCE
         return self.known[like]
 
 

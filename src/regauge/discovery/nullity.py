@@ -18,7 +18,7 @@ from regauge.core.rotations import zero_sum_basis
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.discover import discover
 
-LIMIT = 1500
+MOST_PARAMETERS = 1500
 """Largest number of parameters for which the Jacobian is built."""
 PER_INPUT = 24
 """Output values that are differentiated for one draw of the inputs."""
@@ -119,9 +119,9 @@ def nullity(
     params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
     names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
     total = sum(params[name].numel() for name in names)
-    if not 0 < total <= LIMIT:
+    if not 0 < total <= MOST_PARAMETERS:
         raise ValueError(
-            f"the module has {total} parameters and buffer values; nullity needs between 1 and {LIMIT}: "
+            f"the module has {total} parameters and buffer values; nullity needs between 1 and {MOST_PARAMETERS}: "
             "give a smaller configuration of the same architecture"
         )
     jacobian = _jacobian(probe, params, names, generator, int(1.5 * total) + 64)

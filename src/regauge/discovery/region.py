@@ -14,7 +14,7 @@ from regauge.discovery.interpret import Pass
 from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.trace import Program
 
-LARGEST = 1 << 26
+LARGEST_TRIED = 1 << 26
 """Parameters with more entries are not tried, unless a linear layer reads them: its inputs are then few."""
 FEW = 3
 """Inputs of a linear layer when its outputs are all that counts."""
@@ -84,8 +84,8 @@ class Region:
                 shape = (shape[0], FEW)
                 few = (*x.meta["val"].shape[:-1], FEW)
                 self._given[x] = torch.randn(few, generator=generator, dtype=torch.float64)
-            if torch.Size(shape).numel() > LARGEST:
-                raise UndecidedError(f"it has more than {LARGEST} entries")
+            if torch.Size(shape).numel() > LARGEST_TRIED:
+                raise UndecidedError(f"it has more than {LARGEST_TRIED} entries")
             self.params[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
         for node in [*self._inside, *self._ends]:
             for source in node.all_input_nodes:

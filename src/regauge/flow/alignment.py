@@ -10,7 +10,7 @@ from regauge.core.element import PARTS
 from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 
-AT_ONCE = 512
+ALIGNED_AT_ONCE = 512
 """Networks that are aligned at a time."""
 
 
@@ -23,8 +23,8 @@ def sort_points(space: Space, points: Points) -> Points:
     kept = {"scale"} if space.representation.scales != "keep" else {"scale", "linear"}
     parts = tuple(part for part in PARTS if part not in kept)
     made = torch.empty_like(points)
-    for start in range(0, len(points), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
+    for start in range(0, len(points), ALIGNED_AT_ONCE):
+        part = slice(start, start + ALIGNED_AT_ONCE)
         made[part] = space.collect(canonicalize(space.arrange(points[part]), space.symmetry, parts=parts)).to(points)
     return made
 
@@ -48,8 +48,8 @@ def align_points(space: Space, reference: Tensor, points: Points) -> Points:
 def move_near(space: Space, reference: Tensor, points: Points) -> Points:
     """Points moved along their orbits, as near to a reference as weight matching brings them from where they are."""
     made = torch.empty_like(points)
-    for start in range(0, len(points), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
+    for start in range(0, len(points), ALIGNED_AT_ONCE):
+        part = slice(start, start + ALIGNED_AT_ONCE)
         if reference.ndim == 1:
             anchor = {name: tensor[0] for name, tensor in space.arrange(reference.unsqueeze(0)).items()}
         else:

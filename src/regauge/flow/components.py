@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.flow.manifold import Manifold, Points, Sphere
-from regauge.flow.moments import MOST, Moments, count_share, size_by_tensor
+from regauge.flow.moments import MOST_COVARIANCES, Moments, count_share, size_by_tensor
 from regauge.flow.space import Space
 
 
@@ -129,17 +129,17 @@ def find_classes(space: Space) -> list[Tensor]:
     """The coordinates of each tensor, `[classes, members]`: permutations exchange the members of a class.
 
     Members in the same place of two classes belong to the same units. A tensor whose classes are of several sizes, or
-    are more than `MOST`, has each coordinate as a class of its own, or all as members of one.
+    are more than `MOST_COVARIANCES`, has each coordinate as a class of its own, or all as members of one.
     """
     found = []
     for number in range(int(space.tensors.max()) + 1):
         places = (space.tensors == number).nonzero()[:, 0]
         places = places[torch.argsort(space.order[places])]
         _, numbers, counts = torch.unique(space.exchanged[places], return_inverse=True, return_counts=True)
-        if len(counts.unique()) == 1 and len(counts) <= MOST:
+        if len(counts.unique()) == 1 and len(counts) <= MOST_COVARIANCES:
             found.append(places[torch.argsort(numbers, stable=True)].reshape(len(counts), -1))
         else:
-            found.append(places.unsqueeze(0) if len(places) > MOST else places.unsqueeze(1))
+            found.append(places.unsqueeze(0) if len(places) > MOST_COVARIANCES else places.unsqueeze(1))
     return found
 
 

@@ -27,7 +27,7 @@ from regauge.flow.velocity import Velocity
 from regauge.learn.course import Trained
 from regauge.storage.architecture import Architecture
 
-AT_ONCE = 256
+SAMPLED_AT_ONCE = 256
 """Networks that are sampled at a time."""
 
 
@@ -141,8 +141,8 @@ class Flow:
         number = self._number(label)
         x0 = self.prior.sample(count, generator) if start is None else self.space.enter(start)
         made = [
-            self._carry(x0[k : k + AT_ONCE], steps, solver, noise, guidance, number, generator)
-            for k in range(0, count, AT_ONCE)
+            self._carry(x0[k : k + SAMPLED_AT_ONCE], steps, solver, noise, guidance, number, generator)
+            for k in range(0, count, SAMPLED_AT_ONCE)
         ]
         return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
@@ -187,8 +187,8 @@ class Flow:
             chance = torch.Generator().manual_seed(0) if generator is None else generator
             signs = 2 * torch.randint(0, 2, (probes, x.shape[1]), generator=chance, dtype=torch.int8) - 1
         found = []
-        for k in range(0, len(x), AT_ONCE):
-            x0, change = integrate_density(self.space, field, x[k : k + AT_ONCE], steps=steps, probes=signs)
+        for k in range(0, len(x), SAMPLED_AT_ONCE):
+            x0, change = integrate_density(self.space, field, x[k : k + SAMPLED_AT_ONCE], steps=steps, probes=signs)
             found.append(self.prior.log_density(x0) + change)
         return torch.cat(found)
 

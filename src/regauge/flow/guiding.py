@@ -65,7 +65,7 @@ def descend(loss: BatchLoss, params: Mapping[str, Tensor], *, steps: int, rate: 
     """Networks after plain gradient steps, each on its own loss."""
     learned = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
     gradient = differentiate(lambda moved, _: loss({**params, **moved}))
-    program = PlainProgram(gradient, learned, SGD(rate))
+    program: PlainProgram[None] = PlainProgram(gradient, learned, SGD(rate))
     for _ in take_steps(program, itertools.repeat(None), steps=steps):
         pass
     return {**params, **program.params()}

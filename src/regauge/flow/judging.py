@@ -21,9 +21,9 @@ from regauge.flow.space import Space
 
 BINS = 15
 """Bins of the calibration error."""
-AT_ONCE = 64
+RUN_AT_ONCE = 64
 """Networks that are run at a time."""
-LARGE = 2000
+MANY_COORDINATES = 2000
 """Coordinates beyond which the axes of the map are those of fewer networks."""
 KNOWN = 500
 """Most training networks whose wrong answers are looked at."""
@@ -135,7 +135,9 @@ def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, flo
     """Networks in the plane of the training networks' largest variance, and the share of it that the plane shows."""
     train = points["train"].double()
     middle = train.mean(0)
-    values, axes = torch.linalg.eigh(torch.cov(train.T)) if train.shape[1] <= LARGE else _first_axes(train - middle)
+    values, axes = (
+        torch.linalg.eigh(torch.cov(train.T)) if train.shape[1] <= MANY_COORDINATES else _first_axes(train - middle)
+    )
     total = float((train - middle).square().sum() / (len(train) - 1))
     names = {"train": "training", "held_out": "held-out", "samples": "generated"}
     found = {}
@@ -166,7 +168,7 @@ def _predictions(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor,
     for inputs, targets in evaluate.batches:
         if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
             return None
-        run = torch.func.vmap(evaluate.run, in_dims=(0, None), chunk_size=AT_ONCE)
+        run = torch.func.vmap(evaluate.run, in_dims=(0, None), chunk_size=RUN_AT_ONCE)
         outputs = run(dict(params), inputs)
         if outputs.ndim != 3:
             return None
@@ -223,7 +225,9 @@ def _metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Ten
     """Loss and accuracy of each network."""
     if isinstance(evaluate, Task):
         count = count_models(params)
-        parts = [evaluate.evaluate_each(select(params, slice(k, k + AT_ONCE))) for k in range(0, count, AT_ONCE)]
+        parts = [
+            evaluate.evaluate_each(select(params, slice(k, k + RUN_AT_ONCE))) for k in range(0, count, RUN_AT_ONCE)
+        ]
         metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return metrics["loss"], metrics.get("accuracy")
     each = [evaluate(select(params, k)) for k in range(count_models(params))]

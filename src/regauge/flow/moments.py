@@ -14,7 +14,7 @@ SMALLEST = 1e-3
 """Least deviation of a coordinate, as a share of the root mean square deviation of its tensor."""
 JITTER = 1e-4
 """Variance that is added to that of values with unit variance, so that covariances have a root."""
-MOST = 5000
+MOST_COVARIANCES = 5000
 """Values whose covariances are kept at most."""
 
 
@@ -57,15 +57,15 @@ def find_factor(points: Points, space: Manifold, deviation: Float[Tensor, " valu
     """The lower triangular root of the covariances of Euclidean coordinates.
 
     Raises:
-        ValueError: There are more than `MOST` values, whose covariances would fill the memory, or no more networks than
-            values, which do not determine them.
+        ValueError: There are more than `MOST_COVARIANCES` values, whose covariances would fill the memory, or no more
+            networks than values, which do not determine them.
     """
     flat = points[:, space.flat_start :].double()
     size = flat.shape[1]
-    if size > MOST or len(flat) <= size:
+    if size > MOST_COVARIANCES or len(flat) <= size:
         raise ValueError(
-            f"{size} values have more covariances than can be kept (of {MOST} at most), or than {len(flat)} training "
-            "networks determine; choose another prior"
+            f"{size} values have more covariances than can be kept (of {MOST_COVARIANCES} at most), or than "
+            f"{len(flat)} training networks determine; choose another prior"
         )
     unit = deviation[space.flat_start :]
     standard = (flat - flat.mean(0)) / unit

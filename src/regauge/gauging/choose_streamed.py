@@ -20,7 +20,7 @@ from regauge.gauging.moves import Move, Uncovered, move_tensor, rotating, uncove
 from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import REPORTED, layer_rows
 
-PIECE = 1 << 23
+STREAMED_BYTES = 1 << 23
 """Bytes, as float32, of the pieces of tensors that need not be moved as a whole."""
 
 
@@ -94,7 +94,7 @@ def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: Laye
 
     def pieces(name: str) -> Iterator[Tensor]:
         shape = checkpoint.stored[name].shape
-        ranges = [row_ranges(move.symmetry, name, shape, PIECE) for move in moves]
+        ranges = [row_ranges(move.symmetry, name, shape, STREAMED_BYTES) for move in moves]
         for rows in next((one for one in ranges if one == [None]), ranges[0]):
             tensor = checkpoint.read(name, rows=rows)
             require_finite({name: tensor}, checkpoint.label, moves[0].symmetry.structure)

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import PIECE, Checkpoint
+from regauge.checkpoints.checkpoint import READ_BYTES, Checkpoint
 from regauge.checkpoints.names.converted import Converted
 
 
@@ -192,7 +192,7 @@ class Retokenized(Checkpoint):
         wanted = self._rows if rows is None else self._rows[rows[0] : rows[1]]
         stored = self.stored[name]
         result = torch.zeros((len(wanted), *stored.shape[1:]), dtype=dtype)
-        most = max(1, PIECE * len(self._rows) // max(1, stored.nbytes))
+        most = max(1, READ_BYTES * len(self._rows) // max(1, stored.nbytes))
         for first, end, there in _runs(wanted, most):
             result[there] = self.source.read(name, rows=(first, end), dtype=dtype)
         return result

@@ -17,7 +17,7 @@ from regauge.training import AdamW, DescentConfig, OneCycle, Optimizer, Schedule
 from regauge.training.descent import training_mode
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
-PORTION = 16
+ENCODED_AT_ONCE = 16
 """Networks that are encoded at once."""
 
 
@@ -109,7 +109,7 @@ class Embedding:
             )
         with torch.no_grad():
             many = rows.reshape(-1, *rows.shape[-2:]).to(self.encoder.last.weight)
-            found = torch.cat([self.encoder(part) for part in torch.split(many, PORTION)])
+            found = torch.cat([self.encoder(part) for part in torch.split(many, ENCODED_AT_ONCE)])
         return found.reshape(*rows.shape[:-2], -1)
 
     def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> float:

@@ -25,7 +25,7 @@ from regauge.training.descent import Minimum
 from regauge.training.threads import one_thread
 from regauge.zoo import Examples, PopulationConfig, train
 
-BLOCK = 1 << 19
+BLOCK_VALUES = 1 << 19
 """Values of one layer in a block: 2 MB."""
 LEAST = 64
 """Rows of a block at least."""
@@ -182,7 +182,7 @@ class Gradient:
         self.activation = ACTIVATIONS["sin" if inr.kind == "siren" else "relu"]
         self.loss = loss
         self.layers = range(len(inr.widths) - 1)
-        self.rows = max(LEAST, BLOCK // inr.width)
+        self.rows = max(LEAST, BLOCK_VALUES // inr.width)
         self.values = like.new_empty(inr.depth, self.rows, inr.width)
         self.slopes = None if inr.kind == "relu" else torch.empty_like(self.values)
         self.deltas = like.new_empty(2, self.rows, inr.width)

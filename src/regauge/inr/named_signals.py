@@ -26,7 +26,7 @@ from regauge.inr.rendering.mesh import (
 from regauge.inr.representation import Inr
 
 IMAGE_FORMATS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-POINTS = 2048
+MESH_POINTS = 2048
 """Points of a mesh that distances are to where they are to points; the number of paper 003."""
 SURFACE = 100_000
 """Points of a mesh around which queries are drawn where distances are to the mesh."""
@@ -69,7 +69,7 @@ class ShapeSignal:
             if self.to == "mesh":
                 raise ValueError("there are only points, to which distances can be; leave out :mesh, or give a mesh")
             return CloudField(self.vertices)
-        count = SURFACE if is_to_mesh else POINTS
+        count = SURFACE if is_to_mesh else MESH_POINTS
         surface = sample_surface(self.vertices, self.faces, count, generator=generator)
         return MeshField(self.vertices, self.faces, surface) if is_to_mesh else CloudField(surface)
 

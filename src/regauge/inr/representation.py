@@ -27,7 +27,7 @@ FORMAT = "regauge.inr"
 VERSION = 1
 OMEGA = 30.0
 """Frequency of the sines unless another is given."""
-LIMIT = 0.1
+DISTANCE_LIMIT = 0.1
 """Distance beyond which a field is constant unless another is given; shapes lie in the unit ball."""
 
 Kind = Literal["siren", "relu"]
@@ -90,7 +90,7 @@ class Inr:
         if self.kind == "siren" and self.omega is None:
             object.__setattr__(self, "omega", OMEGA)
         if self.is_distance and self.limit is None:
-            object.__setattr__(self, "limit", LIMIT)
+            object.__setattr__(self, "limit", DISTANCE_LIMIT)
         if self.pixels is not None:
             object.__setattr__(self, "pixels", tuple(self.pixels))
         _require(self.kind == "siren", "omega", self.omega, f"a {self.kind} network")

@@ -27,7 +27,7 @@ from regauge.weightspace.metanet import Metanet
 
 KIND = "regauge autoencoder"
 VERSION = "1"
-AT_ONCE = 256
+DECODED_AT_ONCE = 256
 """Vectors that are decoded at a time."""
 
 
@@ -108,7 +108,7 @@ class Autoencoder:
         """
         if not bool(torch.isfinite(latents).all()):
             raise ValueError("some latent vectors hold NaN or Inf; no network belongs to them")
-        blocks = [self.decoder(part.double()) for part in torch.split(latents, AT_ONCE)]
+        blocks = [self.decoder(part.double()) for part in torch.split(latents, DECODED_AT_ONCE)]
         made = {name: torch.cat([block[name] for block in blocks]).to(latents.dtype) for name in blocks[0]}
         for name, tensor in self.rest.items():
             made[name] = tensor.to(latents.dtype if tensor.is_floating_point() else tensor.dtype).expand(

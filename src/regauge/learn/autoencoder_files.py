@@ -17,7 +17,7 @@ from regauge.weightspace.metanet import Metanet
 
 COLUMNS = {"network": "", "id": "", "step": ""}
 """Columns of a table of networks, empty for a checkpoint, which has no id and no step."""
-AT_ONCE = 512
+NETWORKS_OF_A_SHARD = 512
 """Networks that are decoded into one shard."""
 
 
@@ -73,8 +73,8 @@ def decode_store(autoencoder: Autoencoder, source: str | Path, output: str | Pat
         raise FileExistsError(f"{str(output)!r} exists; name a new folder")
     target = Store.create(output, architecture, symmetry, about={"kind": "decoded", "from": str(source)})
     dtypes = {spec.name: spec.dtype for spec in architecture.layout}
-    for start in range(0, len(rows), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
+    for start in range(0, len(rows), NETWORKS_OF_A_SHARD):
+        part = slice(start, start + NETWORKS_OF_A_SHARD)
         made = autoencoder.decode(latents[part])
         target.append({name: round_to(tensor, dtypes[name], name) for name, tensor in made.items()}, rows[part])
     return target

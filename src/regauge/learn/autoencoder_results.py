@@ -16,7 +16,7 @@ from regauge.weightspace.metanet import Metanet
 
 SHOWN = 10
 """Networks whose outputs are compared with those of their decoded networks."""
-POINTS = 3000
+SHOWN_POINTS = 3000
 """Outputs and latent vectors at most."""
 
 
@@ -67,7 +67,7 @@ def autoencoder_results(
 def _map(autoencoder: Autoencoder, collection: Collection, color: str | None) -> dict[str, Any]:
     """Latent vectors of test networks in the plane of their largest variance, and the column that colors them."""
     assert autoencoder.tested is not None
-    chosen = autoencoder.tested[:POINTS]
+    chosen = autoencoder.tested[:SHOWN_POINTS]
     latents = autoencoder.encode(collection.read(chosen)).double()
     centered = latents - latents.mean(0)
     _, sizes, axes = torch.linalg.svd(centered, full_matrices=False)
@@ -94,6 +94,6 @@ def _outputs(
         originals, decoded = (one.reshape(len(chosen), *grid, -1).round(decimals=4).tolist() for one in outputs)
         return {"pictures": {"originals": originals, "decoded": decoded}, "outputs": None}
     flat = [one.flatten() for one in outputs]
-    places = torch.linspace(0, len(flat[0]) - 1, min(POINTS, len(flat[0]))).long()
+    places = torch.linspace(0, len(flat[0]) - 1, min(SHOWN_POINTS, len(flat[0]))).long()
     originals, decoded = (one[places].tolist() for one in flat)
     return {"pictures": None, "outputs": {"originals": originals, "decoded": decoded}}

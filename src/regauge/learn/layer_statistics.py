@@ -15,7 +15,7 @@ from regauge.weightspace.canonical_frame import CanonicalFrame
 from regauge.weightspace.layout.compile import compile_layout
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-BLOCK = 512
+MEASURED_AT_ONCE = 512
 """Networks whose statistics are computed at a time."""
 ITERATIONS = 200
 
@@ -55,7 +55,7 @@ def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.fl
 
 def read_statistics(read: Callable[[NDArray[np.int64]], Params], indices: NDArray[np.int64]) -> NDArray[np.float32]:
     """`layer_statistics` of the networks with these numbers, a moderate number at a time."""
-    blocks = [indices[k : k + BLOCK] for k in range(0, len(indices), BLOCK)]
+    blocks = [indices[k : k + MEASURED_AT_ONCE] for k in range(0, len(indices), MEASURED_AT_ONCE)]
     return np.concatenate([layer_statistics(read(block)) for block in blocks])
 
 

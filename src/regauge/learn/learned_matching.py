@@ -32,7 +32,7 @@ TIES = 1e-4
 """Share of the parameters where vectors decide alone: for what they leave open, such as shifts and matrices."""
 COMPLETING = 3
 """Most sweeps that settle this."""
-AT_ONCE = 64
+MATCHED_AT_ONCE = 64
 """Networks that the net reads at a time."""
 
 
@@ -156,7 +156,9 @@ class LearnedMatching(Method):
         if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)
             return {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in one.items()}
-        parts = (to_net(select(params, slice(k, k + AT_ONCE)), self.net) for k in range(0, count, AT_ONCE))
+        parts = (
+            to_net(select(params, slice(k, k + MATCHED_AT_ONCE)), self.net) for k in range(0, count, MATCHED_AT_ONCE)
+        )
         read = [read_vectors(self.net, part, placed) for part in parts]
         device = next(iter(params.values())).device
         return {name: torch.cat([part[name] for part in read]).to(device) for name in read[0]}

@@ -19,7 +19,7 @@ from regauge.storage.store.rows import STANDARD, split
 
 Indices = NDArray[np.int64]
 Parts = dict[str, Indices]
-AT_ONCE = 256
+READ_AT_ONCE = 256
 """Networks that are read at a time where nothing is trained."""
 SPLIT = "split"
 """The column in which a store says itself which networks are for testing."""
@@ -33,8 +33,8 @@ def read_blocks(collection: Collection, indices: Indices) -> Iterator[tuple[Indi
     layouts = collection.layout_of(indices)
     for layout in np.unique(layouts):
         places = np.flatnonzero(layouts == layout)
-        for start in range(0, len(places), AT_ONCE):
-            block = places[start : start + AT_ONCE]
+        for start in range(0, len(places), READ_AT_ONCE):
+            block = places[start : start + READ_AT_ONCE]
             yield block, collection.read(indices[block])
 
 

@@ -42,7 +42,7 @@ SHARES = tuple(k / 20 for k in range(21))
 """Shares that outputs at probes may have in the mean with weights."""
 HIDDEN = 512
 """Width of the net that reads outputs at probes."""
-TINY = 1e-3
+LEAST_SECONDS = 1e-3
 """Seconds for the net that reads weights, where the one that reads probes took all."""
 Stage = Literal["whole", "probes", "weights"]
 """The part that is trained: the net, its reader of probes, or its reader of weights while the probes stay."""
@@ -137,7 +137,7 @@ class PredictorFitting(Fitting[Predictor]):
         resumed = len(before)
         for number in range(resumed, len(stages)):
             is_last, spent = number == len(stages) - 1, sum(part["history"][-1]["seconds"] for part in before)
-            left = config.seconds and (max(config.seconds - spent, TINY) if is_last else config.seconds / 2)
+            left = config.seconds and (max(config.seconds - spent, LEAST_SECONDS) if is_last else config.seconds / 2)
             part = replace(self, stage=stages[number])
             with part.freeze():
                 trained = train(

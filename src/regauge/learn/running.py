@@ -14,7 +14,7 @@ from regauge.core.task import Task, arguments
 from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
-AT_ONCE = 16
+CHAINS_AT_ONCE = 16
 """Networks of a chain whose hidden values lie in a processor's cache together."""
 Judge = Callable[[Tensor, slice], Tensor]
 """Function from outputs of some networks, `[models, examples, ...]`, and their numbers, to losses `[models]`."""
@@ -30,7 +30,7 @@ class Runner:
         """The outputs of every network, `[models, examples, ...]`; differentiable."""
         chain = self._chain_for(params, inputs)
         if chain is not None and not torch.is_grad_enabled():
-            parts = [slice(start, start + AT_ONCE) for start in range(0, count_models(params), AT_ONCE)]
+            parts = [slice(start, start + CHAINS_AT_ONCE) for start in range(0, count_models(params), CHAINS_AT_ONCE)]
             return torch.cat([chain.outputs(_own(chain, params, part), inputs.unsqueeze(0)) for part in parts])
         try:
             with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention are not batched over networks
@@ -76,8 +76,8 @@ class _Chained(torch.autograd.Function):
         wants = any(ctx.needs_input_grad)
         whole = dict(zip(_names(chain), tensors, strict=True))
         losses, gradients = [], [torch.empty_like(t) for t in tensors] if wants else []
-        for start in range(0, len(tensors[0]), AT_ONCE):
-            part = slice(start, start + AT_ONCE)
+        for start in range(0, len(tensors[0]), CHAINS_AT_ONCE):
+            part = slice(start, start + CHAINS_AT_ONCE)
             params = _own(chain, whole, part)
             if not wants:
                 losses.append(judge(chain.outputs(params, inputs.unsqueeze(0)), part))

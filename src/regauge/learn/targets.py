@@ -18,7 +18,7 @@ from regauge.learn.learn_configs import Kind
 
 FEW = 5
 """Whole numbers are classes if each occurs so often on average."""
-MOST = 1000
+MOST_CLASSES = 1000
 """Most classes that are found by themselves."""
 FURTHEST = 1e-4
 """Fractions that are predicted of all networks stay so far from 0 and 1, where logits are infinite."""
@@ -165,7 +165,7 @@ def _kind_of(values: NDArray[Any]) -> Kind:
         return "numbers"
     if values.dtype.kind in "iu":
         distinct = len(np.unique(values))
-        return "classes" if distinct <= min(MOST, len(values) / FEW) else "numbers"
+        return "classes" if distinct <= min(MOST_CLASSES, len(values) / FEW) else "numbers"
     return "classes"
 
 

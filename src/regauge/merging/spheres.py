@@ -12,9 +12,9 @@ from regauge.merging.rule import Rule, Target, weighted_sum
 
 PARALLEL = 1e-6
 """Below this sine of their angle two tensors are parallel, and below this length a mean of directions is none."""
-PORTION = 1 << 17
+SPHERE_ENTRIES_AT_ONCE = 1 << 17
 """Entries of which inner products are computed at once."""
-TOLERANCE = 1e-9
+SPHERE_TOLERANCE = 1e-9
 """A mean of directions has been reached when a step is shorter than that, in radians, or than rounding."""
 
 
@@ -145,7 +145,7 @@ class KarcherMean(Rule):
             for one, share in zip(directions, shares, strict=True):
                 _add_log(move, mean, one, share, tangent)
             angle = length(move)
-            if angle < max(TOLERANCE, 4 * torch.finfo(mean.dtype).eps):
+            if angle < max(SPHERE_TOLERANCE, 4 * torch.finfo(mean.dtype).eps):
                 break
             mean.mul_(math.cos(angle)).add_(move, alpha=math.sin(angle) / angle)
             mean /= length(mean)
@@ -159,7 +159,7 @@ def length(tensor: Tensor) -> float:
 
 def _inner(a: Tensor, b: Tensor) -> float:
     """The inner product of all entries in float64, in portions, so that no copies are as large as the tensors."""
-    portions = zip(*(torch.split(tensor.flatten(), PORTION) for tensor in (a, b)), strict=True)
+    portions = zip(*(torch.split(tensor.flatten(), SPHERE_ENTRIES_AT_ONCE) for tensor in (a, b)), strict=True)
     return sum(float(torch.dot(x.double(), y.double())) for x, y in portions)
 
 

@@ -11,7 +11,7 @@ from regauge.core.act import Site
 from regauge.core.groups import Group
 from regauge.pruning.network import Network
 
-EQUAL = 1e-12
+EQUAL_ENTRIES = 1e-12
 """Largest difference of equal entries, relative to the largest entry of a unit."""
 
 
@@ -46,7 +46,7 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
     found = []
     for before, here in pairwise(order):
         root = first.get(before, before)
-        same = float((rows[here] - rows[root]).abs().max()) <= EQUAL * float(size[root])
+        same = float((rows[here] - rows[root]).abs().max()) <= EQUAL_ENTRIES * float(size[root])
         if not same or left[here] // group.size != left[root] // group.size or not float(size[root]):
             continue
         first[here] = root

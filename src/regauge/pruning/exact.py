@@ -17,7 +17,7 @@ from regauge.discovery.activations import Activations
 from regauge.pruning.duplicates import find_duplicates
 from regauge.pruning.network import Network
 
-CONSTANT = 1e-9
+CONSTANT_VARIATION = 1e-9
 """Largest variation of a constant unit, relative to the values of the layer."""
 DRAWS = 8
 """Random values of the rest of the network for which a constant unit must be constant."""
@@ -154,10 +154,10 @@ def _constants(network: Network, silent: Mapping[str, Tensor]) -> list[Removal]:
         read = [[_ranges(network.found, group, name, both) for both in runs] for name in places]
         is_constant = units.clone()
         for one in (one for every in read for one in every):
-            is_constant &= one.high - one.low <= CONSTANT * one.size
+            is_constant &= one.high - one.low <= CONSTANT_VARIATION * one.size
         for unit in is_constant.nonzero().flatten().tolist():
             means = [(float(now.low[unit] + now.high[unit]) / 2, now.size) for now, *_ in read]
-            values = tuple(0.0 if abs(mean) <= CONSTANT * size else mean for mean, size in means)
+            values = tuple(0.0 if abs(mean) <= CONSTANT_VARIATION * size else mean for mean, size in means)
             found.append(Removal(group, unit, "constant" if any(values) else "dead", values=values))
     return found
 

@@ -21,7 +21,7 @@ from regauge.pruning.resized_module import Accept, new_sizes
 Path_: TypeAlias = tuple[str | int, ...]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 CONFIG = "config.json"
-MOST = 400
+MOST_CONFIGURATIONS = 400
 """Configurations that are tried for one set of sizes."""
 
 
@@ -99,7 +99,7 @@ class PrunedConfigs:
         sizes, seen = new_sizes(changed, self._symmetry, after), set[str]()
         waiting = [(self._wrong(self._start, wanted) or set(), self._start)]
         least, is_found = waiting[0][0], False
-        while waiting and len(seen) < MOST:
+        while waiting and len(seen) < MOST_CONFIGURATIONS:
             wrong, config = waiting.pop()
             if not wrong:
                 is_found = True

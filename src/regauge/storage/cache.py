@@ -20,7 +20,7 @@ from regauge.checkpoints.writing import save_text
 
 VARIABLE = "REGAUGE_CACHE"
 """Environment variable with the folder of the cache; that of the operating system if not set."""
-LIMIT = 256_000_000
+CACHE_BYTES = 256_000_000
 """Bytes of the entries of one kind; the oldest make room."""
 ENTRY = re.compile(r"[0-9a-f]{64}\.txt")
 """Names of entries; other files in the folder are of somebody else."""
@@ -68,7 +68,7 @@ def _make_room(newest: Path) -> None:
                 entries.append((status.st_mtime, path, status.st_size))
     total = newest.stat().st_size + sum(size for _, _, size in entries)
     for _, path, size in sorted(entries):
-        if total <= LIMIT:
+        if total <= CACHE_BYTES:
             break
         path.unlink(missing_ok=True)
         total -= size

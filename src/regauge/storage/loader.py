@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from regauge.core.element import FIELD_OF_PART, Element, Value, require_parts
-from regauge.core.moving.moved_values import LARGEST
+from regauge.core.moving.moved_values import LARGEST_PLACE
 from regauge.core.moving.random_draws import Source
 from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.params import Params, select
@@ -21,7 +21,7 @@ from regauge.storage.collection import Collection, Networks, tensors_of
 from regauge.storage.statistics import Statistics
 from regauge.storage.store.rows import Indices
 
-AT_ONCE = 1 << 20
+LOADED_VALUES_AT_ONCE = 1 << 20
 """Values of the batches that are read and moved together, which saves small networks most of the time."""
 SHARING = 8
 """Most batches that share their random elements: element k moves network k of each of them."""
@@ -236,7 +236,7 @@ class Loader(IterableDataset[Batch]):
     def _most(self, layout: int) -> int:
         """The number of batches of a layout that are read together."""
         values = sum(spec.size for spec in tensors_of(self.collection.members[self.collection.first(layout)]))
-        return max(1, AT_ONCE // max(1, values * self.batch))
+        return max(1, LOADED_VALUES_AT_ONCE // max(1, values * self.batch))
 
     def _sharing(self, layout: int) -> int:
         """The number of batches of a layout that share their random elements."""
@@ -268,7 +268,7 @@ class Loader(IterableDataset[Batch]):
         if layout not in self._moves:
             symmetry = self.collection.symmetry(layout).bind(params)
             has_matrices = "linear" in self.augment and any(group.matrix != "none" for group in symmetry.groups)
-            is_large = sum(params[name][0].numel() for name in symmetry.sites) > LARGEST
+            is_large = sum(params[name][0].numel() for name in symmetry.sites) > LARGEST_PLACE
             self._moves[layout] = symmetry if has_matrices or is_large else RandomMoves(symmetry, self.augment)
         moves = self._moves[layout]
         if isinstance(moves, RandomMoves):

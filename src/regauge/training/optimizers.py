@@ -16,10 +16,10 @@ from regauge.core.params import Params
 from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
-BLOCK = 131_072
+UPDATED_AT_ONCE = 131_072
 """Values that are updated at a time, so that they stay in the cache between the operations of an update."""
 
-LARGE = 32_768
+LARGE_NETWORK = 32_768
 """Networks with at least as many values are updated one by one, by torch's fused kernel, if their settings differ."""
 
 
@@ -226,7 +226,7 @@ def stack_optimizer(
     """
     if is_fused is None:
         size = sum(param[0].numel() for param in params)
-        is_fused = size >= LARGE or all(len(set(values)) == 1 for values in settings.values())
+        is_fused = size >= LARGE_NETWORK or all(len(set(values)) == 1 for values in settings.values())
     return (Fused if is_fused else BlockedUpdates)(method, params, settings)
 
 
@@ -303,8 +303,8 @@ class BlockedUpdates:
         self.blocks: list[ParameterBlock] = []
         for k, param in enumerate(params):
             networks, size = len(param), param[0].numel()
-            columns = size if param.is_cuda else min(size, BLOCK)
-            rows = networks if param.is_cuda else max(1, BLOCK // max(1, columns))
+            columns = size if param.is_cuda else min(size, UPDATED_AT_ONCE)
+            rows = networks if param.is_cuda else max(1, UPDATED_AT_ONCE // max(1, columns))
             flat = param.view(networks, -1)
             moments = [tensors[k].view(networks, -1) for tensors in states]
             for row in range(0, networks, rows):

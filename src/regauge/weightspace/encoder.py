@@ -15,7 +15,7 @@ from regauge.weightspace.layout.characters import at_end, has_scale, has_sign
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares
 
-CONSTANT = 1e-5
+CONSTANT_VALUES = 1e-5
 """Values whose deviation is a smaller share of their size are taken for equal: a canonical form may make them so."""
 
 MOMENTS = 6
@@ -229,7 +229,7 @@ class Encoder(nn.Module):
             if not self.values.is_centered:
                 sizes = found.flatten(1).square().mean(1).sqrt()
                 mean, spread = 0.0, float(sizes.median()) or float(sizes.max())
-            is_constant = spread <= CONSTANT * (abs(mean) + spread)
+            is_constant = spread <= CONSTANT_VALUES * (abs(mean) + spread)
             self.mean[k] = 0.0 if is_constant else mean
             self.std[k] = (abs(mean) or 1.0) if is_constant else spread
 

@@ -25,7 +25,7 @@ from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.probes import ProbeEncoder, Probes
 from regauge.weightspace.reader import Reader, multiplied_blocks, require_values, tell_difference
 
-LARGEST = 2**22
+LARGEST_ARRAY = 2**22
 """Numbers of the largest array on a CPU, whose allocators return larger ones to the system after each use."""
 
 
@@ -303,10 +303,10 @@ class Metanet(nn.Module):
         return encoder.answer(population, reader.probed)  # the same for all networks of an orbit
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
-        """A population in groups whose arrays are at most `LARGEST`, where that helps."""
+        """A population in groups whose arrays are at most `LARGEST_ARRAY`, where that helps."""
         count = len(population[layout.parameters[0]])
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
-        size = max(1, LARGEST // (2 * self.settings.width * max(1, pairs)))
+        size = max(1, LARGEST_ARRAY // (2 * self.settings.width * max(1, pairs)))
         is_whole = any(t.device.type != "cpu" or not t.ndim or len(t) != count for t in population.values())
         if is_whole or not self.settings.layer.traits.keeps_pairs:
             return [slice(None)]

@@ -21,7 +21,7 @@ from regauge.weightspace.layout.compile import Layout
 Shares = Mapping[str, Float[Tensor, "models *sizes"]]
 """For each group, along the axes of its set, shares that sum to one over its units within every copy; a group whose
 units all count alike is left out."""
-TINY = 1e-30
+LOGARITHM_FLOOR = 1e-30
 """Takes the place of zero under a logarithm."""
 
 
@@ -74,7 +74,7 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
             order = sorted(kept)
             size = size.permute(0, *(1 + order.index(k) for k in kept))
             totals[label.group] = totals.get(label.group, 0) + size
-    return {name: x / x.sum(-1, keepdim=True).clamp_min(TINY) for name, x in totals.items()}
+    return {name: x / x.sum(-1, keepdim=True).clamp_min(LOGARITHM_FLOOR) for name, x in totals.items()}
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return x
     weights = weights.reshape(*weights.shape, *([1] * (x.ndim - weights.ndim)))
-    return torch.where(weights > 0, x / weights.clamp_min(TINY), torch.zeros_like(x))
+    return torch.where(weights > 0, x / weights.clamp_min(LOGARITHM_FLOOR), torch.zeros_like(x))
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
@@ -139,7 +139,7 @@ def log_weights(axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor | Non
     if not _matter(axes, grid, shares):
         return None
     ones = next(iter(shares.values())).new_ones((1,) * (len(grid.sizes) + 2))
-    return weigh(ones, axes, grid, shares).clamp_min(TINY).log()
+    return weigh(ones, axes, grid, shares).clamp_min(LOGARITHM_FLOOR).log()
 
 
 def _matter(axes: Iterable[int], grid: Grid, shares: Shares) -> bool:

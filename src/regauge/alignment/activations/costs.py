@@ -19,7 +19,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments
 from regauge.discovery.activations import Activations, activations
 
-CONSTANT = 1e-6
+CONSTANT_ACTIVATION = 1e-6
 """A unit whose standard deviation is below this share of its mean counts as constant."""
 
 
@@ -89,7 +89,7 @@ class CrossMoments:
         sums = torch.zeros_like(self.squares).index_add(1, classes, self.squares)
         deviations = (sums / torch.bincount(classes, minlength=len(classes)).clamp(min=1)).sqrt()[:, classes]
         # The variance of a constant unit is not zero but what rounding leaves of its mean.
-        is_live = deviations > CONSTANT * self.count**0.5 * self.means.abs()
+        is_live = deviations > CONSTANT_ACTIVATION * self.count**0.5 * self.means.abs()
         factors = torch.where(is_live, 1 / deviations, 0.0)
         return factors[0].unsqueeze(1) * self.products * factors[1], (factors.square() * self.squares).cpu()
 

@@ -18,7 +18,7 @@ SWEEPS = 100
 """Most rounds over all groups."""
 SETTLED = 1e-5
 """A round that lowers the squared distance by less than this share is the last one."""
-LONGEST = 1.0
+LONGEST_STEP = 1.0
 """Norm of the longest step of the logarithms of a unit's factors, or of the entries of a matrix."""
 FLAT = 1e-11
 """A direction whose curvature is below this share of the largest changes next to nothing, and is left alone."""
@@ -168,20 +168,20 @@ def _sylvester(
 
 
 def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
-    """`right / (curvature + d)` with the smallest d >= 0 that makes it no longer than `LONGEST`; zero where it is flat.
+    """`right / (curvature + d)` with the smallest d >= 0 that makes it no longer than a step; zero where it is flat.
 
     So the directions that little is known of do not hold up the others, as they would if all were shortened alike.
     """
     is_flat = curvature <= FLAT * curvature.amax(-1, keepdim=True)
     right, curvature = torch.where(is_flat, 0.0, right), torch.where(is_flat, 1.0, curvature)
-    if bool(((right / curvature).square().sum(-1) <= LONGEST**2).all()):
+    if bool(((right / curvature).square().sum(-1) <= LONGEST_STEP**2).all()):
         return right / curvature
-    low, high = torch.zeros_like(right[..., :1]), right.norm(dim=-1, keepdim=True) / LONGEST
+    low, high = torch.zeros_like(right[..., :1]), right.norm(dim=-1, keepdim=True) / LONGEST_STEP
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        is_long = (right / (curvature + middle)).square().sum(-1, keepdim=True) > LONGEST**2
+        is_long = (right / (curvature + middle)).square().sum(-1, keepdim=True) > LONGEST_STEP**2
         low, high = torch.where(is_long, middle, low), torch.where(is_long, high, middle)
-    is_short = (right / curvature).square().sum(-1, keepdim=True) <= LONGEST**2
+    is_short = (right / curvature).square().sum(-1, keepdim=True) <= LONGEST_STEP**2
     return right / (curvature + torch.where(is_short, 0.0, high))
 
 

@@ -19,7 +19,7 @@ from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.symmetry import Symmetry
 
-EQUAL = 1e-5
+EQUAL_TENSORS = 1e-5
 """Tensors whose distance is below this share of their norm are equal within rounding; so much is lost in float32."""
 MOVED = 0.25
 """Statistics are those of the first network, moved, if taking these over leaves less than this share of their gap."""
@@ -98,7 +98,7 @@ def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, 
 
 def share_of_rounding(dtypes: Iterable[torch.dtype]) -> float:
     """The share of the norm of a tensor that rounding may change, in the coarsest of some dtypes."""
-    return max(EQUAL, *(2 * torch.finfo(dtype).eps for dtype in dtypes))
+    return max(EQUAL_TENSORS, *(2 * torch.finfo(dtype).eps for dtype in dtypes))
 
 
 def _norms(tensor: Tensor) -> Tensor:

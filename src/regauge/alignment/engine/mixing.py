@@ -20,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 
 MAX_SWEEPS = 20
 """Most sweeps over groups that respond, where none over the mixture follow."""
-TOLERANCE = 1e-11
+LEAST_GAIN = 1e-11
 """A step must gain more than this share of the norms involved."""
 
 
@@ -70,12 +70,12 @@ def match_mixture(
         here = frame.rows(rows) if len(rows) < problem.pairs else frame
         a = {**here.a, **_at(raised, rows)}
         b = {**(here.original() if is_from_original else here.b), **_at(found.b, rows)}
-        ended = climb(found.symmetry, a, b, start=start, max_sweeps=max_sweeps, tolerance=TOLERANCE)
+        ended = climb(found.symmetry, a, b, start=start, max_sweeps=max_sweeps, tolerance=LEAST_GAIN)
         return here.lead_back(ended, is_from_original=is_from_original)
 
     first = None
     if found.a:
-        first = climb(found.symmetry, found.a, found.b, max_sweeps=max_sweeps or MAX_SWEEPS, tolerance=TOLERANCE)
+        first = climb(found.symmetry, found.a, found.b, max_sweeps=max_sweeps or MAX_SWEEPS, tolerance=LEAST_GAIN)
     initial = frame.identity_objective() if frame.a else torch.zeros(problem.pairs, dtype=torch.float64)
     initial = initial + sum(dots(raised[name], found.b[name]) for name in raised)
     start = None if first is None else first.element
@@ -110,7 +110,7 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
     if not names:
         return start
     left, right = ({name: one[name] for name in names} for one in (a, moved))
-    found = climb(fixed, left, right, is_from_barycenter=True, max_sweeps=MAX_SWEEPS, tolerance=TOLERANCE).element
+    found = climb(fixed, left, right, is_from_barycenter=True, max_sweeps=MAX_SWEEPS, tolerance=LEAST_GAIN).element
     whole = Element({n: replace(found[n], perm=blank[n].perm) if n in found else blank[n] for n in blank}, blank.batch)
     return symmetry.compose(whole, start)
 

@@ -18,7 +18,7 @@ from regauge.core.families import Tensors, compared
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 
-AT_ONCE = 512
+NETWORKS_AT_ONCE = 512
 """Networks whose distances from the mean are computed together."""
 
 
@@ -198,7 +198,7 @@ def gather(
 
 def _squares(tensor: Tensor, mean: Tensor) -> float:
     """The sum of squared distances of `[n, ...]` from their mean, in portions."""
-    parts = torch.split(tensor, AT_ONCE)
+    parts = torch.split(tensor, NETWORKS_AT_ONCE)
     return sum(float(torch.linalg.vector_norm(part - mean, dtype=torch.float64)) ** 2 for part in parts)
 
 

@@ -23,7 +23,7 @@ from regauge.relaxed.soft_elements import SoftElement, movable
 from regauge.training import Adam, PlainProgram, descend, differentiate
 from regauge.training.descent import check_steps, cycle
 
-POINTS = (0.25, 0.5, 0.75)
+LINE_POINTS = (0.25, 0.5, 0.75)
 """Points at which the "random" loss is judged, the same for all elements that are compared."""
 
 
@@ -164,7 +164,7 @@ class Sinkhorn(Method):
         def losses(params: Params) -> Tensor:
             assert task is not None
             pairs = [(select(problem.a, k), select(params, k)) for k in range(problem.pairs)]
-            each = [[task.evaluate_average(interpolate(a, b, t))["loss"] for t in POINTS] for a, b in pairs]
+            each = [[task.evaluate_average(interpolate(a, b, t))["loss"] for t in LINE_POINTS] for a, b in pairs]
             return -torch.tensor(each, dtype=torch.float64).mean(1)
 
         return {"l2": squares, "random": losses}.get(self.loss)

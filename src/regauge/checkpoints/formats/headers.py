@@ -40,7 +40,7 @@ PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PROVENANCE = "regauge"
 """The string that says where a file comes from; it is not copied to files that are made of it."""
-LARGEST = 100_000_000
+LARGEST_HEADER = 100_000_000
 """Bytes of a header at most; the limit of safetensors itself."""
 BUFFER = 16384
 """Bytes that are read at once: most headers are shorter."""
@@ -86,7 +86,7 @@ def read_header(file: Path) -> Header:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
         start = 8 + length
-        if not 2 <= length <= min(LARGEST, size - 8):
+        if not 2 <= length <= min(LARGEST_HEADER, size - 8):
             raise ValueError("its header is cut off")
         text = stream.read(length)
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-LIMIT = 100_000
+MOST_BOXES = 100_000
 """Boxes of one tensor at most: more of them mean that its entries are not re-arranged along axes."""
 
 
@@ -213,8 +213,8 @@ def _limited(boxes: Iterable[Box]) -> Boxes:
     result = []
     for box in boxes:
         result.append(box)
-        if len(result) > LIMIT:
-            raise ValueError(f"entries of {box.source!r} are re-arranged in more than {LIMIT} pieces")
+        if len(result) > MOST_BOXES:
+            raise ValueError(f"entries of {box.source!r} are re-arranged in more than {MOST_BOXES} pieces")
     return tuple(result)
 
 

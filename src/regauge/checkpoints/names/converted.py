@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import PIECE, Checkpoint
+from regauge.checkpoints.checkpoint import READ_BYTES, Checkpoint
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
 from regauge.checkpoints.formats.state_dicts import shorten
@@ -114,5 +114,5 @@ def ranges_of(stored: StoredTensor) -> list[tuple[int, int] | None]:
     if not stored.nbytes:
         return [None]
     size = stored.shape[0] if stored.shape else 1
-    rows = max(1, PIECE * size // stored.nbytes)
+    rows = max(1, READ_BYTES * size // stored.nbytes)
     return [None] if rows >= size else [(first, min(first + rows, size)) for first in range(0, size, rows)]

@@ -11,7 +11,7 @@ from regauge.checkpoints.formats.location import ADAPTER_CONFIG
 from regauge.checkpoints.outputs.replacing import OURS
 from regauge.checkpoints.plain_files import leads_out
 
-LARGE = 100_000_000
+LARGE_FILE = 100_000_000
 """Bytes of a file from which on it is left."""
 
 
@@ -71,4 +71,4 @@ def _goes_along(path: Path) -> bool:
     """Whether a file is small and holds no values, of another network or a training; whether all of a folder do so."""
     if path.is_dir():
         return not path.is_symlink() and all(_goes_along(inner) for inner in path.iterdir())
-    return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE
+    return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE_FILE

@@ -29,7 +29,7 @@ IN_FOLDER = "regauge.json"
 """The provenance of a checkpoint that is a folder."""
 DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
 """Endings of the files of a folder that say what its weights are, or how its tokens are read."""
-BLOCK = 1 << 20
+HASHED_AT_ONCE = 1 << 20
 """Bytes that are hashed at once."""
 
 LOG = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ def hash_file(path: Path, advance: Advance = no_advance) -> str:
     if stamp not in _KNOWN:
         digest = hashlib.sha256()
         with path.open("rb") as stream:
-            while block := stream.read(BLOCK):
+            while block := stream.read(HASHED_AT_ONCE):
                 digest.update(block)
                 advance(len(block))
         _KNOWN[stamp] = digest.hexdigest()

@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.core.moving.moved_tensors import MovedTensor
 from regauge.core.moving.random_draws import Drawn, ElementRun, portions
 
-AT_ONCE = 1 << 17
+ROW_VALUES_AT_ONCE = 1 << 17
 """Values that are moved at once, which a cache holds."""
 LONG = 64
 """Least length of rows that are gathered by network and row; shorter ones are taken from all rows laid end to end."""
@@ -27,7 +27,7 @@ def move_rows(
     shifts: Float[Tensor, "elements shifts"] | None,
 ) -> None:
     """Move one tensor of networks in place, each batch of a share by its elements."""
-    step = min(max(share.elements for share in shares), max(1, AT_ONCE // (tensor.size * tensor.run)))
+    step = min(max(share.elements for share in shares), max(1, ROW_VALUES_AT_ONCE // (tensor.size * tensor.run)))
     unmoved = tensor.unmoved(torch.zeros(step, dtype=torch.int32))
     behind = [1] * (networks.ndim - 1 - len(tensor.shape))
     for share, some, start in portions(shares, step):

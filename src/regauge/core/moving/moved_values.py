@@ -15,9 +15,9 @@ from regauge.core.params import Params
 
 SMALL = 256
 """Tensors of up to so many values that follow one another are moved together, column by column."""
-AT_ONCE = 1 << 19
+VALUES_AT_ONCE = 1 << 19
 """Values that are moved at once: with their places and factors, about what a cache holds."""
-LARGEST = 2**31 - 1
+LARGEST_PLACE = 2**31 - 1
 """Places that 32 bits can count."""
 
 
@@ -146,7 +146,9 @@ class MovedValues:
         memory, total = _Memory.of([params[tensor.name] for tensor in self.tensors]), sum(self._sizes)
         source, stride, runs = memory.values, memory.stride, memory.runs(self._sizes)
         elements = max(share.elements for share in shares)
-        step = -(-elements // -(-elements // max(1, min(AT_ONCE // total, LARGEST // stride))))  # even portions
+        step = -(
+            -elements // -(-elements // max(1, min(VALUES_AT_ONCE // total, LARGEST_PLACE // stride)))
+        )  # even portions
         firsts = torch.arange(step, dtype=torch.int32) * stride
         unmoved = [part.unmoved(firsts, memory.begins[which]) for which, part in self._parts]
         places = torch.empty(step, total, dtype=torch.int32)

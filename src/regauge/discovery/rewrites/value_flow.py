@@ -13,7 +13,7 @@ from regauge.core.params import Params
 from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of
 from regauge.discovery.trace import Program
 
-EQUAL = 1e-12
+EQUAL_CHANGES = 1e-12
 """Known changes that differ by less than this share of the largest one are equal: they differ by rounding."""
 MOVES = VIEWS | PIECES | {"expand", "cat", "stack", "index_select", "roll", "flip", "repeat", "getitem", "index"}
 """Operators whose results are entries of their operands."""
@@ -44,7 +44,7 @@ class Change:
             return True
         low, high = self.entries.aminmax(dim=dim)
         size = torch.maximum(-self.entries.min(), self.entries.max())
-        return bool((high - low <= EQUAL * size).all())
+        return bool((high - low <= EQUAL_CHANGES * size).all())
 
     def map(self, move: Callable[[Tensor], Any]) -> Any:
         """The change of the result of an operator that only moves values."""
@@ -65,7 +65,7 @@ def classes_of(rows: Tensor) -> Tensor:
     """A class number for each row: equal rows have equal numbers, and zero means that nothing changes."""
     # Products with one fixed vector without structure tell rows apart, and sort much faster than they do.
     mixed = rows @ torch.arange(1.0, rows.shape[1] + 1, dtype=rows.dtype).square().cos()
-    step = EQUAL * rows.abs().sum(1).max()
+    step = EQUAL_CHANGES * rows.abs().sum(1).max()
     classes = torch.unique((mixed / step).round() if step > 0 else mixed, return_inverse=True)[1]
     return torch.where((rows == 0).all(1), 0, classes + 1)
 
@@ -116,7 +116,7 @@ class ValueFlow:
         if name == "layer_norm":
             gain, bias = (self.constant(argument(node, k, None)) for k in (2, 3))
             is_even = gain is None or bool((gain == gain.flatten()[0]).all())
-            return len(node.args[1]) == 1 and is_even and (bias is None or float(bias.sum().abs()) <= EQUAL)  # type: ignore[arg-type]
+            return len(node.args[1]) == 1 and is_even and (bias is None or float(bias.sum().abs()) <= EQUAL_CHANGES)  # type: ignore[arg-type]
         if name in ("slice", "select", "unsqueeze"):
             ndim = max(len(shape_of(node)), len(shape_of(source)))
             if argument(node, 1, 0) % ndim == ndim - 1:

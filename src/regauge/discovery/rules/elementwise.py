@@ -118,7 +118,13 @@ def clamp(b: Builder, call: Call) -> Value:
     if isinstance(low, Value) or isinstance(high, Value):
         return joint(b, call)
     along: LawOf = law.fixed
-    if getattr(call.x, "is_norm", False) and call.is_divisor and high is None and low is not None and 0 < low <= TINY:
+    if (
+        getattr(call.x, "is_norm", False)
+        and call.is_divisor
+        and high is None
+        and low is not None
+        and 0 < low <= LARGEST_LOWER_BOUND
+    ):
         along = law.positive  # Where the norm is zero so is what is divided; elsewhere the bound is not reached.
     elif (low, high) in ((0, None), (None, 0)):
         along = law.positive
@@ -198,7 +204,7 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
     return b.mul([x, factor], x.shape) if isinstance(x, Value) else x * factor
 
 
-TINY = 1e-6
+LARGEST_LOWER_BOUND = 1e-6
 """A lower bound of norms up to here keeps divisors from being zero, and is reached by none that is not."""
 SIGN = law.entrywise((0, 1), (1, 1))
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))

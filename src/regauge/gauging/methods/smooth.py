@@ -21,7 +21,7 @@ from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_rows
 
-LARGEST = 1e4
+LARGEST_FACTOR = 1e4
 """Ratio of the largest factor to the mean one, at most."""
 
 
@@ -222,4 +222,4 @@ def _logs(sizes: Units) -> Units:
 
 
 def _limit() -> float:
-    return float(torch.tensor(LARGEST).log())
+    return float(torch.tensor(LARGEST_FACTOR).log())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regauge.data.images import pixel_centers
 from regauge.inr.representation import Inr
 
-PORTION = 2**11
+EVALUATED_AT_ONCE = 2**11
 """Points that are evaluated at once: the activations of a layer 128 wide take 1 MB, about a processor's cache."""
 
 
@@ -21,10 +21,12 @@ def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Ten
     points = points.to(like)
     with torch.no_grad():
         if is_many:
-            portions = torch.split(points, max(1, PORTION // len(like)))
+            portions = torch.split(points, max(1, EVALUATED_AT_ONCE // len(like)))
             call = torch.func.vmap(lambda one, x: torch.func.functional_call(module, one, (x,)), in_dims=(0, None))
             return torch.cat([call(dict(params), portion) for portion in portions], 1)
-        return torch.cat([torch.func.functional_call(module, dict(params), (x,)) for x in torch.split(points, PORTION)])
+        return torch.cat(
+            [torch.func.functional_call(module, dict(params), (x,)) for x in torch.split(points, EVALUATED_AT_ONCE)]
+        )
 
 
 def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height: int, width: int) -> Tensor:

@@ -29,7 +29,7 @@ KEYS = (
     "regauge",
 )
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-MOST = 20_000
+MOST_LAYERS = 20_000
 """Layers of a model at most."""
 SHARES = ("density", "gamma", "select_topk")
 """Parameters that are shares of the entries of a tensor."""
@@ -161,8 +161,11 @@ def _recipe(whole: Entry) -> Recipe:
             raise top["modules"].refuse("'modules' is empty; name a stack of layers, such as encoder")
     if base is not None and method.base in ("none", "member"):
         slices = tuple(_with_base(part, base) for part in slices)
-    if sum(one.layers[1] - one.layers[0] for part in slices for one in part.sources if one.layers is not None) > MOST:
-        raise whole.refuse(f"the slices name more than {MOST:,} layers; name fewer")
+    if (
+        sum(one.layers[1] - one.layers[0] for part in slices for one in part.sources if one.layers is not None)
+        > MOST_LAYERS
+    ):
+        raise whole.refuse(f"the slices name more than {MOST_LAYERS:,} layers; name fewer")
     parameters = _parameters(top.get("parameters"), method, name)
     recipe = Recipe(
         path=whole.path,
@@ -256,7 +259,7 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
     layers = None
     if is_slice:
         ends = [one.number for one in found["layer_range"].items]
-        if len(ends) != 2 or not all(end == int(end) for end in ends) or not 0 <= ends[0] < ends[1] <= MOST:
+        if len(ends) != 2 or not all(end == int(end) for end in ends) or not 0 <= ends[0] < ends[1] <= MOST_LAYERS:
             raise found["layer_range"].refuse(
                 f"'layer_range' is {ends}, but must be the first layer and the one after the last, such as [0, 8]"
             )

@@ -16,7 +16,7 @@ FINITE = "is_finite"
 """The column in which a network with NaN or Inf is marked."""
 ALWAYS = ("id", "step", FINITE)
 """Columns of every store, of an empty one too."""
-AT_ONCE = 512
+PIECES_AT_ONCE = 512
 """Pieces that are copied together."""
 
 
@@ -79,8 +79,8 @@ class Listing:
             shards, starts, ends = shards[first], starts[first], ends[np.append(~is_next, True)]
             bounds = [*np.flatnonzero(first).tolist(), len(numbers)]
         pieces = list(zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True))
-        for first_piece in range(0, len(pieces), AT_ONCE):  # as many shards are mapped at a time
-            part = pieces[first_piece : first_piece + AT_ONCE]
+        for first_piece in range(0, len(pieces), PIECES_AT_ONCE):  # as many shards are mapped at a time
+            part = pieces[first_piece : first_piece + PIECES_AT_ONCE]
             content = {k: self.map(self.shards[k]) for k in {k for k, _, _ in part}}
             here = target[bounds[first_piece] * segment.width : bounds[first_piece + len(part)] * segment.width]
             np.concatenate([content[k][start:end] for k, start, end in part], out=here)

@@ -9,6 +9,7 @@ from regauge.core import products
 from regauge.weightspace.features import Features, Odd, others, spread
 from regauge.weightspace.layers.odd_units import OddUnits
 from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits, read_blocks
+from regauge.weightspace.layers.reach import reach
 from regauge.weightspace.layers.trunk import NetworkUpdate, UnitUpdate
 from regauge.weightspace.layout.blocks import Block, End
 from regauge.weightspace.layout.compile import Layout
@@ -80,7 +81,7 @@ class _Layer(nn.Module):
         if plan.has_units:
             self.units = UnitUpdate(plan, hidden)
         self.odd: OddUnits | None = None
-        reaches = [settings.reaches(layout, plan.before) for layout in plan.layouts]
+        reaches = [reach(layout, plan.before, keeps_pairs=settings.traits.keeps_pairs) for layout in plan.layouts]
         if any(signs for found in reaches for signs in found.made.values()):
             self.odd = OddUnits(plan, hidden, reaches, is_pass=settings.is_pass)
         if any(read_blocks(layout, plan.reads) for layout in plan.layouts):

@@ -14,7 +14,7 @@ from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.shares import Shares, average
 
 Pooling = Literal["mean", "max"]
-AT_ONCE = 1 << 17
+LAYER_VALUES_AT_ONCE = 1 << 17
 """Values of the networks that are worked on at once, which a cache holds."""
 
 
@@ -149,7 +149,7 @@ def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, 
 
 def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Split tensors along their first axis, all at the same places, into portions that a cache holds."""
-    step = max(1, AT_ONCE // max(1, tensors[0][:1].numel()))
+    step = max(1, LAYER_VALUES_AT_ONCE // max(1, tensors[0][:1].numel()))
     return zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
 

@@ -15,7 +15,7 @@ from regauge.weightspace.layers.plan import ForEnds, Layer, LayerPlan
 from regauge.weightspace.layers.trunk import PairUpdate, Update
 from regauge.weightspace.layout.blocks import Block, End
 from regauge.weightspace.layout.compile import Layout
-from regauge.weightspace.shares import TINY, Shares, log_weights, weigh
+from regauge.weightspace.shares import LOGARITHM_FLOOR, Shares, log_weights, weigh
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class _Layer(nn.Module):
                 grids = [layout.grids[name] for name in units]
                 weighed = [weigh(x, range(1, x.ndim - 1), g, shares) for x, g in zip(ones, grids, strict=True)]
                 # softmax(logit + log w) is the softmax in which each unit counts w times.
-                logits = logits + torch.cat([x.flatten(1, -2) for x in weighed], 1).clamp_min(TINY).log()
+                logits = logits + torch.cat([x.flatten(1, -2) for x in weighed], 1).clamp_min(LOGARITHM_FLOOR).log()
             yield self.network_heard(tokens.collect(logits.softmax(-2)).flatten(-2))
 
     def _attend(

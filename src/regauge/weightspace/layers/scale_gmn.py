@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regauge.weightspace.features import Features, Odd, order_as, others, spread
 from regauge.weightspace.layers.dense import OddNorm
 from regauge.weightspace.layers.plan import ENDS, Layer, LayerPlan, Traits
-from regauge.weightspace.layers.reach import Message
+from regauge.weightspace.layers.reach import Message, reach
 from regauge.weightspace.layers.remains import PairSizes, Remains, UnitSizes
 from regauge.weightspace.layers.trunk import NetworkUpdate, PairUpdate, UnitUpdate
 from regauge.weightspace.layout.characters import Character, has_scale, is_odd
@@ -88,7 +88,8 @@ class _Layer(nn.Module):
     def __init__(self, settings: ScaleGMN, plan: LayerPlan) -> None:
         super().__init__()
         width, hidden, layouts = plan.width, settings.expansion * plan.width, plan.layouts
-        self.reach = {layout.key: settings.reaches(layout, plan.before) for layout in layouts}
+        keeps = settings.traits.keeps_pairs
+        self.reach = {layout.key: reach(layout, plan.before, keeps_pairs=keeps) for layout in layouts}
         messages = [one for known in self.reach.values() for own in known.messages.values() for one in own]
         known = [one for found in self.reach.values() for own in found.known.values() for one in own]
         made = [one for found in self.reach.values() for own in found.made.values() for one in own]

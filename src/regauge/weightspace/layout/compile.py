@@ -12,7 +12,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layout.blocks import Block, Grid, Label, UnitSet, find_ends, unit_sets
 from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
 from regauge.weightspace.layout.cut import Piece, cut
-from regauge.weightspace.layout.elimination import MOST, Bases, Step, eliminate, fold
+from regauge.weightspace.layout.elimination import MOST_PRODUCTS, Bases, Step, eliminate, fold
 from regauge.weightspace.layout.waves import Turn, Wave, find_period, is_shifted, split
 from regauge.weightspace.layout.writer import Writer
 
@@ -309,7 +309,7 @@ def _build(symmetry: Symmetry, chosen: frozenset[str] | None, readers: frozenset
     contracted, fixed = [], []
     for group in matrices:
         is_wanted = chosen is None or group.name in chosen
-        made = eliminate(group, blocks, most=MOST if chosen is None else None) if is_wanted else None
+        made = eliminate(group, blocks, most=MOST_PRODUCTS if chosen is None else None) if is_wanted else None
         if made is None:
             fixed.append(group.name)
         else:

@@ -15,7 +15,7 @@ from regauge.weightspace.layout.blocks import Block, Label
 Bases = tuple[tuple[int, ...], ...]
 """For each label of a block the labels of the groups that it is repeated within."""
 Known = Mapping[str, tuple[Block, Bases]]
-MOST = 16
+MOST_PRODUCTS = 16
 """Products hold at most this many times the values of what they are made of; otherwise the group stays."""
 
 

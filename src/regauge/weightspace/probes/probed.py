@@ -17,7 +17,7 @@ from regauge.discovery.activations import Activations, IntermediateValues, activ
 from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.probes.readings import Along, ProbeReading, find_examples, find_readings, flatten_outputs, roll
 
-MOST = 2**14
+MOST_OUTPUTS = 2**14
 """Numbers of the outputs of one network that are read singly."""
 
 
@@ -147,7 +147,7 @@ class Probed:
             count = len(next(iter(states.values())))
             each = [one(select(states, k)) for k in range(count)]
             values = {name: torch.stack([made[name] for made in each]) for name in names}
-        numbers = [flatten_outputs(values[name], along, MOST) for name, along in self.outputs]
+        numbers = [flatten_outputs(values[name], along, MOST_OUTPUTS) for name, along in self.outputs]
         return [reading(values[reading.value]) for reading in readings], torch.cat(numbers, 1)
 
     def _states(self, params: Mapping[str, Tensor]) -> Params:

@@ -21,7 +21,7 @@ from regauge.training.chains.vector_chain import Link, links_of
 from regauge.zoo.formats.folder import OMEGA
 from regauge.zoo.formats.matrix_zoos import LAYOUT, METRICS, WEIGHTS, Variable, table_bytes
 from regauge.zoo.formats.modules import MIDDLE, ImageSiren
-from regauge.zoo.formats.zoo_source import BLOCK, ROW
+from regauge.zoo.formats.zoo_source import BLOCK_NETWORKS, ROW
 
 
 def export_safetensors(
@@ -157,8 +157,8 @@ def _create(folder: str | Path) -> Path:
 def _blocks(store: Store, indices: Sequence[int], progress: Progress) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
     """Networks and their rows; a block is done when the next one is asked for."""
     advance = progress("networks", len(indices))
-    for start in range(0, len(indices), BLOCK):
-        part = indices[start : start + BLOCK]
+    for start in range(0, len(indices), BLOCK_NETWORKS):
+        part = indices[start : start + BLOCK_NETWORKS]
         yield store.read(part), store.rows.dicts(part)
         advance(len(part))
 

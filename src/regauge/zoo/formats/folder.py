@@ -25,7 +25,7 @@ DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
 LABEL = ("label",)
 """Entries of a file that are no parameters."""
-LONGEST = 18
+MOST_DIGITS = 18
 """Digits of a number in a name at most; longer ones are texts, since columns hold 64 bits."""
 OMEGA = 30.0
 """Frequency of the published sine networks."""
@@ -127,7 +127,7 @@ def _number(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
 
 def _reader(values: list[str]) -> type:
     if all(re.fullmatch(r"-?\d+", value) for value in values):
-        return int if all(len(value) <= LONGEST for value in values) else str
+        return int if all(len(value) <= MOST_DIGITS for value in values) else str
     return float if all(re.fullmatch(r"-?\d*\.?\d+([eE]-?\d+)?", value) for value in values) else str
 
 

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
-MOST = 1 << 24
+MOST_INPUT_VALUES = 1 << 24
 """Values of an example input at most."""
 MIDDLE = 0.5
 """The middle of the gray values, which `ImageSiren` adds."""
@@ -104,6 +104,6 @@ def _activation(name: str) -> nn.Module:
 
 def examples(*shape: int) -> tuple[Tensor]:
     """Two example inputs of a shape, the same every time; a ValueError where they would fill the memory."""
-    if math.prod(shape) > MOST:
+    if math.prod(shape) > MOST_INPUT_VALUES:
         raise ValueError(f"inputs of shape {shape} are too large to look for a symmetry with")
     return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

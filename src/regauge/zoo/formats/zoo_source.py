@@ -37,9 +37,9 @@ ROW = "row"
 """Entry of a safetensors file's metadata with what is known of its network, as JSON."""
 MACOS = "__MACOSX"
 """Folder that macOS adds to zip files, with a file of its own for each that was packed."""
-LONGEST = 1 << 16
+MOST_ENTRY_VALUES = 1 << 16
 """Most values of an entry that is no parameter."""
-BLOCK = 512
+BLOCK_NETWORKS = 512
 """Networks of a block at most."""
 BLOCK_BYTES = 64 * 2**20
 """Values of a block at most, in bytes."""
@@ -102,7 +102,7 @@ class Tree:
             raise ValueError(f"{label!r} has entries that are no tensors ({strange[:4]}); name them with --beside")
         extras = {key: content[key] for key in beside if key in content}
         for key, value in dense_tensors({k: v for k, v in extras.items() if isinstance(v, Tensor)}, label).items():
-            if value.numel() > LONGEST:
+            if value.numel() > MOST_ENTRY_VALUES:
                 raise ValueError(f"{label!r} has {value.numel()} values as {key!r}, which is no parameter")
             extras[key] = value.tolist()
         return dense_tensors({key: value for key, value in content.items() if key not in beside}, label), known | extras
@@ -269,7 +269,7 @@ def _append(source: Source, store: Store, progress: Progress) -> Store:
     """Read what a store lacks of a population."""
     missing = _missing(source, store)
     advance = progress("networks", sum(missing))
-    size = max(1, min(BLOCK, BLOCK_BYTES // max(1, 4 * source.architecture.size)))
+    size = max(1, min(BLOCK_NETWORKS, BLOCK_BYTES // max(1, 4 * source.architecture.size)))
     for number, start in enumerate(range(0, len(source.rows), size)):
         part = [k for k in range(start, min(start + size, len(source.rows))) if missing[k]]
         if part:

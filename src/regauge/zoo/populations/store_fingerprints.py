@@ -23,7 +23,7 @@ KIND = "fingerprints"
 """The kind of these entries in the user's cache."""
 VERSION = 1
 """The version of the numbers; those of earlier versions are computed anew."""
-BLOCK = 1 << 25
+FINGERPRINTED_BYTES = 1 << 25
 """Bytes of the networks that are measured at once."""
 
 
@@ -101,7 +101,7 @@ def _measure(store: Store, shard: Shard, start: int) -> NDArray[np.float32]:
     """The fingerprints of a shard whose first network has this number."""
     result = np.full((shard.count, SIZE), np.nan, np.float32)
     fine = np.flatnonzero(store.rows["is_finite"][start : start + shard.count])
-    block = max(1, BLOCK // (8 * store.architecture.size))
+    block = max(1, FINGERPRINTED_BYTES // (8 * store.architecture.size))
     for first in range(0, len(fine), block):
         rows = fine[first : first + block]
         params = store.read(start + rows)
