@@ -186,7 +186,7 @@ def test_torch_files_without_a_state_dict(tmp_path: Path) -> None:
 def test_save_refuses(tmp_path: Path) -> None:
     params = {"a": torch.zeros(2)}
     path = save(params, tmp_path / "a.safetensors")
-    with pytest.raises(FileExistsError, match="exists already; choose another name, or give --overwrite"):
+    with pytest.raises(FileExistsError, match="exists already; choose another name, or give `overwrite=True`"):
         save({"a": torch.ones(2)}, path)
     assert torch.equal(load(path)["a"], params["a"])
     save({"a": torch.ones(2)}, path, overwrite=True)

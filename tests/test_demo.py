@@ -11,7 +11,6 @@ import torch
 import regauge as rg
 from regauge.checkpoints.alignments import load_alignment
 from regauge.checkpoints.checkpoint import load
-from regauge.cli.demo import cases
 from regauge.cli.main import main
 from regauge.core.symmetry import Symmetry
 from regauge.data.images import digits
@@ -19,6 +18,7 @@ from regauge.nets.classification import split_batches
 from regauge.report.demo_page import demo_page
 from regauge.report.figures import data_uri, data_uris, permutation_figure, weights_figures
 from regauge.report.line_figures import CHORD, line_figure, path_figure
+from regauge.zoo.demo import cases
 
 SIZES = {"mlp": [24, 24], "cnn": [4, 8, 16]}
 
@@ -150,7 +150,7 @@ def test_a_path_shows_files_chord_barrier_and_accuracy() -> None:
 def test_alignment_removes_the_barrier(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For one of the demo's architectures: training a convolutional one takes three quarters of a minute."""
     monkeypatch.setattr(
-        "regauge.cli.demo.cases", lambda *args, **options: [c for c in cases(*args, **options) if c.key == key]
+        "regauge.zoo.demo.cases", lambda *args, **options: [c for c in cases(*args, **options) if c.key == key]
     )
     main(["demo", "--data", "digits", "--out", str(tmp_path)])
     (model,) = json.loads((tmp_path / "results.json").read_text())["models"]

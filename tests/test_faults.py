@@ -273,7 +273,7 @@ def test_finished_shards_are_kept_and_damaged_ones_written_again(tmp_path: Path)
     ):
         staging.write(_shards(), pieces)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(FileExistsError, match=r"an interrupted run left .*add --resume"):
+    with pytest.raises(FileExistsError, match=r"an interrupted run left .*add `resume=True`"):
         Staging(tmp_path / "out", {"of": 1}, resume=False, overwrite=False)
     with pytest.raises(ValueError, match="had other inputs or settings"):
         Staging(tmp_path / "out", {"of": 2}, resume=True, overwrite=False)

@@ -22,15 +22,15 @@ FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in 
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
-DEEP_IMPORTS = 97  # goal: 60
+DEEP_IMPORTS = 67  # goal: 60
 PUBLIC_NAMES = 480  # goal: 480
-CLI_LINES = 5460  # goal: 5,000
-CLI_FILE_LINES = 420  # goal: 200
+CLI_LINES = 4963  # goal: 5,000
+CLI_FILE_LINES = 266  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15
 RIDDLES = 0
-CODE_LINES = 56047  # goal: 49,000
-WAY_OF_MERGE = 132  # goal: 80
+CODE_LINES = 56101  # goal: 49,000
+WAY_OF_MERGE = 100  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
 """First words of docstrings that do not say what a thing is or does; "The same" is another."""

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -169,3 +170,13 @@ def test_names_of_earlier_versions_lead_where_they_are_now() -> None:
                     getattr(package, old)
     assert count > 90
     assert rg.plane is rg.connect.plane  # type: ignore[attr-defined]
+
+
+def test_names_that_the_changelog_calls_renamed_are_the_same_object() -> None:
+    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*`) \| (`.*`) \|$", text, re.MULTILINE)
+    pairs = [pair for row in rows for pair in zip(*(re.findall(r"`(\w+)\.(\w+)`", side) for side in row), strict=True)]
+    assert len(pairs) >= 9
+    for (package, earlier), (place, now) in pairs:
+        assert getattr(getattr(rg, package), earlier) is getattr(getattr(rg, place), now)
+        assert earlier not in dir(getattr(rg, package))

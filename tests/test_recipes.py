@@ -15,6 +15,7 @@ from regauge.checkpoints.outputs.provenance import hash_file, read_provenance
 from regauge.cli.main import main
 from regauge.hub.layer_stack import LayerStack
 from regauge.merging.assembly import Assembly
+from regauge.merging.recipes.merge_recipe import plan_recipe
 from regauge.merging.recipes.read_recipe import read_recipe
 
 transformers = pytest.importorskip("transformers")
@@ -765,3 +766,18 @@ def test_paths_are_seen_from_the_recipe() -> None:
     Path("deep").mkdir()
     Path("deep/r.yml").write_text((MEAN % "two").replace("one", "../one").replace("two", "../two"))
     assert read_recipe(Path("deep/r.yml")).models == (Path("deep/../one"), Path("deep/../two"))
+
+
+def test_python_merges_as_the_command_does() -> None:
+    text = (
+        "merge_method: ties\nbase_model: ./base\nmodels: [{model: ./one}, {model: ./two}]\nparameters: {weight: 0.5}\n"
+    )
+    expected = merged(text)
+    planned = plan_recipe("recipe.yml", "python")
+    assert not Path("python").exists()
+    assert sum(one.nbytes for one in planned.shards) == sum(tensor.nbytes for tensor in expected.values())
+    result = rg.merging.merge_recipe("recipe.yml", "python")
+    assert all(torch.equal(result.params[name], tensor) for name, tensor in expected.items())
+    origin = read_provenance("python")
+    assert origin is not None
+    assert origin["command"] == "rg.merging.merge_recipe"

@@ -38,9 +38,8 @@ def apply(
         ValueError: The checkpoint does not fit the symmetry of the alignment.
     """
     found = alignment if isinstance(alignment, Alignment) else load_alignment(alignment)
-    path = None if isinstance(alignment, Alignment) else alignment
     ways: Any = {"networks": [checkpoint], "symmetry": found.symmetry, "work": "aligning"}
-    named = {"alignment": path, "checkpoint": checkpoint}
+    named = {"alignment": None if isinstance(alignment, Alignment) else alignment, "checkpoint": checkpoint}
     job = open_call("rg.alignment.apply", {"inverse": inverse}, named, out=out, **ways)
     assert job is not None
     like = job.source.on_meta()

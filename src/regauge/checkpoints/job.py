@@ -104,7 +104,7 @@ class FileJob:
         """The end of a sentence about what cannot be done to streamed networks."""
         return (
             f"needs the networks in memory, which takes {size_text(self.nbytes)}, more than the "
-            f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more --memory"
+            f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more `memory=`"
         )
 
     def require_memory(self, remedy: str = "") -> None:
@@ -112,7 +112,7 @@ class FileJob:
         if not self.fits:
             raise ValueError(
                 f"{self.work} needs all values in memory, in float64, which takes {size_text(self.nbytes)}, more than "
-                f"the {size_text(self.limit.nbytes)} that are allowed: allow more --memory{remedy}"
+                f"the {size_text(self.limit.nbytes)} that are allowed: allow more `memory=`{remedy}"
             )
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":

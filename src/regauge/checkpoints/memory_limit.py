@@ -37,7 +37,7 @@ class MemoryLimit:
             return cls(memory)
         if memory is None:
             if not hasattr(os, "sysconf"):
-                raise ValueError("this system does not report how much memory it has; give the limit with --memory")
+                raise ValueError("this system does not report how much memory it has; give the limit with `memory=`")
             return cls(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
         return cls(read_size(memory, "memory"))
 

@@ -192,7 +192,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
     if path.is_dir():
         raise FileExistsError(f"the output {str(path)!r} is a folder, but a file is written; choose another name")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or give --overwrite")
+        raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or give `overwrite=True`")
     remove_leftovers(path)
 
 

@@ -19,13 +19,12 @@ def output_of(
     page: Callable[[Path], str] | None = None,
 ) -> rg.Output:
     """The output that the options of a command ask for, with the name of the element's file next to it, if any."""
-    written = options.written
     return rg.Output(
         options.output,
         options.overwrite,
         getattr(options, "resume", False),
-        written.dtype,
-        written.shard_size or None,
+        options.written.dtype,
+        options.written.shard_size or None,
         provenance or provenance_of(options, element=element),
         page,
     )
@@ -35,7 +34,6 @@ def open_checkpoints(
     paths: Sequence[Path],
     out: rg.Output,
     *,
-    number: int = 0,
     beside: Callable[[Path], Path] | None = None,
     memory: str | MemoryLimit | None = None,
     work: str = "aligning",
@@ -44,12 +42,12 @@ def open_checkpoints(
 
     Args:
         paths: The checkpoints.
-        out: The output, with the names and the form of the one with this `number`.
+        out: The output, with the names and the form of the first.
         beside: Function from the output to the file that is written next to it.
         memory: The limit on memory.
         work: The work in memory, such as "pruning".
     """
-    job = open_job(paths, number, beside, out=out, memory=memory or None, work=work)
+    job = open_job(paths, 0, beside, out=out, memory=memory or None, work=work)
     assert job is not None
     job.require_output()
     return job

@@ -1,214 +1,27 @@
 """`regauge demo`: train small networks on real digits, align and merge them, and write a report."""
 
-import copy
 import json
-import os
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
-from torch import Tensor, nn
 
 import regauge as rg
-from regauge.checkpoints import Alignment, save_alignment
 from regauge.cli.options import Demo
-from regauge.cli.output import Advance, Progress, show, show_progress, tell
-from regauge.core.interpolation import distance, mean
-from regauge.data import ImageData, digits, mnist
-from regauge.data.images import has_mnist
-from regauge.nets import CNN, ClassifierConfig, initialize, mlp, split_batches, train
+from regauge.cli.output import show, show_progress, tell
 from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
-from regauge.training import AdamW, one_thread
-
-NETWORKS = 3
-DEMO_POINTS = 17
-UNITS = 12
-"""Units of the first layer that are drawn."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One architecture of the demo, with a key for file names, and how it is trained on some of the images.
-
-    `first` is the weight of the first layer, which is drawn.
-    """
-
-    key: str
-    name: str
-    description: str
-    module: nn.Module
-    first: str
-    training: ClassifierConfig
-    examples: int
-
-
-def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> rg.Params:
-    """Train one network; safe to run in several threads."""
-    generator = torch.Generator().manual_seed(seed)
-    module = copy.deepcopy(case.module)  # a module must not run with two sets of parameters at the same time
-    images, labels = data.train_images[: case.examples], data.train_labels[: case.examples]
-    start, label = initialize(module, generator), f"{case.name}: training from seed {seed}"
-
-    def begin(_: str, total: float, /) -> Advance:
-        return progress(label, total)
-
-    return train(module, start, images, labels, case.training, generator=generator, progress=begin)
-
-
-def study(
-    case: Case, networks: Sequence[rg.Params], data: ImageData, seed: int, folder: Path, progress: Progress
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Find and verify the symmetry, align the second network to the first, measure the lines on test images, and merge.
-
-    The networks were trained from `seed`, `seed + 1` and so on. They are written to the folder, with the alignment and
-    the symmetry; earlier files are replaced. What the report prints, ready for JSON, and what it draws is returned.
-    """
-    advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * DEMO_POINTS + len(networks) + 2)
-    generator = torch.Generator().manual_seed(seed)
-    a, b = networks[:2]
-    module, example = copy.deepcopy(case.module), (data.test_images[:8],)
-    module.load_state_dict(a)
-    symmetry = rg.discover(module, example, verify=False)
-
-    result = rg.align(a, b, symmetry)
-    merged = {"naive": mean(networks), "aligned": rg.merge(networks, symmetry).params}
-    judge = rg.Task(case.module, split_batches(data.test_images, data.test_labels))
-
-    def evaluate(params: rg.Params) -> dict[str, float]:
-        values = judge.evaluate(params)
-        advance()
-        return values
-
-    ends = {"naive": b, "aligned": result.params}
-    lines = {name: rg.line(a, end, evaluate, points=DEMO_POINTS) for name, end in ends.items()}
-    numbers = {
-        "key": case.key,
-        "name": case.name,
-        "description": case.description,
-        "parameters": sum(tensor.numel() for tensor in a.values()),
-        "networks": [{"seed": seed + k, **evaluate(params)} for k, params in enumerate(networks)],
-        "curves": {"as trained": lines["naive"].table, "aligned": lines["aligned"].table},
-        "barriers": {name: curve.barrier for name, curve in lines.items()},
-        "midpoints": {name: curve.table[DEMO_POINTS // 2] for name, curve in lines.items()},
-        "merged": {name: evaluate(params) for name, params in merged.items()},
-        "distance": {
-            when: distance(a, end, symmetry.buffers)
-            for when, end in zip(("before", "after"), ends.values(), strict=True)
-        },
-        "units": min(UNITS, len(a[case.first])),
-        "symmetry": describe(symmetry, module, example, generator),
-    }
-    kept = dict(zip("abc", networks, strict=True)) | {"b-aligned": result.params, "merged": merged["aligned"]}
-    for name, params in kept.items():
-        rg.save(params, folder / f"{case.key}-{name}.safetensors", overwrite=True)
-    beside = folder / f"{case.key}-b-aligned.alignment.safetensors"
-    save_alignment(Alignment(symmetry, result.element), beside, overwrite=True)
-    (folder / f"{case.key}-symmetry.json").write_text(symmetry.to_json() + "\n", encoding="utf-8")
-    return numbers, draw(case, a, b, result)
-
-
-def draw(case: Case, a: rg.Params, b: rg.Params, result: rg.alignment.Result[rg.Params]) -> dict[str, Tensor]:
-    """Tensors to draw: permutations, and incoming weights of the units of A's first layer with the largest norm."""
-    drawn = {f"{case.key}/perm/{name}": value.perm for name, value in result.element.items() if value.perm is not None}
-    chosen = a[case.first].flatten(1).norm(dim=1).argsort(descending=True)[:UNITS]
-    for label, params in {"a": a, "before": b, "after": result.params}.items():
-        weights = params[case.first][chosen].flatten(1)
-        side = int(weights.shape[1] ** 0.5)
-        drawn[f"{case.key}/units/{label}"] = weights.reshape(-1, side, side)
-    return drawn
-
-
-def describe(
-    symmetry: rg.Symmetry, module: nn.Module, example: tuple[Tensor, ...], generator: torch.Generator
-) -> dict[str, Any]:
-    """Describe the symmetry for the report, and verify it."""
-    check = symmetry.verify(module, example, generator=generator)
-    groups = [
-        {
-            "name": group.name,
-            "kind": group.kind,
-            "size": group.size,
-            "places": list(dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)),
-        }
-        for group in symmetry.groups
-    ]
-    text = str(check)
-    return {
-        "groups": groups,
-        "log10_order": symmetry.log10_order,
-        "dimension": symmetry.dimension,
-        "check": text[0].upper() + text[1:],
-        "is_verified": check.ok,
-    }
 
 
 def run(options: Demo) -> None:
     """Train, align, merge, write the folder and print the table."""
-    began = time.perf_counter()
-    data = mnist() if options.data == "mnist" or (options.data == "auto" and has_mnist()) else digits()
-    options.out.mkdir(parents=True, exist_ok=True)
-    plan = cases(data, is_quick=options.quick)
-    seeds = range(options.seed, options.seed + NETWORKS)
-    with one_thread(), show_progress() as progress:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            waiting = {case.key: [pool.submit(fit, case, data, seed, progress) for seed in seeds] for case in plan}
-        networks = {key: [future.result() for future in futures] for key, futures in waiting.items()}
-        studies = [study(case, networks[case.key], data, options.seed, options.out, progress) for case in plan]
-    results = {
-        "version": rg.__version__,
-        "seed": options.seed,
-        "seconds": time.perf_counter() - began,
-        "data": {"name": data.name, "train": plan[0].examples, "test": len(data.test_labels)},
-        "models": [numbers for numbers, _ in studies],
-    }
-    pictures = {name: tensor for _, drawn in studies for name, tensor in drawn.items()}
+    with show_progress() as progress:
+        results, pictures = rg.zoo.run_demo(
+            options.out, data=options.data, seed=options.seed, quick=options.quick, progress=progress
+        )
     rg.save(pictures, options.out / PICTURES, overwrite=True)
     (options.out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / PAGE).write_text(demo_page(options.out), encoding="utf-8")
     show(summary(results))
     tell(f"report: {options.out / PAGE}")
-
-
-def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
-    """The two architectures, trained in a way that suits the size of the data.
-
-    Wide enough that aligned networks are connected, narrow enough that others are not.
-    """
-    size = data.train_images.shape[-1]
-    is_small = len(data.train_labels) < 10_000
-    hidden, channels, wide = (256, (64, 128), 256) if is_small else (256, (32, 64), 128)
-    examples = len(data.train_labels) if is_small else 15_000
-    epochs, batch = (40, 32) if is_small else (3, 64)
-    if is_quick:
-        hidden, channels, wide, epochs, examples = 24, (4, 8), 16, 2, 1000
-    training = ClassifierConfig(epochs=epochs, batch=batch, optimizer=AdamW(5e-3, weight_decay=0.3))
-    pixels, flat = size * size, channels[1] * (size // 4) ** 2
-    return (
-        Case(
-            key="mlp",
-            name="MLP",
-            description=f"linear layers {pixels}-{hidden}-{hidden}-{data.classes} with ReLU",
-            module=mlp(pixels, hidden, hidden, data.classes),
-            first="layers.0.weight",
-            training=training,
-            examples=examples,
-        ),
-        Case(
-            key="cnn",
-            name="CNN",
-            description=f"two convolutions with {channels[0]} and {channels[1]} channels, then linear layers "
-            f"{flat}-{wide}-{data.classes}, with ReLU",
-            module=CNN(channels, wide, data.classes, image=size),
-            first="conv1.weight",
-            training=training,
-            examples=examples,
-        ),
-    )
 
 
 def summary(results: dict[str, Any]) -> Table:

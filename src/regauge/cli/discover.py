@@ -13,7 +13,8 @@ def run(options: Discover) -> None:
     if options.output is not None:
         require_writable(options.output, overwrite=options.overwrite, suffixes=(".json",))
     values: Values = "never" if options.meta else "if small"
-    model = open_model(options.model, **vars(options.inputs), values=values, verify=not options.skip_verification)
+    verify = not options.skip_verification
+    model = open_model(options.model, **vars(options.inputs), values=values, verify=verify)
     with show_status("building and tracing the model, and verifying what is found"):
         found = model.traced
     tell_notes(found.notes)

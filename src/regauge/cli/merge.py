@@ -1,6 +1,8 @@
 """`regauge merge`: one checkpoint out of many, and a model card with the numbers next to it."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,11 +82,9 @@ def _merge_recipe(options: Merge) -> None:
     assert options.recipe is not None
     provenance = provenance_of(options)
     settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
-    merge = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
     out = output_of(options, replace(provenance, settings=settings))
-    with show_work("merging", is_streamed=True) as progress:
-        made = merge(options.recipe, out, progress=progress, **_setting(options))
-    _tell_assembled(options, made)
+    make = rg.merging.plan_recipe if options.dry_run else rg.merging.merge_recipe
+    _assemble(options, partial(make, options.recipe, out))
 
 
 def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
@@ -92,23 +92,22 @@ def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) 
     if rule.needs_task:
         raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
     ways: dict[str, Any] = {"tokenizer": options.tokenizer, "rule": rule, "weights": weights, "base": options.base}
-    merge = rg.merging.plan_folders if options.dry_run else rg.merging.merge_folders
     out = output_of(options, provenance_of(options))
+    make = rg.merging.plan_folders if options.dry_run else rg.merging.merge_folders
+    _assemble(options, partial(make, options.checkpoints, out, **ways))
+
+
+def _assemble(options: Merge, make: Callable[..., Any]) -> None:
+    """Merge tensor by tensor and tell the record, or tell the plan of it."""
     with show_work("merging", is_streamed=True) as progress:
-        made = merge(options.checkpoints, out, **ways, progress=progress, **_setting(options))
-    _tell_assembled(options, made)
-
-
-def _tell_assembled(options: Merge, made: "rg.merging.MergeResult | rg.merging.Assembled") -> None:
-    """Report a merge that was made tensor by tensor, or the plan of it."""
-    if isinstance(made, rg.merging.MergeResult):
-        tell_merged(made.record, options.output)
-        return
+        made = make(**_setting(options), progress=progress)
+    if not options.dry_run:
+        return tell_merged(made.record, options.output)
     if made.alignment is not None:
         show_plan(made.alignment)
-    size = size_text(sum(one.nbytes for one in made.shards))
+    size, count = size_text(sum(one.nbytes for one in made.shards)), len(made.shards)
     files = [{"file": one.file, "bytes": one.nbytes} for one in made.shards]
-    tell(f"to be written: {len(files)} file{'s' * (len(files) > 1)} of {size}: {options.output}", files=files)
+    tell(f"to be written: {count} file{'s' * (count > 1)} of {size}: {options.output}", files=files)
 
 
 def _setting(options: Merge) -> dict[str, Any]:

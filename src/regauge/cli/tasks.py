@@ -14,7 +14,7 @@ from regauge.cli.line_options import Between, Judging, Line
 from regauge.cli.models import require_model
 from regauge.cli.options import ExampleInputs, Held, UsageError
 from regauge.cli.output import show_status, tell
-from regauge.connect import has_statistics, prepare_statistics
+from regauge.connect import prepare_statistics
 from regauge.core.task import arguments, choose_and_judge
 from regauge.hub import Model, Networks, bring_together, convert, dtype_of, open_checkpoints, open_task
 
@@ -84,7 +84,7 @@ def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task
     data = task_on(options, model, options.data, dtype)
     if options.test is not None:
         return data, task_on(options, model, options.test, dtype)
-    is_elsewhere = isinstance(options, Between) and (options.statistics is not None or not has_statistics(model.module))
+    is_elsewhere = isinstance(options, Between) and (options.statistics is not None or not _has_statistics(data))
     if is_elsewhere and not (isinstance(options, Line) and options.trains_on_data):
         return data, data
     seed = options.seed if isinstance(options, Line) else 0
@@ -114,7 +114,7 @@ def matching_tasks(
         None if text is None else task_on(options, networks.model, text, dtype) for text in (options.data, options.test)
     )
     assert task is not None
-    if not is_matched and not has_statistics(networks.model.module):
+    if not is_matched and not _has_statistics(task):
         return task, test or task
     choosing, judging = choose_and_judge(task, test, generator=torch.Generator().manual_seed(options.seed))
     return prepare_statistics(choosing), prepare_statistics(judging, choosing.batches)
@@ -124,6 +124,11 @@ def _statistics(options: Judging, model: Model) -> rg.Task | None:
     """The data that statistics are recomputed from where the options name others than those of the task."""
     if not isinstance(options, Between) or options.statistics is None:
         return None
-    if not has_statistics(model.module):
+    task = task_on(options, model, options.statistics, dtype_of(model.module.state_dict()))
+    if not _has_statistics(task):
         raise UsageError("--statistics is for models with batch normalization; this one has none: leave it out")
-    return task_on(options, model, options.statistics, dtype_of(model.module.state_dict()))
+    return task
+
+
+def _has_statistics(task: rg.Task) -> bool:
+    return prepare_statistics(task) is not task

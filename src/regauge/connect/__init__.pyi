@@ -12,7 +12,6 @@ from .paths import combine as combine
 from .paths import interpolate as interpolate
 from .plane import Plane as Plane
 from .plane import plane as plane
-from .repair import has_statistics as has_statistics
 from .repair import prepare_statistics as prepare_statistics
 from .repair import repair as repair
 from .repair import reset_batchnorm as reset_batchnorm

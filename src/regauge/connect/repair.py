@@ -404,13 +404,7 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
         task: The task; it is returned as it is if its model has no such statistics.
         batches: Source of the statistics; the batches of the task unless given.
     """
-    if not has_statistics(task.module):
+    if not any(name.endswith("running_mean") for name in task.module.state_dict()):
         return task
     chosen = list(task.batches if batches is None else batches)
     return replace(task, prepare=partial(reset_batchnorm, module=task.module, batches=chosen))
-
-
-@check_arguments
-def has_statistics(module: nn.Module) -> bool:
-    """Whether a module has running statistics of batch normalization."""
-    return any(name.endswith("running_mean") for name in module.state_dict())

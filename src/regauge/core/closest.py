@@ -14,7 +14,6 @@ from regauge.core.classes import forbid_between_classes
 from regauge.core.element import Value
 from regauge.core.groups import Group, Placement
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
-from regauge.core.signs import SignCode
 
 ENUMERATED_AT_ONCE = 1 << 22
 """Most entries of a cost, times patterns of signs and parities, that are enumerated at once."""
@@ -192,10 +191,14 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
     """The largest profit of every pair of units over sign patterns and shifts; a large loss between classes."""
     if group.shifts:
-        return forbid_between_classes(group, _best_profits(group, cost))
-    if not group.signs:
-        return forbid_between_classes(group, cost.matrices[()])
-    return forbid_between_classes(group, SignCode.of(*cost.matrices).best(list(cost.matrices.values())))
+        found = _best_profits(group, cost)
+    elif group.signs:
+        from regauge.core.signs import SignCode
+
+        found = SignCode.of(*cost.matrices).best(list(cost.matrices.values()))
+    else:
+        found = cost.matrices[()]
+    return forbid_between_classes(group, found) if group.classes else found
 
 
 def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, "*lead"]]:
@@ -207,6 +210,8 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, 
         return Value(sign=sign, shift=steps.squeeze(-1).movedim(0, -2).cpu()), best.squeeze(-1).sum(-1).cpu()
     if not group.signs:
         return Value(), cost.matrices[()].squeeze(-1).sum(-1).cpu()
+    from regauge.core.signs import SignCode
+
     code, matrices = SignCode.of(*cost.matrices), list(cost.matrices.values())
     best = code.best(matrices).squeeze(-1).sum(-1).cpu()
     return Value(sign=code.signs(matrices, group.signs).squeeze(-1).movedim(0, -2).cpu()), best

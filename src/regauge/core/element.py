@@ -202,7 +202,8 @@ def random(
 
     def draw(part: str, like: Tensor, group: Group) -> Tensor:
         if part == "permutation":
-            return within_classes(group, torch.rand(like.shape, **source).argsort(-1).cpu())
+            orders = torch.rand(like.shape, **source).argsort(-1).cpu()
+            return within_classes(group, orders) if group.classes else orders
         if part == "sign":
             return (1 - 2 * torch.randint(0, 2, like.shape, **source)).to(torch.int8).cpu()
         if part == "scale":

@@ -44,11 +44,11 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
         return
     kind, largest = str(made.dtype).removeprefix("torch."), torch.finfo(made.dtype).max
     wider = "bfloat16" if largest < torch.finfo(torch.bfloat16).max else "float64"
-    wide = f"a wider dtype (--dtype {wider}; in Python dtype=torch.{wider}, or wider tensors) or "
+    wide = f"a wider dtype (`dtype={wider}`, or wider tensors) or "
     raise ValueError(
         f"{name!r} would hold {lost} values that {kind} cannot hold, which ends at {largest:.3g}; use "
-        f"{'' if made.dtype == torch.float64 else wide}smaller weights; `--scales keep` of align and merge, in Python "
-        'scales="keep", multiplies nothing'
+        f"{'' if made.dtype == torch.float64 else wide}smaller weights; `scales=keep` of "
+        "align and merge multiplies nothing"
     )
 
 

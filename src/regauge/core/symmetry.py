@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core import symmetry_text
-from regauge.core.compiled import CompiledElement, compile_element
 from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
@@ -26,6 +25,9 @@ from regauge.core.probe import Check, away, exact_probe, relative_change
 from regauge.core.remembered import remembered
 from regauge.core.symmetry_text import render
 from regauge.core.typed_json import require_fields
+
+if TYPE_CHECKING:
+    from regauge.core.compiled import CompiledElement
 
 SHOWN = 6
 """Groups that a symmetry names where it is shown on one line."""
@@ -220,7 +222,7 @@ class Symmetry:
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
 
-    def compile(self, element: Element) -> CompiledElement:
+    def compile(self, element: Element) -> "CompiledElement":
         """An element without matrices as one gather over all parameters, for applying it many times.
 
         Raises:
@@ -232,6 +234,8 @@ class Symmetry:
                 f"groups {rotated[:3]} act by matrices, which no gather can do; use `symmetry.act`, or compile the "
                 "symmetry without them"
             )
+        from regauge.core.compiled import compile_element
+
         return compile_element(self.sites, element, self.shapes)
 
     def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params:

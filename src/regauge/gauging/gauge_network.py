@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
@@ -22,7 +22,6 @@ from regauge.gauging.choose_streamed import choose_streamed
 from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem, to_work
 from regauge.gauging.gauge_report import gauge_path, write_gauge
 from regauge.gauging.methods.best_gauge import BestGauge
-from regauge.gauging.methods.chain import Chain
 from regauge.gauging.methods.learned_rotation import LearnedRotation
 from regauge.gauging.methods.spreading_rotations import Rotation
 from regauge.gauging.moves import Move, apply_moves
@@ -103,28 +102,19 @@ def gauge(
         result = _choose(params, symmetry, method, task, test, generator)
         return replace(result, params=apply_moves(result.moves, params))
     source, can_learn = job.source, replace(job, work="learning a gauge by function").fits
-    if source.is_lazy and (not job.fits or (task is not None and _is_meta(task.module))):
+    is_meta = task is not None and any(tensor.is_meta for tensor in task.module.state_dict().values())
+    if source.is_lazy and (is_meta or not job.fits):
         result = _draw(source, symmetry, method, task, generator)
     else:
         job.require_memory(HADAMARD)
-        if any(isinstance(one, LearnedRotation) and one.by == "function" for one in _parts(method)):
+        methods = (method, *(getattr(method, "methods", None) or ()))
+        if any(isinstance(one, LearnedRotation) and one.by == "function" for one in methods):
             replace(job, work="learning a gauge by function").require_memory(HADAMARD)
-        label = source.label
-        result = _choose(source.params, symmetry, method, task, test, generator, label, can_learn=can_learn)
+        result = _choose(source.params, symmetry, method, task, test, generator, source.label, can_learn=can_learn)
     if job.out is None:
         return replace(result, params=apply_moves(result.moves, source.params))
     symmetry = symmetry.bind(source.on_meta())
     return replace(result, params=write_gauge(job, symmetry, method, result, progress))
-
-
-def _parts(method: GaugeMethod) -> tuple[GaugeMethod, ...]:
-    """The methods that a method consists of."""
-    own = method.methods or () if isinstance(method, BestGauge | Chain) else ()
-    return (method, *own)
-
-
-def _is_meta(module: nn.Module) -> bool:
-    return any(tensor.is_meta for tensor in module.state_dict().values())
 
 
 def _draw(

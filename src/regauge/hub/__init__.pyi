@@ -7,7 +7,6 @@ from .networks import Networks as Networks
 from .networks import open_checkpoints as open_checkpoints
 from .networks import open_networks as open_networks
 from .networks import read_symmetry as read_symmetry
-from .tasks import Loss as Loss
 from .tasks import convert as convert
 from .tasks import dtype_of as dtype_of
 from .tasks import example_task as example_task

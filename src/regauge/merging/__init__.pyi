@@ -11,7 +11,6 @@ from .merge_record import card_path as card_path
 from .merge_widths import merge_widths as merge_widths
 from .nearswap import NearSwap as NearSwap
 from .ram import Ram as Ram
-from .recipes.assemble import Assembled as Assembled
 from .recipes.merge_recipe import merge_folders as merge_folders
 from .recipes.merge_recipe import merge_recipe as merge_recipe
 from .recipes.merge_recipe import plan_folders as plan_folders

@@ -1,4 +1,5 @@
 from . import presets as presets
+from .demo import run_demo as run_demo
 from .formats.importer_table import EXPORTERS as EXPORTERS
 from .formats.importer_table import importer as importer
 from .formats.zoo_source import Imported as Imported

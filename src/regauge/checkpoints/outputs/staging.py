@@ -102,8 +102,8 @@ class Staging:
             _require_name(self.out, overwrite=overwrite)
             if is_left and not (resume or overwrite):
                 raise FileExistsError(
-                    f"an interrupted run left {str(self.folder)!r}; add --resume to continue it, or --overwrite to "
-                    "begin anew"
+                    f"an interrupted run left {str(self.folder)!r}; add `resume=True` to continue it, or "
+                    "`overwrite=True` to begin anew"
                 )
             self._begin(resume=resume and is_left)
             require_space(self.out, self._needed())
@@ -122,7 +122,7 @@ class Staging:
             needed = self._needed() or None
             if not is_kept:
                 raise FullDiskError(self.out, needed) from error
-            kept = f"what is done is kept in {str(self.folder)!r}: make room and add --resume"
+            kept = f"what is done is kept in {str(self.folder)!r}: make room and add `resume=True`"
             raise FullDiskError(self.out, needed, kept) from error
 
     def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
@@ -217,7 +217,7 @@ class Staging:
                 changed = sorted(k for k in self._inputs if document["inputs"].get(k) != self._inputs[k])
                 raise ValueError(
                     f"the interrupted run in {str(self.folder)!r} had other inputs or settings ({', '.join(changed)}); "
-                    "give the same, or begin anew with --overwrite and without --resume"
+                    "give the same, or begin anew with `overwrite=True` and without `resume=True`"
                 )
             self._shards = document["shards"]
         else:
@@ -285,7 +285,7 @@ def _require_name(out: Path, *, overwrite: bool) -> None:
         return require_writable(out, overwrite=overwrite)
     require_parent(out)
     if os.path.lexists(out) and not (overwrite and out.is_dir()):
-        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or give --overwrite")
+        raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or give `overwrite=True`")
     if out.exists() and any(out.iterdir()) and not own_files(out):
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
     return None

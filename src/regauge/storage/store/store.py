@@ -166,7 +166,7 @@ class Store:
         if self.symmetry is None:
             raise ValueError(
                 f"the symmetry of the store {str(self.folder)!r} is not known; create it with one, or import it with "
-                "--input-shape"
+                "`input_shape=`"
             )
         return self.symmetry
 

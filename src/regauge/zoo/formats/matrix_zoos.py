@@ -233,7 +233,7 @@ def read_hdf5(
             values.
     """
     if architecture is None:
-        raise ValueError("an HDF5 file does not name the model of its values; give --model and its --settings")
+        raise ValueError("an HDF5 file does not name the model of its values; give `model=` and its `settings=`")
     try:
         h5py: Any = import_module("h5py")
     except ImportError as error:

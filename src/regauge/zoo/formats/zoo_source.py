@@ -99,7 +99,7 @@ class Tree:
             content, known = read_torch_file(io.BytesIO(self.read(name)), label), {}
         strange = [str(key) for key, value in content.items() if key not in beside and not isinstance(value, Tensor)]
         if strange:
-            raise ValueError(f"{label!r} has entries that are no tensors ({strange[:4]}); name them with --beside")
+            raise ValueError(f"{label!r} has entries that are no tensors ({strange[:4]}); name them with `beside=`")
         extras = {key: content[key] for key in beside if key in content}
         for key, value in dense_tensors({k: v for k, v in extras.items() if isinstance(v, Tensor)}, label).items():
             if value.numel() > MOST_ENTRY_VALUES:

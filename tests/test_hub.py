@@ -1,0 +1,109 @@
+"""Models, networks and data by name: what Python opens is what commands open."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import regauge as rg
+from regauge.cli.commands import as_options
+from regauge.cli.main import main
+from regauge.hub import bring_together, open_batches, open_task
+from regauge.nets import mlp
+
+NETS = """
+import torch
+from regauge.nets import mlp
+
+
+def make():
+    return mlp(4, 6, 3), (torch.randn(2, 4),)
+
+
+def bare():
+    return mlp(4, 6, 3)
+
+
+def batches():
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    return [(x, x[:, :3].argmax(1))]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETS)
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        rg.save(mlp(4, 6, 3).state_dict(), f"{name}.safetensors")
+
+
+def test_a_factory_is_built_and_traced_when_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = rg.open_model("nets.py:make")
+    assert model.symmetry == rg.discover(model.module, model.inputs)
+    with torch.no_grad():
+        assert model.module(*model.inputs).shape == (2, 3)
+    assert rg.open_model("missing.py:make").name == "missing.py:make"
+    with pytest.raises(ValueError, match=r"MODEL 'missing.py:make': there is no file"):
+        _ = rg.open_model("missing.py:make").module
+
+
+def test_inputs_are_brought_or_described() -> None:
+    with pytest.raises(ValueError, match=r"gives no example inputs.*`input_shape=2x3x32x32`"):
+        _ = rg.open_model("nets.py:bare").symmetry
+    described = rg.open_model("nets.py:bare", input_shape=["5x4"])
+    assert described.inputs[0].shape == (5, 4)
+    assert described.symmetry.groups == rg.open_model("nets.py:make").symmetry.groups
+
+
+def test_networks_are_opened_under_the_names_of_their_model() -> None:
+    networks = rg.open_networks(["a.safetensors", "b.safetensors"], "nets.py:make")
+    a, b = networks.checkpoints
+    found = rg.align(a, b, networks.symmetry, out="python.safetensors")
+    main(["align", "a.safetensors", "b.safetensors", "--model", "nets.py:make", "-o", "command.safetensors"])
+    written = rg.load("command.safetensors")
+    assert all(torch.equal(found.params[name], tensor) for name, tensor in written.items())
+    with pytest.raises(ValueError, match=r"name the model with `model=`, or give `symmetry=\.\.\.`"):
+        rg.open_networks(["a.safetensors", "b.safetensors"])
+
+
+def test_a_symmetry_alone_is_enough() -> None:
+    symmetry = rg.open_model("nets.py:make").symmetry
+    networks = rg.open_networks(["a.safetensors"], symmetry=symmetry)
+    assert networks.model is None
+    assert networks.symmetry.groups == symmetry.groups
+
+
+def test_data_are_opened_by_name() -> None:
+    model = rg.open_model("nets.py:make", values="always")
+    task = open_task(model, "nets.py:batches")
+    assert task.name == "nets.py:batches"
+    assert set(task.evaluate(rg.load("a.safetensors"))) == {"loss", "accuracy"}
+    with pytest.raises(ValueError, match="`batch=` is 0"):
+        open_batches("nets.py:batches", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("give `overwrite=True`", "give --overwrite"),
+        ("say `tokenizer=union`, or leave `input_shape=` out", "say --tokenizer union, or leave --input-shape out"),
+        ("write `out=OUT` and `dtype=...`", "write --output OUT and --dtype"),
+        ("the name `fc1.weight` stays, and so does x = 3", "the name `fc1.weight` stays, and so does x = 3"),
+    ],
+)
+def test_arguments_are_written_as_options(text: str, typed: str) -> None:
+    assert as_options(text) == typed
+
+
+def test_the_command_line_says_options(refused: Callable[..., str]) -> None:
+    words = ("align", "a.safetensors", "b.safetensors", "-o", "c.safetensors")
+    assert "name the model with --model, or give --symmetry" in refused(*words)
+    assert "for example --input-shape 2x3x32x32" in refused(*words, "--model", "nets.py:bare")
+
+
+def test_files_say_nothing_about_tokens() -> None:
+    opened = [rg.Checkpoint.open(f"{name}.safetensors") for name in "ab"]
+    assert bring_together(opened).networks == tuple(opened)
