@@ -76,7 +76,7 @@ def outputs(params: Params, inr: Inr) -> torch.Tensor:
 def test_fit(
     folder: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], expected: dict[str, object], monkeypatch
 ) -> None:
-    monkeypatch.setattr("regauge.cli.inr.Queries", lambda: Queries(50, 40, 5, 5))
+    monkeypatch.setattr("regauge.inr.signal_fits.Queries", lambda: Queries(50, 40, 5, 5))
     main(["inr", "fit", *args, "-o", "x.safetensors", *SMALL])
     params, inr = load_inr("x.safetensors")
     assert {name: getattr(inr, name) for name in expected} == expected
@@ -88,7 +88,7 @@ def test_fit(
 
 
 def test_a_fit_goes_on(folder: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.cli.inr.Queries", lambda: Queries(50, 40, 5, 5))
+    monkeypatch.setattr("regauge.inr.signal_fits.Queries", lambda: Queries(50, 40, 5, 5))
     main(["inr", "fit", "cloud.npz", "-o", "x.safetensors", *SMALL, "--start", "a.safetensors"])
     (moved, _), (start, _) = load_inr("x.safetensors"), load_inr("a.safetensors")
     assert 0 < (moved["layers.1.weight"] - start["layers.1.weight"]).abs().max() < 4e-4  # three steps of 1e-4

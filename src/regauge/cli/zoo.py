@@ -146,7 +146,9 @@ def config_of(options: ZooTrain) -> zoo.PopulationConfig:
         known = ", ".join(zoo.presets.PRESETS)
         raise UsageError(f"there is no preset {options.config!r}; there are {known}; or write package.module:factory")
     if not isinstance(config, zoo.PopulationConfig):
-        raise UsageError(f"{options.config!r} returned a {type(config).__name__}; it must return a regauge.zoo Config")
+        raise UsageError(
+            f"{options.config!r} returned a {type(config).__name__}; it must return a regauge.zoo PopulationConfig"
+        )
     return replace(
         config,
         count=config.count if options.networks is None else options.networks,
