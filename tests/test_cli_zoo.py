@@ -201,7 +201,7 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
         (["info", "OUT"], "there is no store in"),
         (["import", "RAW", "-o", "OUT", "--template", "{id}.ckpt"], "no file below"),
         (["import", "RAW", "-o", "OUT", "--format", "dwsnets"], "no files of DWSNets"),
-        (["import", "RAW", "-o", "OUT", "--format", "hdf5"], "name the --model and its --settings"),
+        (["import", "RAW", "-o", "OUT", "--format", "hdf5"], "give --model and its --settings"),
         (["import", "RAW", "-o", "OUT", "--format", "dwsnets", "--model", "regauge.nets.mlp:mlp", "--settings",
           '{"widths": [2, 2]}'], "--model is not for networks of the format 'dwsnets'"),
         (["import", "RAW", "-o", "OUT", "--format", "folder", "--dataset", "x"], "--dataset is not for"),

@@ -23,9 +23,9 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge
 from regauge.merging.blend import Blend
-from regauge.merging.means import Average
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
+from regauge.merging.rules.average import Average
 from regauge.merging.settings import Number, Setting, as_weights
 from regauge.merging.table import RULES
 

@@ -1,5 +1,6 @@
 """The base class of merge rules, which make one tensor of the result from the same tensor of all networks."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -172,3 +173,18 @@ def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
     if generator is None:
         raise ValueError(f"{rule} drops entries at random; give a torch.Generator as `generator`")
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+
+
+def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    """Weights that are not normalized, one unless given; a ValueError if they are not as many, or not finite."""
+    given = (1.0,) * count if weights is None else tuple(float(w) for w in weights)
+    if len(given) != count or not all(math.isfinite(w) for w in given):
+        raise ValueError(f"weights are {list(given)} for {count} networks; give one finite weight for each")
+    return given
+
+
+def equal_shares(rule: Rule, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    """Equal shares of networks for a rule that takes no weights; a ValueError where there are some."""
+    if weights is not None:
+        raise ValueError(f"{type(rule).__name__} finds the share of the networks by itself; leave out the weights")
+    return shares_of(None, count)

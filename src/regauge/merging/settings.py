@@ -157,3 +157,8 @@ def _unreadable(text: str) -> str:
 
 def _text(values: Sequence[float]) -> str:
     return ",".join(f"{x!r}".removesuffix(".0") for x in values)
+
+
+def require_scale(scale: Number) -> None:
+    """Raise a ValueError unless a factor of tensors is finite."""
+    require_numbers("scale", scale, math.isfinite, "a factor and must be finite")

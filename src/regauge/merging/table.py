@@ -1,5 +1,6 @@
 """The table of rules, which the command line, recipes, the docs and the tests read. It imports nothing heavy."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
@@ -11,17 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RuleRow:
-    """A row of the table of rules: the module and the class of a rule, and its defaults.
+    """A row of the table of rules: the class of a rule, and its defaults.
 
     Attributes:
-        module: A file in `merging`.
-        name: The name of its class.
+        name: The name of its class, which the file in `merging.rules` has in small letters: KarcherMean, karcher_mean.
         then: For rules that keep a part of each task vector, the class of the rule that combines what is kept.
         defaults: Settings that differ from those of the classes.
         help: Its effect, in a few words.
     """
 
-    module: str
     name: str
     help: str
     then: str | None = None
@@ -30,8 +29,8 @@ class RuleRow:
     @property
     def classes(self) -> "tuple[type[Rule], ...]":
         """The class, and that of the rule that combines what is kept, if that is another one."""
-        names = [(self.module, self.name), *([] if self.then is None else [("vectors", self.then)])]
-        return tuple(getattr(import_module(f"regauge.merging.{module}"), name) for module, name in names)
+        names = [self.name, *([] if self.then is None else [self.then])]
+        return tuple(getattr(import_module(f"regauge.merging.rules.{_file_of(name)}"), name) for name in names)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -65,54 +64,51 @@ class RuleRow:
 
 
 RULES = {
-    "average": RuleRow("means", "Average", "the weighted mean"),
-    "greedy": RuleRow("means", "GreedySoup", "the mean of those that do not raise the loss on DATA"),
-    "sum": RuleRow("means", "WeightedSum", "the sum with the weights as they are"),
-    "passthrough": RuleRow("means", "Passthrough", "one network as it is, or multiplied"),
-    "slerp": RuleRow("spheres", "Slerp", "two networks, or their task vectors, along the arc between them"),
-    "karcher": RuleRow("spheres", "KarcherMean", "the mean of directions and lengths on the sphere"),
-    "multislerp": RuleRow("spheres", "KarcherMean", "the same without iterations", defaults={"steps": 0}),
-    "task-arithmetic": RuleRow("vectors", "TaskArithmetic", "the sum of task vectors"),
-    "ties": RuleRow("vectors", "Ties", "the largest entries of task vectors, the mean of what agrees in sign"),
-    "dare": RuleRow("vectors", "Dare", "task vectors without entries dropped at random, summed", then="TaskArithmetic"),
+    "average": RuleRow("Average", "the weighted mean"),
+    "greedy": RuleRow("GreedySoup", "the mean of those that do not raise the loss on DATA"),
+    "sum": RuleRow("WeightedSum", "the sum with the weights as they are"),
+    "passthrough": RuleRow("Passthrough", "one network as it is, or multiplied"),
+    "slerp": RuleRow("Slerp", "two networks, or their task vectors, along the arc between them"),
+    "karcher": RuleRow("KarcherMean", "the mean of directions and lengths on the sphere"),
+    "multislerp": RuleRow("KarcherMean", "the same without iterations", defaults={"steps": 0}),
+    "task-arithmetic": RuleRow("TaskArithmetic", "the sum of task vectors"),
+    "ties": RuleRow("Ties", "the largest entries of task vectors, the mean of what agrees in sign"),
+    "dare": RuleRow("Dare", "task vectors without entries dropped at random, summed", then="TaskArithmetic"),
     "dare-ties": RuleRow(
-        "vectors",
         "Dare",
         "the same, the mean of what agrees in sign",
         then="Ties",
         defaults={"density": 1.0},
     ),
     "della": RuleRow(
-        "vectors",
         "Della",
         "task vectors without entries dropped at random, small ones more often, the mean of what agrees in sign",
         then="ElectedMean",
     ),
-    "della-linear": RuleRow("vectors", "Della", "the same, summed", then="TaskArithmetic"),
+    "della-linear": RuleRow("Della", "the same, summed", then="TaskArithmetic"),
     "breadcrumbs": RuleRow(
-        "vectors",
         "Breadcrumbs",
         "task vectors without their largest and smallest entries, summed",
         then="TaskArithmetic",
     ),
     "breadcrumbs-ties": RuleRow(
-        "vectors",
         "Breadcrumbs",
         "the same, the mean of what agrees in sign",
         then="ElectedMean",
     ),
-    "model-stock": RuleRow("vectors", "ModelStock", "a share of the mean task vector that follows from their angles"),
-    "sce": RuleRow(
-        "sce", "Sce", "the entries that vary most, by the sizes of task vectors, the mean of what agrees in sign"
-    ),
-    "nearswap": RuleRow("nearswap", "NearSwap", "a base moved towards one network, by no more than a reach"),
-    "ram": RuleRow("ram", "Ram", "what one network alone changes, and the mean of what several change"),
-    "arcee-fusion": RuleRow(
-        "arcee_fusion", "ArceeFusion", "one network with the most important entries of another one"
-    ),
+    "model-stock": RuleRow("ModelStock", "a share of the mean task vector that follows from their angles"),
+    "sce": RuleRow("Sce", "the entries that vary most, by the sizes of task vectors, the mean of what agrees in sign"),
+    "nearswap": RuleRow("NearSwap", "a base moved towards one network, by no more than a reach"),
+    "ram": RuleRow("Ram", "what one network alone changes, and the mean of what several change"),
+    "arcee-fusion": RuleRow("ArceeFusion", "one network with the most important entries of another one"),
 }
 """Every rule, by its name on the command line."""
 
 
 def _settings(kind: "type[Rule]") -> list[str]:
     return [one.name for one in fields(kind) if one.name != "rule"]  # type: ignore[arg-type]  # Rules are dataclasses.
+
+
+def _file_of(name: str) -> str:
+    """The file of a rule: its name with words in small letters."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

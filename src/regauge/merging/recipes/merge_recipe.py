@@ -20,13 +20,13 @@ from regauge.core.symmetry import Symmetry
 from regauge.hub import Model
 from regauge.hub.tokens import Vocabulary
 from regauge.hub.vocabulary import read_choice
-from regauge.merging.means import Average
 from regauge.merging.merge_record import MergeResult
 from regauge.merging.recipes.assemble import Assembled, Planner, Request, assemble
 from regauge.merging.recipes.plan_parts import choose_dtype, plan_parts, plan_rule
 from regauge.merging.recipes.read_recipe import read_recipe
 from regauge.merging.recipes.recipe import Recipe
 from regauge.merging.rule import Rule
+from regauge.merging.rules.average import Average
 from regauge.merging.settings import Number, as_weights
 
 LOG = logging.getLogger("regauge.merging")

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regauge.merging.means import equal_shares
-from regauge.merging.rule import Target
+from regauge.merging.rule import Target, equal_shares
+from regauge.merging.rules.vector_rule import VectorRule
 from regauge.merging.settings import Number, require_numbers
-from regauge.merging.vectors import VectorRule
 
 LEAST_DISTANCE = 1e-6
 """Entries that are nearer count as so far apart."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.merging.means import equal_shares
-from regauge.merging.rule import Rule, Target
+from regauge.merging.rule import Rule, Target, equal_shares
 
 LEAST_PROBABILITY = 1e-8
 """Added to probabilities, so that their ratio is finite."""

@@ -1,0 +1,21 @@
+"""The weighted mean of networks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regauge.merging.rule import Rule, Target, weighted_sum
+
+
+@dataclass(frozen=True)
+class Average(Rule):
+    """The weighted mean of all networks; with equal weights the uniform soup.
+
+    References:
+        Wortsman et al. (2022), Model soups, section 2; Ainsworth et al. (2023), Git Re-Basin.
+    """
+
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """The weighted mean."""
+        return weighted_sum(tensors, factors)

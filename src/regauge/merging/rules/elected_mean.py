@@ -1,0 +1,71 @@
+"""The mean of task vectors that agree with an elected sign."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.core.interpolation import shares_of
+from regauge.merging.rule import Target, as_given, weighted_sum
+from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.settings import Number, require_scale
+
+LEAST_SHARE = 1e-6
+"""Weights of opposite signs cancel where their sum is a smaller share of the largest one; it may be rounding alone."""
+
+
+@dataclass(frozen=True)
+class ElectedMean(VectorRule):
+    """Elect a sign for each entry of the task vectors, and average those that agree with it.
+
+    An entry's sign is that of the weighted sum over networks. The result is `base + scale * mean`, where the weighted
+    mean is over those networks whose entry, times its weight, has this sign; it is zero where there are none, and where
+    the sum is zero. Where negative weights make the weights of those networks cancel, their sum stays undivided.
+
+    Attributes:
+        scale: Factor of the mean.
+        is_normalized: Whether what agrees is averaged; else it is summed with the weights as they are.
+
+    References:
+        Yadav et al. (2023), TIES-Merging, section 4, steps 2 and 3.
+    """
+
+    scale: Number = 1.0
+    is_normalized: bool = True
+
+    def __post_init__(self) -> None:
+        require_scale(self.scale)
+
+    def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+        """Shares for a mean; for a sum, and where one is negative, the weights as they are."""
+        given = as_given(weights, count)
+        if min(given) < 0:
+            return given
+        shares = shares_of(weights, count)
+        return shares if self.is_normalized else given
+
+    def held(self, count: int) -> int:
+        """Tensors held at once: all task vectors, their signs, sums and masses."""
+        return count + 5
+
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """The mean of the entries that agree, or their sum."""
+        vectors = list(tensors)
+        signs = weighted_sum((vector.clone() for vector in vectors), factors).sign_()
+        sums, masses = sum_agreeing(vectors, factors, signs)
+        if self.is_normalized:
+            least = LEAST_SHARE * max(abs(factor) for factor in factors)
+            sums /= masses.masked_fill_(masses.abs() <= least, 1.0)
+        return sums.mul_(target.number(self.scale))
+
+
+def sum_agreeing(vectors: Sequence[Tensor], factors: Sequence[float], signs: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the entries that have an elected sign, with factors, and the sum of their factors."""
+    sums, masses = torch.zeros_like(signs), torch.zeros_like(signs)
+    for vector, factor in zip(vectors, factors, strict=True):
+        agrees = (vector.sign().mul_(math.copysign(1, factor)) == signs) & (signs != 0)
+        sums += torch.where(agrees, vector, 0.0).mul_(factor)
+        masses += agrees.to(masses).mul_(factor)
+    return sums, masses

@@ -1,0 +1,54 @@
+"""The mean of those networks that help one another."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regauge.core.params import Params
+from regauge.core.task import Task
+from regauge.merging.rules.average import Average
+
+
+@dataclass(frozen=True)
+class GreedySoup(Average):
+    """The mean of those networks that help one another, chosen by the loss of a task.
+
+    The networks are visited from the smallest loss to the largest. The first one is in; each other one joins if
+    the loss of the mean does not rise. So the result is never worse on the task than the best network, where the
+    task has no `prepare`: that is applied to means, and not to single networks.
+
+    References:
+        Wortsman et al. (2022), Model soups, algorithm 1.
+    """
+
+    needs_task = True
+
+    def choose(
+        self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
+    ) -> Sequence[int]:
+        """The numbers of those that are in.
+
+        Raises:
+            ValueError: There is no task, or a network whose loss is NaN.
+        """
+        if task is None:
+            raise ValueError(
+                "GreedySoup chooses by the loss of a task; give `task=regauge.Task(module, batches, criterion)`, or "
+                "use Average"
+            )
+        losses = [task.evaluate(network)["loss"] for network in networks]
+        if any(math.isnan(loss) for loss in losses):
+            raise ValueError(
+                f"the losses of the networks are {losses}; leave out the networks whose loss is NaN, or correct the "
+                "task"
+            )
+        order = sorted(range(len(networks)), key=losses.__getitem__)
+        chosen, best = order[:1], losses[order[0]]
+        for k in order[1:]:
+            tried = [*chosen, k]
+            loss = task.evaluate_average(soup(tried))["loss"]
+            if loss <= best:
+                chosen, best = tried, loss
+        return sorted(chosen)

@@ -1,0 +1,89 @@
+"""The mean of directions and lengths of many networks."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.merging.rule import Rule, Target, weighted_sum
+from regauge.merging.rules.spheres import PARALLEL, inner_product, length
+
+SPHERE_TOLERANCE = 1e-9
+"""A mean of directions has been reached when a step is shorter than that, in radians, or than rounding."""
+
+
+@dataclass(frozen=True)
+class KarcherMean(Rule):
+    """The mean of many networks on a sphere, or with a base of their task vectors.
+
+    The direction of each tensor is the one whose weighted sum of squared angles to the directions of all networks is
+    smallest; its length is the weighted mean of their lengths. It begins at the weighted mean of the directions, and
+    moves by the mean of the logarithms until that is zero. Tensors that are zero have no direction and count in the
+    length alone. Where directions cancel, no mean of them is defined: then it is the weighted mean of the tensors.
+
+    Attributes:
+        steps: The largest number of moves. Without any it is the normalized mean of the directions, which mergekit
+            calls `multislerp`.
+
+    References:
+        Karcher (1977), Riemannian center of mass and mollifier smoothing; Buss and Fillmore (2001), Spherical averages,
+        algorithm A1.
+    """
+
+    steps: int = 100
+
+    base = "optional"
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps is {self.steps}; it is how many moves are made at most, and cannot be negative")
+
+    def splits(self, shape: Sequence[int]) -> bool:
+        """Directions are those of whole tensors."""
+        return False
+
+    def held(self, count: int) -> int:
+        """Tensors held at once: all directions, the mean, and one move."""
+        return count + 4
+
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """The mean direction with the mean length."""
+        given = list(tensors)
+        lengths = [length(tensor) for tensor in given]
+        long = sum(share * one for share, one in zip(factors, lengths, strict=True))
+        known = [k for k, one in enumerate(lengths) if one > 0 and factors[k] != 0]
+        whole = sum(abs(factors[k]) for k in known)  # shares sum to one, but multislerp takes weights of any sign
+        if not known:
+            return torch.zeros_like(given[0])
+        shares = [factors[k] / whole for k in known]
+        mean = weighted_sum((given[k] / lengths[k] for k in known), shares)
+        if length(mean) < PARALLEL:
+            return weighted_sum(iter(given), factors)
+        mean /= length(mean)
+        directions = [given[k].div_(lengths[k]) for k in known]
+        move, tangent = torch.empty_like(mean), torch.empty_like(mean)
+        for _ in range(self.steps):
+            move.zero_()
+            for one, share in zip(directions, shares, strict=True):
+                _add_log(move, mean, one, share, tangent)
+            angle = length(move)
+            if angle < max(SPHERE_TOLERANCE, 4 * torch.finfo(mean.dtype).eps):
+                break
+            mean.mul_(math.cos(angle)).add_(move, alpha=math.sin(angle) / angle)
+            mean /= length(mean)
+        return mean.mul_(long)
+
+
+def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tensor) -> None:
+    """Add a share of the tangent at one direction that leads to another: its length is the angle, or zero if opposite.
+
+    `work` is written over.
+    """
+    angle = 2 * math.atan2(length(torch.sub(end, start, out=work)), length(torch.add(end, start, out=work)))
+    # y - <x, y> x points along the arc, but its length is sin(angle): only its direction is used.
+    torch.sub(end, start, alpha=inner_product(start, end), out=work)
+    reach = length(work)
+    if reach > 0:
+        total.add_(work, alpha=share * angle / reach)

@@ -1,0 +1,61 @@
+"""A share of the mean task vector that follows from their angles."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regauge.merging.rule import Target, equal_shares, weighted_sum
+from regauge.merging.rules.vector_rule import VectorRule
+
+
+@dataclass(frozen=True)
+class ModelStock(VectorRule):
+    """The base plus a share of the mean task vector that follows from the angle between the task vectors.
+
+    For each tensor and n networks, with the mean of the cosines of all pairs,
+
+        base + t * mean_k (network_k - base),  t = n cos / (1 + (n - 1) cos)
+
+    Networks that agree are averaged (t is one for a cosine of one); those at right angles say nothing, and the base
+    stays. So it does at obtuse angles, where the formula would lead away from the networks: t is never below zero.
+
+    Attributes:
+        by_rows: Whether each row of a tensor, what has one index along its first axis, has an angle of its own.
+
+    References:
+        Jang et al. (2024), Model Stock, section 4, equation 2 for two networks and appendix for n.
+    """
+
+    by_rows: bool = False
+
+    least = 2
+
+    def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+        """Equal shares."""
+        return equal_shares(self, weights, count)
+
+    def splits(self, shape: Sequence[int]) -> bool:
+        """The angle is that of whole tensors or rows."""
+        return self.by_rows and len(shape) > 1
+
+    def held(self, count: int) -> int:
+        """Tensors held at once: all task vectors, and the product of two."""
+        return count + 2
+
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """The share of the mean."""
+        vectors = list(tensors)
+        rows = vectors[0].shape[0] if self.by_rows and vectors[0].ndim > 1 else 1
+        norms = [torch.linalg.vector_norm(v.reshape(rows, -1), dim=1, dtype=torch.float64) for v in vectors]
+        cosines = []
+        for i, one in enumerate(vectors):
+            for j in range(i + 1, len(vectors)):
+                products = (one * vectors[j]).reshape(rows, -1).sum(1, dtype=torch.float64)
+                scales = norms[i] * norms[j]
+                cosines.append(torch.where(scales > 0, products / scales.masked_fill(scales == 0, 1.0), 0.0))
+        cosine, count = torch.stack(cosines).mean(0).clamp(0, 1), len(vectors)
+        share = count * cosine / (1 + (count - 1) * cosine)
+        mean = weighted_sum(iter(vectors), factors)
+        return mean.mul_(share.to(mean).reshape(-1, *[1] * (mean.ndim - 1)) if rows > 1 else float(share[0]))

@@ -1,0 +1,84 @@
+"""The base class of rules that keep a part of each task vector, and what several of them do."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from regauge.merging.rule import Target
+from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.settings import Numbers, require_numbers
+
+
+class SparseRule(VectorRule):
+    """A rule that keeps a part of each task vector, and leaves to another rule how these are combined.
+
+    Attributes:
+        rule: The rule that combines them.
+    """
+
+    rule: VectorRule
+
+    @abstractmethod
+    def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
+        """The sparsified task vector of network k of `count`, or of a piece of it."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether one of both draws random numbers."""
+        return self.rule.is_random
+
+    def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+        """The factors of the rule that combines."""
+        return self.rule.factors(weights, count)
+
+    def check(self, target: Target, count: int) -> None:
+        """Check the rule that combines."""
+        self.rule.check(target, count)
+
+    def splits(self, shape: Sequence[int]) -> bool:
+        """Whether the rule that combines takes pieces; magnitudes are compared in whole tensors."""
+        return False
+
+    def held(self, count: int) -> int:
+        """Tensors held at once: those of the combining rule, magnitudes, and two more to find the entries that stay."""
+        return self.rule.held(count) + 3
+
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """Combine the sparsified task vectors by the other rule."""
+        count = len(factors)
+        kept = (self.sparsify(vector, k, count, target) for k, vector in enumerate(tensors))
+        return self.rule.combine(kept, factors, target)
+
+
+def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
+    """The share `density` of the largest entries after the share `gamma` of the very largest; zeros elsewhere."""
+    magnitudes = vector.abs()
+    flat, count = magnitudes.flatten(), vector.numel()
+    kept = max(1, round(density * count))
+    largest = min(round(gamma * count), count - kept)
+    if kept == count:
+        return vector
+    least = flat.kthvalue(count - largest - kept + 1).values
+    result = torch.where(magnitudes >= least, vector, 0.0)
+    if not largest:
+        return result
+    return result.masked_fill_(magnitudes > flat.kthvalue(count - largest).values, 0.0)
+
+
+def restore_sum(kept: Tensor, vector: Tensor) -> Tensor:
+    """Rescale a sparsified task vector so that its magnitudes sum to those of the whole vector."""
+    before, after = (float(torch.linalg.vector_norm(one, 1, dtype=torch.float64)) for one in (vector, kept))
+    return kept.mul_(before / after) if after and kept is not vector else kept
+
+
+def require_certain(rule: VectorRule) -> None:
+    """Raise a ValueError if a rule that combines what was kept at random is random itself."""
+    if rule.is_random:
+        raise ValueError(f"{rule} drops entries at random, as the rule does that it is to follow; drop them once")
+
+
+def require_density(density: Numbers) -> None:
+    """Raise a ValueError unless a share of entries is above zero and at most one."""
+    require_numbers("density", density, lambda x: 0 < x <= 1, "the share of entries that are kept, in (0, 1]")

@@ -1,0 +1,24 @@
+"""Lengths and inner products of large tensors, for rules on spheres."""
+
+import math
+
+import torch
+from torch import Tensor
+
+PARALLEL = 1e-6
+"""Below this sine of their angle two tensors are parallel, and below this length a mean of directions is none."""
+
+
+SPHERE_ENTRIES_AT_ONCE = 1 << 17
+"""Entries of which inner products are computed at once."""
+
+
+def length(tensor: Tensor) -> float:
+    """The Euclidean norm of all entries, summed in float64."""
+    return math.sqrt(inner_product(tensor, tensor))
+
+
+def inner_product(a: Tensor, b: Tensor) -> float:
+    """The inner product of all entries in float64, in portions, so that no copies are as large as the tensors."""
+    portions = zip(*(torch.split(tensor.flatten(), SPHERE_ENTRIES_AT_ONCE) for tensor in (a, b)), strict=True)
+    return sum(float(torch.dot(x.double(), y.double())) for x, y in portions)

@@ -1,0 +1,48 @@
+"""The sum of task vectors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regauge.merging.rule import Target, as_given, weighted_sum
+from regauge.merging.rules.vector_rule import VectorRule
+from regauge.merging.settings import Number, require_scale
+
+LEAST_SUM = 1e-8
+"""Weights whose sum is smaller cannot be normalized."""
+
+
+@dataclass(frozen=True)
+class TaskArithmetic(VectorRule):
+    """The base plus the weighted sum of the task vectors: `base + scale * sum_k w_k (network_k - base)`.
+
+    The weights are one unless given. Negative ones take away what a network has learned.
+
+    Attributes:
+        scale: Factor of the sum.
+        is_normalized: Whether the weights are divided by their sum.
+
+    References:
+        Ilharco et al. (2023), Editing models with task arithmetic, section 2.
+    """
+
+    scale: Number = 1.0
+    is_normalized: bool = False
+
+    def __post_init__(self) -> None:
+        require_scale(self.scale)
+
+    def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+        """The weights as they are, or divided by their sum."""
+        given = as_given(weights, count)
+        if not self.is_normalized:
+            return given
+        if abs(sum(given)) < LEAST_SUM:
+            raise ValueError(f"the weights {list(given)} sum to {sum(given)} and cannot be normalized; change them")
+        return tuple(w / sum(given) for w in given)
+
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """The weighted sum."""
+        scale = target.number(self.scale)
+        return weighted_sum(tensors, [scale * factor for factor in factors])

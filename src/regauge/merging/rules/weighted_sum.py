@@ -1,0 +1,26 @@
+"""The sum of networks with weights as they are."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regauge.merging.rule import Rule, Target, as_given, weighted_sum
+
+
+@dataclass(frozen=True)
+class WeightedSum(Rule):
+    """The sum of all networks with weights as they are: one unless given, of any sign, and of any sum.
+
+    It is mergekit's `linear` without normalization.
+    """
+
+    has_shares = False
+
+    def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+        """The weights as they are."""
+        return as_given(weights, count)
+
+    def combine(self, tensors: Iterator[Tensor], factors: Sequence[float], target: Target) -> Tensor:
+        """The weighted sum."""
+        return weighted_sum(tensors, factors)
