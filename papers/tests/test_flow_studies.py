@@ -88,7 +88,7 @@ def test_losses_by_steps_stay_readable_beside_one_that_is_far_away() -> None:
 
 
 def test_legends_with_long_names_stand_below_the_lines_and_within_the_picture() -> None:
-    record = json.loads((Path(__file__).parent.parent / "docs" / "records" / "004-resnet20-cpu.json").read_text())
+    record = json.loads((Path(__file__).parents[2] / "docs" / "records" / "004-resnet20-cpu.json").read_text())
     (picture,) = Table.from_json(record).pictures.values()
     figure = picture_figure(picture)
     figure.draw_without_rendering()
@@ -101,7 +101,7 @@ def test_legends_with_long_names_stand_below_the_lines_and_within_the_picture() 
 
 
 def test_names_of_axes_lie_within_the_picture() -> None:
-    record = json.loads((Path(__file__).parent.parent / "docs" / "records" / "000-mnist-cpu.json").read_text())
+    record = json.loads((Path(__file__).parents[2] / "docs" / "records" / "000-mnist-cpu.json").read_text())
     for picture in Table.from_json(record).pictures.values():
         figure = picture_figure(picture)
         figure.draw_without_rendering()
