@@ -10,7 +10,8 @@ import regauge as rg
 from regauge.cli.compare_options import Compare
 from regauge.cli.main import sentence
 from regauge.cli.options import UsageError
-from regauge.cli.output import require_page, show_progress, show_status, tell, tell_notes, tell_table, write_page
+from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table
+from regauge.cli.result_files import require_page, write_page
 from regauge.cli.streaming import show_work
 from regauge.cli.tasks import matching_tasks
 from regauge.comparison import compare_files, find_checkpoints, open_relatives, tree_lines

@@ -12,7 +12,8 @@ from regauge.cli.config_options import settings_of
 from regauge.cli.flow_options import Flow, FlowFit, FlowGuide, FlowJudge, FlowSample, Sampling
 from regauge.cli.learn_settings import layer_of, networks_of, run_of
 from regauge.cli.options import UsageError
-from regauge.cli.output import require_results, show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.result_files import require_results
 from regauge.cli.training_output import tell_training, training_output
 from regauge.cli.zoo_populations import task_on
 from regauge.flow.stored_samples import compare_guidance, draw_initial

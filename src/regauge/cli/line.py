@@ -9,17 +9,8 @@ import torch
 import regauge as rg
 from regauge.cli.line_options import Line
 from regauge.cli.options import UsageError
-from regauge.cli.output import (
-    LOSSES,
-    Advance,
-    Progress,
-    name_files,
-    require_pictures,
-    show_progress,
-    tell,
-    tell_table,
-    write_picture,
-)
+from regauge.cli.output import Advance, Progress, show_progress, tell, tell_table
+from regauge.cli.result_files import LOSSES, name_files, require_pictures, write_picture
 from regauge.cli.tasks import Judged, read, task_on
 from regauge.connect import Path
 from regauge.hub import dtype_of

@@ -1,11 +1,9 @@
-"""Output of commands: progress on the standard error, reports, and pictures with their numbers.
+"""Output of commands: progress on the standard error, and reports.
 
 A command tells sentences and tables together with the facts in them. They are printed as they come, or the facts are
 collected into one JSON object that is printed at the end.
 """
 
-import csv
-import io
 import json
 import math
 import sys
@@ -15,26 +13,19 @@ from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import progress as rich
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regauge.checkpoints.writing import require_writable, save_text, whole_file
 from regauge.cli.commands import as_options
-from regauge.cli.options import PICTURES
 from regauge.core.escaping import escape, escape_json, escape_lines
 from regauge.core.progress import Advance as Advance
 from regauge.core.progress import Progress as Progress
 from regauge.core.progress import no_progress as no_progress
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-LOSSES = {"cross-entropy": "cross entropy (nats)", "mse": "mean squared error"}
-"""Names of the losses in plots."""
 UNLIMITED = 10_000
 """Characters in a line where no terminal limits it."""
 ESTIMATE_SECONDS = 600
@@ -131,67 +122,6 @@ def show(table: Table) -> None:
     if not console.is_terminal:
         console.width = Console(width=UNLIMITED, markup=False, emoji=False).measure(table).maximum
     console.print(table)
-
-
-def require_pictures(path: Path, *, overwrite: bool) -> None:
-    """Raise unless a plot and the table next to it can be written."""
-    require_writable(path, overwrite=overwrite, suffixes=PICTURES.suffixes)
-    require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
-
-
-def require_page(path: Path | None, *, overwrite: bool) -> None:
-    """Raise unless a page can be written, if one is wanted."""
-    if path is not None:
-        require_writable(path, overwrite=overwrite, suffixes=(".html",))
-
-
-def require_results(page: Path, *, overwrite: bool) -> None:
-    """Raise unless a page and its numbers, of the same name with .json, can be written."""
-    require_page(page, overwrite=overwrite)
-    require_writable(page.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
-
-
-def write_page(page: str, path: Path) -> None:
-    """Write a page, and tell where it is."""
-    save_text(page, path)
-    tell_written(path)
-
-
-def name_files(paths: Sequence[Path]) -> list[str]:
-    """Names of files or folders in pictures: without the folders that they are in, unless two were the same then."""
-    names = [path.name for path in paths]
-    return names if len(set(names)) == len(names) else list(map(str, paths))
-
-
-def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a picture, the same bytes every time, and next to it its numbers with all their digits as CSV."""
-    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    path.with_suffix(".csv").unlink(missing_ok=True)  # of another picture
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=dates.get(path.suffix))
-    tell_written(path, write_rows(rows, path.with_suffix(".csv")))
-
-
-def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Write rows as CSV, with all digits, under the names of the first one."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
-    return save_text(text.getvalue(), path)
-
-
-def require_table(path: Path | None, *, overwrite: bool) -> None:
-    """Raise unless a table can be written, if it is to be."""
-    if path is not None:
-        require_writable(path, overwrite=overwrite, suffixes=(".csv",))
-
-
-def tell_or_write_rows(name: str, rows: Sequence[Mapping[str, Any]], path: Path | None) -> None:
-    """Print a table, or write it where a path is given."""
-    if path is None:
-        tell_table(name, rows)
-    else:
-        tell_written(write_rows(rows, path))
 
 
 def show_status(label: str) -> AbstractContextManager[object]:

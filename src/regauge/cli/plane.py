@@ -7,17 +7,8 @@ from time import perf_counter
 import regauge as rg
 from regauge.cli.line_options import Plane
 from regauge.cli.options import UsageError
-from regauge.cli.output import (
-    LOSSES,
-    STDERR,
-    Advance,
-    Progress,
-    name_files,
-    require_pictures,
-    show_progress,
-    tell_table,
-    write_picture,
-)
+from regauge.cli.output import STDERR, Advance, Progress, show_progress, tell_table
+from regauge.cli.result_files import LOSSES, name_files, require_pictures, write_picture
 from regauge.cli.tasks import Judged, read
 
 LABELS = ("A", "B", "C")

@@ -13,7 +13,8 @@ import regauge as rg
 from regauge import learn, zoo
 from regauge.checkpoints.array_files import SUFFIXES
 from regauge.cli.options import Loss, UsageError
-from regauge.cli.output import LOSSES, require_pictures, show_progress, show_status, tell, tell_table, write_picture
+from regauge.cli.output import show_progress, show_status, tell, tell_table
+from regauge.cli.result_files import LOSSES, require_pictures, write_picture
 from regauge.cli.zoo_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.connect import prepare_statistics
 from regauge.hub import make_task, open_batches
