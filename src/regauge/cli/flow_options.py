@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg, subcommand
 from regauge.cli.config_options import with_settings
 from regauge.cli.learn_options import TRAINING, LearnRun
 from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Seed
-from regauge.cli.zoo_options import NewStore
+from regauge.cli.store_options import NewStore
 from regauge.flow.flow_config import FlowConfig
 from regauge.flow.representation import Representation
 

@@ -10,11 +10,12 @@ from torch import nn
 from regauge import learn
 from regauge.cli.learn_autoencoder import COMMANDS as AUTOENCODER
 from regauge.cli.learn_matching import matching
-from regauge.cli.learn_options import Learn, LearnMatching, LearnPredict, LearnPredictor
+from regauge.cli.learn_options import Learn, LearnMatching, LearnPredictor
 from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written, warn
 from regauge.cli.result_files import require_table, tell_or_write_rows
+from regauge.cli.trained_net_options import LearnPredict
 from regauge.cli.training_output import require_named, tell_chosen, tell_training, training_output
 from regauge.hub import open_model
 from regauge.report import write_page

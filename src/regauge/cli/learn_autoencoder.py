@@ -6,11 +6,12 @@ from typing import Any
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.cli.learn_options import LearnAutoencoder, LearnDecode, LearnEncode, LearnNearest
+from regauge.cli.learn_options import LearnAutoencoder
 from regauge.cli.learn_settings import inputs_of, net_settings_of, networks_of, run_of, sizes_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_written
 from regauge.cli.result_files import require_table, tell_or_write_rows
+from regauge.cli.trained_net_options import LearnDecode, LearnEncode, LearnNearest
 from regauge.cli.training_output import require_named, tell_training, training_output
 from regauge.learn.autoencoder_files import decode_store, encode_paths, nearest_paths
 from regauge.learn.autoencoder_results import autoencoder_results

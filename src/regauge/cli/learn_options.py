@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg, subcommand
 
 from regauge.cli.config_options import with_settings
-from regauge.cli.options import BATCHES_HELP, CHECKPOINT_HELP, Json, Loss, MaybeOutput, Model, Output, Seed
-from regauge.cli.zoo_options import KeptCheckpoints, Where
+from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Seed
+from regauge.cli.store_options import KeptCheckpoints, Where
+from regauge.cli.trained_net_options import LearnDecode, LearnEncode, LearnNearest, LearnPredict
 from regauge.learn.learn_configs import AutoencoderConfig, MatchingConfig, PooledConfig, PredictorConfig
 
 TRAINING = "epochs batch lr weight_decay patience seconds device"
@@ -23,7 +24,6 @@ COMPARED_HELP = (
     f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the "
     "inputs of the first 512 examples are used."
 )
-AUTOENCODER_HELP = "An autoencoder that `regauge learn autoencoder` wrote."
 LAYER_HELP = (
     "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
     "regauge.weightspace.LAYERS."
@@ -133,78 +133,6 @@ class LearnAutoencoder(LearnNet):
     """Divisor of logits in --loss distillation."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
     """Color the map of the latent vectors on the report by this column."""
-
-
-@dataclass(frozen=True)
-class LearnPredict:
-    """Predict a value of each network with a trained predictor."""
-
-    predictor: Annotated[Positional[Path], arg(help="A predictor that `regauge learn predictor` wrote.")]
-    networks: Annotated[
-        Positional[tuple[Path, ...]],
-        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
-    ]
-    model: Model = None
-    """The architecture of the checkpoints, for a net with probes; a store knows its own."""
-    output: MaybeOutput = None
-    """Write the predictions to this file, .csv, instead of printing them."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
-    checkpoints: KeptCheckpoints = "last"
-    json: Json = False
-
-
-@dataclass(frozen=True)
-class LearnEncode:
-    """Write the latent vectors of networks: the same for all networks of an orbit."""
-
-    autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
-    networks: Annotated[
-        Positional[tuple[Path, ...]],
-        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
-    ]
-    output: Output
-    """The table, .csv: a row for each network, with columns z0, z1, ..."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
-    checkpoints: KeptCheckpoints = "last"
-    json: Json = False
-
-
-@dataclass(frozen=True)
-class LearnDecode:
-    """Write the decoded twins of networks: nearly the same functions, and one network for each orbit."""
-
-    autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
-    networks: Annotated[Positional[Path], arg(metavar="STORE|CHECKPOINT|LATENTS")]
-    """Folder of a store, a checkpoint, or a .csv table of latent vectors that `regauge learn encode` wrote."""
-    output: Output
-    """A new folder for a store; for a checkpoint another one."""
-    overwrite: bool = False
-    """Replace the output if it is a checkpoint that exists."""
-    checkpoints: KeptCheckpoints = "last"
-    json: Json = False
-
-
-@dataclass(frozen=True)
-class LearnNearest:
-    """Find networks of a store that compute nearly the same function: those with the nearest latent vectors."""
-
-    autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
-    networks: Annotated[
-        Positional[tuple[Path, ...]],
-        arg(metavar="STORE|CHECKPOINT [...]", help=f"Folders of stores, or checkpoints: {CHECKPOINT_HELP}"),
-    ]
-    among: Path
-    """Folder of the store that is searched."""
-    count: int = 5
-    """Neighbors that are printed for each network."""
-    output: MaybeOutput = None
-    """Write the table to this file, .csv, instead of printing it."""
-    overwrite: bool = False
-    """Replace the output if it exists."""
-    checkpoints: KeptCheckpoints = "last"
-    json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)

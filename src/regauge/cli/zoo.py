@@ -11,18 +11,8 @@ from regauge import zoo
 from regauge.cli import zoo_populations
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table, warn
-from regauge.cli.zoo_options import (
-    Zoo,
-    ZooAlign,
-    ZooCompare,
-    ZooExport,
-    ZooImport,
-    ZooInfo,
-    ZooMap,
-    ZooNearest,
-    ZooTrain,
-    ZooVerify,
-)
+from regauge.cli.zoo_options import Zoo, ZooExport, ZooImport, ZooInfo, ZooTrain, ZooVerify
+from regauge.cli.zoo_population_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.cli.zoo_populations import words
 from regauge.core.devices import find_device
 from regauge.hub import call_factory, describe_inputs

@@ -15,7 +15,7 @@ from regauge.checkpoints.array_files import SUFFIXES
 from regauge.cli.options import Loss, UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table
 from regauge.cli.result_files import LOSSES, require_pictures, write_picture
-from regauge.cli.zoo_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
+from regauge.cli.zoo_population_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 from regauge.connect import prepare_statistics
 from regauge.hub import make_task, open_batches
 from regauge.report import map_figure, matrices_figure
