@@ -158,6 +158,18 @@ def test_every_public_function_checks_its_arguments() -> None:
     assert unchecked == set()
 
 
+def test_every_public_function_may_be_called_without_a_generator() -> None:
+    """Chance comes from seed 0 then, so that the outcome is the same every time."""
+    needy = set()
+    for package in [rg, *(getattr(rg, name) for name in dir(rg) if inspect.ismodule(getattr(rg, name)))]:
+        for name in getattr(package, "__all__", dir(package)):
+            if inspect.isfunction(function := getattr(package, name)):
+                chance = inspect.signature(function).parameters.get("generator")
+                if chance is not None and chance.default is not None:
+                    needy.add(f"{package.__name__}.{name}")
+    assert needy == set()
+
+
 def test_names_of_earlier_versions_lead_where_they_are_now() -> None:
     count = 0
     for file in sorted(SOURCE.rglob("__init__.py")):

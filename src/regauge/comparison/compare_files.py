@@ -22,6 +22,7 @@ from regauge.comparison.lineage import Lineage, compare_many
 from regauge.comparison.origins import named_parents
 from regauge.comparison.relatives import NO_TRACING, Relatives, open_relatives
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -103,7 +104,7 @@ def compare_files(
         ValueError: A checkpoint is named twice; none could be opened, or no two have anything in common.
     """
     names = dict(zip(_short([Path(path) for path in paths]), map(Path, paths), strict=True))
-    state = (torch.Generator().manual_seed(0) if generator is None else generator).get_state()
+    state = (given_or_seed(generator)).get_state()
     places, failures = _open(
         names, partial(open_relatives, model=model, symmetry=symmetry, tracing=tracing, memory=memory)
     )

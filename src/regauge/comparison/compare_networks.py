@@ -18,6 +18,7 @@ from regauge.comparison.match_widths import match_widths
 from regauge.comparison.matched import weigh
 from regauge.comparison.origins import Origins
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -87,7 +88,7 @@ def compare(
             not fit the symmetry, hold NaN or Inf, or are populations; the memory does not suffice; networks that are
             streamed come with a task or references, or networks of different shapes with a task.
     """
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = given_or_seed(generator)
     if draws < 1:
         raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
     job = open_job((params_a, params_b), 1, memory=memory)

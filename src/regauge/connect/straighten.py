@@ -12,6 +12,7 @@ from regauge.connect.comparable import require_comparable
 from regauge.connect.line import Curve, line
 from regauge.connect.paths import ControlledPath
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.interpolation import combine, distance
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.progress import Progress, no_progress
@@ -99,7 +100,7 @@ def straighten(
     task: Task,
     config: StraightenConfig | None = None,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> FlatLine:
     """Train the second network until the loss on the line from the first network is small.
@@ -113,7 +114,7 @@ def straighten(
     Args:
         params_a: The network at the fixed end, unchanged.
         params_b: The start of training, unchanged.
-        generator: Draws examples and points on the line.
+        generator: Draws examples and points on the line; one with seed 0 unless given.
 
     Raises:
         ValueError: The networks have different parameters, lack one of the task's module, or hold NaN or Inf; there are
@@ -122,6 +123,7 @@ def straighten(
     References:
         Paper 003, section 3.4, whose method this is without encoder and hypernetwork.
     """
+    generator = given_or_seed(generator)
     config = config or StraightenConfig()
     require_comparable((params_a, params_b), task)
     first = first_names(task, params_b)
@@ -246,7 +248,7 @@ def train_path(
     task: Task,
     path: Trained,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     steps: int = 300,
     optimizer: Optimizer | None = None,
     schedule: Schedule | None = None,
@@ -266,7 +268,7 @@ def train_path(
         params_b: The network at t = 1, unchanged.
         task: Module, batches, loss. Batches come in their order, over and over.
         path: The start of training, such as `Bezier.between(a, b)`; unchanged.
-        generator: Draws t, on the CPU.
+        generator: Draws t, on the CPU; one with seed 0 unless given.
         optimizer: Adam with a learning rate of 0.01 unless given.
         schedule: The schedule of the learning rate; half a cosine down to zero unless given.
 
@@ -280,6 +282,7 @@ def train_path(
     References:
         Garipov et al. (2018), equation 2; Navon et al. (2024), section 6, for curves after alignment.
     """
+    generator = given_or_seed(generator)
     if steps < 1:
         raise ValueError(f"steps={steps} cannot train a path: at least one is needed")
     require_comparable((params_a, params_b), task)

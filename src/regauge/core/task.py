@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.chance import given_or_seed
 from regauge.core.counted import count
 from regauge.core.given import as_pair, describe, require_batches, require_module, require_tensors
 from regauge.core.interpolation import interpolate
@@ -92,7 +93,7 @@ class Task:
         Raises:
             ValueError: The share is not between 0 and 1, or there is a single example.
         """
-        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        generator = given_or_seed(generator)
         first, second = split_batches(self.batches, share, generator)
         told = f"the examples of {self.name or 'the data'}"
         return (

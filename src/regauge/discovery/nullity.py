@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb
@@ -109,7 +110,7 @@ def nullity(
     kwargs = dict(example_kwargs or {})
     if symmetry is None:
         symmetry = discover(module, example_inputs, kwargs, outputs=outputs)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = given_or_seed(generator)
     probe = Probe(module, example_inputs, kwargs, outputs)
     for layer in probe.module.modules():
         if isinstance(layer, _BatchNorm) and layer.running_mean is not None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, sort_points
@@ -102,7 +103,7 @@ class Flow:
         self,
         count: int,
         *,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
         steps: int = 50,
         solver: Solver | Literal["thesis"] = "heun",
         noise: float = 0.0,
@@ -114,7 +115,7 @@ class Flow:
 
         Args:
             count: The number of networks.
-            generator: The source of all chance.
+            generator: The source of all chance; one with seed 0 unless given.
             steps: The number of steps of the solver.
             solver: See `integrate`; with noise it is Euler and Maruyama's. "thesis" is the sampler of
                 `follow_thesis`, which does not follow the flow, for flows that predict ends.
@@ -127,6 +128,7 @@ class Flow:
             ValueError: There is no such label, noise is asked of a flow whose starts and ends were coupled, or the
                 thesis' sampler of one that predicts velocities or is guided.
         """
+        generator = given_or_seed(generator)
         if count < 1:
             raise ValueError(f"count={count}: draw one network at least")
         if solver == "thesis" and (self.design.predicts != "end" or guidance is not None):
@@ -146,8 +148,9 @@ class Flow:
         ]
         return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
-    def draw_starts(self, count: int, generator: torch.Generator) -> Params:
+    def draw_starts(self, count: int, generator: torch.Generator | None = None) -> Params:
         """Draw networks from the distribution in which samples begin, with a leading model axis."""
+        generator = given_or_seed(generator)
         return self._space(count, generator).leave(self.prior.sample(count, generator))
 
     def log_density(
@@ -184,7 +187,7 @@ class Flow:
         field, x = flow.field(self._number(label)), self._find_points(population).to(dtype)
         signs = None
         if probes is not None:
-            chance = torch.Generator().manual_seed(0) if generator is None else generator
+            chance = given_or_seed(generator)
             signs = 2 * torch.randint(0, 2, (probes, x.shape[1]), generator=chance, dtype=torch.int8) - 1
         found = []
         for k in range(0, len(x), SAMPLED_AT_ONCE):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params, count_models, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task
@@ -65,7 +66,7 @@ def judge(
     for name, population in kinds.items():
         if count_models(population) < 2:
             raise ValueError(f"`{name}` has {count_models(population)} networks; distances need two at least")
-    chance = torch.Generator().manual_seed(0) if generator is None else generator
+    chance = given_or_seed(generator)
     space = Space.of(train, symmetry, Representation())
     points = {name: space.enter(population) for name, population in kinds.items()}
     middle = find_reference(space, points["train"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regauge.checkpoints.job import Network, open_job
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params, require_finite
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
@@ -57,7 +58,7 @@ def audit(
     example_inputs: tuple[Any, ...],
     example_kwargs: Mapping[str, Any] | None = None,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     outputs: Outputs = None,
     convert: Convert = dict,
 ) -> list[Finding]:
@@ -74,10 +75,11 @@ def audit(
         module: The model, on a real device.
         example_inputs: Positional inputs.
         example_kwargs: Keyword inputs.
-        generator: Source of the factors.
+        generator: Source of the factors; one with seed 0 unless given.
         outputs: The outputs that are compared.
         convert: Function from `params` to the parameters under the names of the model; known for a checkpoint.
     """
+    generator = given_or_seed(generator)
     job = open_job([params], 0)
     if job is not None:
         view = job.named_for(module).source

@@ -13,6 +13,7 @@ from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.params import require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -129,7 +130,7 @@ def _draw(
         method = BestGauge(method.scheme, (method,), "weights", is_kept_always=method.is_kept_always)
     if not isinstance(method, BestGauge):
         raise ValueError(f"{type(method).__name__} looks at all values at once: allow more memory, or use Hadamard()")
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = given_or_seed(generator)
     return _result(choose_streamed(checkpoint, symmetry, method, task=task, generator=generator), symmetry)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples
@@ -133,7 +134,7 @@ def train_embedding(
     samples: Sequence[Samples],
     config: EmbeddingConfig | None = None,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> Embedding:
     """Train an encoder and a decoder on fitted networks: the decoder must say from the code what the network says.
@@ -145,6 +146,7 @@ def train_embedding(
         params: The networks, `[networks, ...]`.
         samples: Samples of each network's signal, the same number for all.
         generator: Draws the initialization, the order of networks and which samples a step reads.
+            One with seed 0 unless given.
 
     Raises:
         ValueError: Networks and samples do not fit, or a network holds NaN or Inf.
@@ -152,6 +154,7 @@ def train_embedding(
     References:
         De Luigi et al. (2023), section 3; paper 003, section 3.3.
     """
+    generator = given_or_seed(generator)
     config = config or EmbeddingConfig()
     require_finite(params, "the population")
     rows = weight_rows(params, "hidden")

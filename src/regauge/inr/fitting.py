@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 from regauge.core.products import add_matmul, scaled_matmul
 from regauge.core.progress import Progress, no_progress
@@ -118,18 +119,19 @@ def fit(
     config: FitConfig | None = None,
     *,
     start: Mapping[str, Tensor],
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> Minimum:
     """Minimize the loss of a network on samples of a signal.
 
     Args:
         start: Initial parameters, unchanged; the result has their dtype.
-        generator: Draws the samples of each step.
+        generator: Draws the samples of each step; one with seed 0 unless given.
 
     Raises:
         ValueError: The samples or the start do not fit the network, or a loss is NaN or Inf.
     """
+    generator = given_or_seed(generator)
     config = config or FitConfig()
     if (samples.points.shape[1], samples.labels.shape[1]) != (inr.in_features, inr.out_features):
         raise ValueError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from regauge.alignment import Method, align_pairs
 from regauge.connect.line import Curve
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.element import FIELD_OF_PART, Element
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
@@ -58,7 +59,7 @@ def orbit(
     symmetry: Symmetry,
     count: int,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     parts: Sequence[str] | None = None,
     noise: float = 0.0,
     reach: int = 1,
@@ -84,6 +85,7 @@ def orbit(
     References:
         Paper 002, section 5.1, whose orbits of sine networks are "permutation", "sign" or both.
     """
+    generator = given_or_seed(generator)
     if count < 1 or not 0 <= noise < math.inf or reach < 1:
         raise ValueError(
             f"count={count}, noise={noise} and reach={reach} make no copies: count and reach must be at least 1 and "

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from numpy.typing import NDArray
 
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 from regauge.core.progress import Progress
 from regauge.learn.populations import Indices, Parts, digest, find_usable, split_networks, spread
@@ -75,7 +76,7 @@ class Division:
             usable: Numbers of the networks that can be used; those that are finite unless given.
             by: Column by which stores are divided where the arguments name none.
         """
-        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        generator = given_or_seed(generator)
         split, indices = arguments.get("split"), arguments.get("indices")
         usable = find_usable(collection, **arguments) if usable is None else usable
         parts = split_networks(collection, usable, split, arguments.get("split_by") or by)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regauge.connect.straighten import FlatLine, LineTrainingConfig, first_names, train_end
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params, require_alike
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
@@ -64,7 +65,7 @@ def hyper_match(
     task: Task,
     config: HyperMatchingConfig | None = None,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> FlatLine:
     """Train a hypernetwork on one pair: it reads the weights of B and writes a network on a flat line from A.
@@ -76,7 +77,7 @@ def hyper_match(
         params_a: The network at the fixed end of the line, unchanged.
         params_b: The network that the hypernetwork reads, unchanged.
         task: Module, batches, loss. The module is an MLP with hidden layers of one width.
-        generator: Draws the hypernetwork, examples and points on the line.
+        generator: Draws the hypernetwork, examples and points on the line; one with seed 0 unless given.
 
     Raises:
         ValueError: The networks have different parameters, are no such MLPs or hold NaN or Inf; there are no batches,
@@ -85,6 +86,7 @@ def hyper_match(
     References:
         Paper 003, section 3.4.
     """
+    generator = given_or_seed(generator)
     config = config or HyperMatchingConfig()
     require_alike(params_a, params_b)
     first_names(task, params_b)

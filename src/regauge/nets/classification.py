@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from regauge.checkpoints.state_file import StateFile
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
@@ -33,7 +34,7 @@ class ClassifierConfig(DescentConfig):
     schedule: Schedule = field(default_factory=lambda: OneCycle(momentum=(0.85, 0.95)))
 
 
-def initialize(module: nn.Module, generator: torch.Generator) -> Params:
+def initialize(module: nn.Module, generator: torch.Generator | None = None) -> Params:
     """Draw linear and convolutional layers anew, as torch does but from `generator`.
 
     Weights and biases are uniform with bound 1/sqrt(fan in). Normalizations start as they are made: weights and running
@@ -45,6 +46,7 @@ def initialize(module: nn.Module, generator: torch.Generator) -> Params:
     Raises:
         ValueError: The module has parameters outside such layers.
     """
+    generator = given_or_seed(generator)
     params = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     drawn: Params = {}
     for prefix, layer in module.named_modules():
@@ -74,7 +76,7 @@ def train(
     labels: Tensor,
     training: ClassifierConfig,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     augmentation: Augmentation | None = None,
     state: Path | None = None,
     progress: Progress = no_progress,
@@ -87,7 +89,7 @@ def train(
         inputs: `[n, ...]`.
         labels: Classes, `[n]`; of sequences `[n, ...]`, as many as the outputs have.
         training: Epochs, batch size, optimizer, schedule.
-        generator: Draws the order of the examples, and their changes.
+        generator: Draws the order of the examples, and their changes; one with seed 0 unless given.
         augmentation: Changes the images of every batch at random; none unless given.
         state: A `.safetensors` file in which a training of minutes is kept while it runs. If it exists, the training
             continues from it, and ends with the bits of one that was not interrupted.
@@ -99,6 +101,7 @@ def train(
     Raises:
         ValueError: The loss becomes NaN or Inf, or the file is no state of this training.
     """
+    generator = given_or_seed(generator)
     learned = {name: params[name] for name, _ in module.named_parameters()}
     buffers = {name: tensor.clone() for name, tensor in params.items() if name not in learned}
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 
 
@@ -215,7 +216,7 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
-def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator) -> Params:
+def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator | None = None) -> Params:
     """Draw a transformer anew.
 
     Weights are normal with standard deviation 1/sqrt(fan in), those that write to the stream smaller by the square
@@ -225,6 +226,7 @@ def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator
     Returns:
         New parameters; the module keeps its own.
     """
+    generator = given_or_seed(generator)
     params = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     writers = 2 * len(module.blocks)
     for prefix, layer in module.named_modules():

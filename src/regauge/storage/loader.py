@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from regauge.core.chance import given_or_seed
 from regauge.core.element import FIELD_OF_PART, Element, Value, require_parts
 from regauge.core.moving.moved_values import LARGEST_PLACE
 from regauge.core.moving.random_draws import Source
@@ -94,7 +95,7 @@ class Loader(IterableDataset[Batch]):
         self,
         networks: Networks | Sequence[Networks] | Collection,
         *,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
         batch: int = 64,
         indices: Sequence[int] | NDArray[Any] | None = None,
         augment: Sequence[str] = (),
@@ -105,6 +106,7 @@ class Loader(IterableDataset[Batch]):
         world: int = 1,
         prefetch: int = 0,
     ) -> None:
+        generator = given_or_seed(generator)
         self.collection = Collection(networks, symmetry)
         self.indices = self.collection.resolve(indices)
         self.batch, self.is_last_dropped = batch, is_last_dropped

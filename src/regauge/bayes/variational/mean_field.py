@@ -12,6 +12,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.checkpoints.state_file import StateFile
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.nets.augmentation import Augmentation
@@ -79,7 +80,7 @@ def fit(
     targets: Tensor,
     config: VariationalConfig,
     *,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     likelihood: Likelihood | None = None,
     certain: Collection[str] = (),
     augmentation: Augmentation | None = None,
@@ -97,7 +98,7 @@ def fit(
         inputs: `[n, ...]`.
         targets: `[n, ...]`, as the likelihood reads them.
         config: Prior, temperature, and how to train.
-        generator: Draws the order of the examples, the samples, and changes of the images.
+        generator: Draws the order of examples, samples, and changes of images; one with seed 0 unless given.
         likelihood: Likelihood of a target given the outputs; `Categorical()` unless given.
         certain: Names of parameters that are trained as points, without a prior.
         augmentation: Changes the images of every batch at random, which still count once each in the bound; none unless
@@ -114,6 +115,7 @@ def fit(
             dtypes or devices, inputs and targets are not as many, training diverges, or the file is no state of this
             fit.
     """
+    generator = given_or_seed(generator)
     if not len(inputs) == len(targets) > 0:
         raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: give one target for every input")
     criterion = Categorical() if likelihood is None else likelihood

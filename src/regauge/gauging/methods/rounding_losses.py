@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from regauge.core.chance import given_or_seed
 from regauge.core.given import as_pair
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -186,7 +187,7 @@ class Expected:
         self.unit = function.unit
         self.score = function.score
         self._scheme = scheme
-        chance = torch.Generator().manual_seed(0) if generator is None else generator
+        chance = given_or_seed(generator)
         self._curvature = function.curvature(reach, chance)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.data.images import pixel_centers
 from regauge.inr.fields.fields import Field
 from regauge.inr.representation import Inr
@@ -173,12 +174,13 @@ def entropy_floor(labels: Tensor) -> float:
 
 
 @check_arguments
-def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.Generator) -> Samples:
+def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.Generator | None = None) -> Samples:
     """Queries of a field with the labels that a network learns: of distances, with signs or without, or of the inside.
 
     Raises:
         ValueError: The network is an image, or the field has no inside and the network needs one.
     """
+    generator = given_or_seed(generator)
     if inr.signal == "image":
         raise ValueError("an INR of an image learns from pixels, not from the field of a shape; use `image_samples`")
     points = draw_queries(field.surface, queries, generator=generator)

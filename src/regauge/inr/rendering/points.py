@@ -11,6 +11,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.inr.fields.signal_samples import DistanceLabels, labels_of
 from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
@@ -78,7 +79,11 @@ class PointCloud:
 
 @check_arguments
 def extract_points(
-    inr: Inr, params: Mapping[str, Tensor], projection: Projection | None = None, *, generator: torch.Generator
+    inr: Inr,
+    params: Mapping[str, Tensor],
+    projection: Projection | None = None,
+    *,
+    generator: torch.Generator | None = None,
 ) -> PointCloud:
     """Points of the surface where an unsigned distance is zero.
 
@@ -96,6 +101,7 @@ def extract_points(
     References:
         Chibane et al. (2020), Neural unsigned distance fields.
     """
+    generator = given_or_seed(generator)
     if inr.signal != "unsigned":
         raise ValueError(f"an INR of {inr.signal!r} has no unsigned distances; extract a mesh or draw an image")
     projection = projection or Projection()

@@ -19,6 +19,7 @@ from regauge.checkpoints.described import DAMAGE, damage
 from regauge.checkpoints.writing import require_writable, save_bytes
 from regauge.connect.paths import Path, Straight
 from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry_text import read_versioned
 from regauge.inr.rendering.field_values import evaluate as values_at
@@ -71,7 +72,7 @@ def render_strip(
     path: Path | None = None,
     queries: Tensor | None = None,
     detail: Detail | None = None,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
 ) -> Strip:
     """Show networks along a path from the first to the second, which should be aligned before.
 
@@ -86,6 +87,7 @@ def render_strip(
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: Resolution of shapes.
         generator: Draws random points; it advances once, whatever the number of networks.
+            One with seed 0 unless given.
 
     Raises:
         ImportError: scikit-image is not installed, and meshes are needed.
@@ -95,6 +97,7 @@ def render_strip(
     References:
         De Luigi et al. (2023), figures 3.9 to 3.11.
     """
+    generator = given_or_seed(generator)
     if points < 2:
         raise ValueError(f"a strip needs both ends, but points={points}")
     require_same_shapes(params_a, params_b)
@@ -113,7 +116,7 @@ def render_networks(
     label: str,
     queries: Tensor | None = None,
     detail: Detail | None = None,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
 ) -> Strip:
     """Show networks in a row.
 
@@ -127,6 +130,7 @@ def render_networks(
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: Resolution of shapes.
         generator: Draws random points; it advances once, whatever the number of networks.
+            One with seed 0 unless given.
 
     Raises:
         ImportError: scikit-image is not installed, and meshes are needed.
@@ -135,6 +139,7 @@ def render_networks(
     References:
         De Luigi et al. (2023), figure 3.12.
     """
+    generator = given_or_seed(generator)
     seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
     losses: list[float] = []
     pictures: list[Picture] = []
