@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.bayes.matching import align, align_many
+from regauge.bayes.matching import align_many_posteriors, align_posteriors
 from regauge.bayes.posteriors.gaussian import GaussianPosterior
 from regauge.bayes.variational.mean_field import VariationalConfig, fit
 from regauge.data.images import digits, mnist
@@ -89,12 +89,12 @@ def measure(case: Case) -> None:
                 rg.align(*fitted[:2], symmetry, method=rg.GaussianMatching(method=m))
             ),
         }
-    programs["Wasserstein, keep, moved and measured"] = lambda: str(align(*fitted[:2], symmetry))
+    programs["Wasserstein, keep, moved and measured"] = lambda: str(align_posteriors(*fitted[:2], symmetry))
     programs["KL, keep"] = lambda: str(rg.align(*fitted[:2], symmetry, method=rg.GaussianMatching(cost="kl")))
     if case.count > 2:
         merging = rg.alignment.MergeMany(inner=rg.WeightMatching(scales="keep"))
         programs[f"means of {case.count}, keep"] = lambda: str(rg.align_many(means, symmetry, method=merging))
-        programs[f"Wasserstein of {case.count}, keep"] = lambda: str(align_many(fitted, symmetry))
+        programs[f"Wasserstein of {case.count}, keep"] = lambda: str(align_many_posteriors(fitted, symmetry))
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     reports: dict[str, str] = {}
     for _ in range(ROUNDS):

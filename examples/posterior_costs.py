@@ -52,7 +52,7 @@ def main() -> None:
             q_0, q_1 = posteriors[2 * pair : 2 * pair + 2]
             noise = q_1.draw(SAMPLES, torch.Generator().manual_seed(100 + pair))
             if method is not None:
-                element = rg.bayes.align(q_0, q_1, symmetry, method=method).element
+                element = rg.bayes.align_posteriors(q_0, q_1, symmetry, method=method).element
                 q_1, noise = q_1.push(symmetry, element), q_1.push_noise(symmetry, element, noise)
             own.append(rg.bayes.posterior_line(q_0, q_1, module, test, noise=noise, points=POINTS).barrier)
             divergences.append(diagnose(q_1, CONFIG.prior_std, count).kl_per_example)

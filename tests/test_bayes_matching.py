@@ -9,7 +9,7 @@ from posterior_cases import KINDS, NETS, each_kind, each_net, gaussian, generato
 import regauge as rg
 from regauge import Element, FrankWolfe, GaussianMatching, MergeMany, Symmetry, WeightMatching
 from regauge.alignment.methods.gaussian_matching import GaussianCost
-from regauge.bayes.matching import align, align_many, barycenter, one_gaussian
+from regauge.bayes.matching import align_many_posteriors, align_posteriors, barycenter, one_gaussian
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.transport.wasserstein import distance
 from regauge.nets.resnet import resnet20
@@ -22,7 +22,7 @@ ISOMETRIES = ("permutation", "sign", "shift")
 def test_the_whole_posterior_moves_and_comes_closer(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     a, b = KINDS[kind](name, 1), KINDS[kind](name, 50)
-    found = align(a, b, symmetry)
+    found = align_posteriors(a, b, symmetry)
     noise = b.draw(5, generator(3))
     there = found.posterior.at(b.push_noise(symmetry, found.element, noise))
     assert is_close(there, symmetry.act(found.element, b.at(noise)))
@@ -43,7 +43,7 @@ def test_a_copy_of_a_posterior_is_brought_back(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     q = KINDS[kind](name, 1)
     copy = q.push(symmetry, symmetry.random(generator(2), ISOMETRIES))
-    found = align(q, copy, symmetry)
+    found = align_posteriors(q, copy, symmetry)
     assert found.before.total > 0.1
     assert found.after.total == pytest.approx(0, abs=1e-9)
     again = distance(q, found.posterior, skip=symmetry.buffers) if kind != "low rank" else found.after
@@ -58,10 +58,12 @@ def test_every_cost_takes_every_kind(kind: str, cost: GaussianCost) -> None:
     copy = q.push(symmetry, symmetry.random(generator(2), ISOMETRIES))
     if "kl" in cost and kind == "deviations alone":
         with pytest.raises(ValueError, match="no positive standard deviation everywhere"):
-            align(q, copy, symmetry, method=GaussianMatching(cost=cost))
+            align_posteriors(q, copy, symmetry, method=GaussianMatching(cost=cost))
         return
     matching = WeightMatching(scales="keep", restarts=20)
-    found = align(q, copy, symmetry, method=GaussianMatching(cost=cost, method=matching), generator=generator(0))
+    found = align_posteriors(
+        q, copy, symmetry, method=GaussianMatching(cost=cost, method=matching), generator=generator(0)
+    )
     assert found.after.total == pytest.approx(0, abs=1e-9)
 
 
@@ -69,7 +71,7 @@ def test_posteriors_of_two_kinds_are_matched_by_their_moments() -> None:
     _, _, symmetry = network("tanh")
     kinds = {kind: make("tanh", 1) for kind, make in KINDS.items()}
     for (_, a), (_, b) in itertools.permutations(kinds.items(), 2):
-        found = align(a, b, symmetry)
+        found = align_posteriors(a, b, symmetry)
         assert type(found.posterior) is type(b)
         assert found.after.total <= found.before.total
 
@@ -86,13 +88,13 @@ def two_modes() -> tuple[Symmetry, GaussianPosterior, GaussianPosterior]:
 def test_the_toy_is_recovered_by_distributions_and_not_by_means() -> None:
     """What the paper prints as the divergence, a distance of means, stays where it is; the divergence does not."""
     symmetry, a, b = two_modes()
-    means = align(a, b, symmetry, method=GaussianMatching(cost="mean"))
+    means = align_posteriors(a, b, symmetry, method=GaussianMatching(cost="mean"))
     assert means.element["h"].perm is not None
     assert means.element["h"].perm.tolist() == [0, 1]
     assert means.after == means.before == (0.0, pytest.approx(2 * 0.8**2))
     costs: tuple[GaussianCost, ...] = ("wasserstein", "kl", "symmetric kl")
     for cost in costs:
-        found = align(a, b, symmetry, method=GaussianMatching(cost=cost))
+        found = align_posteriors(a, b, symmetry, method=GaussianMatching(cost=cost))
         assert found.after.total == 0
         assert torch.equal(found.posterior.std["w"], a.std["w"])
 
@@ -103,10 +105,10 @@ def test_the_divergence_and_the_distance_can_disagree() -> None:
     equal = {"w": torch.tensor([0.5, 0.5]).double()}
     a = GaussianPosterior({"w": torch.tensor([1.0, 5.0]).double()}, {"w": torch.tensor([0.1, 10.0]).double()})
     b = GaussianPosterior({"w": torch.tensor([1.0, 0.5]).double()}, equal)
-    near = align(a, b, symmetry)
+    near = align_posteriors(a, b, symmetry)
     assert near.posterior.mean["w"].tolist() == [0.5, 1.0]
     assert near.after.total < near.before.total
-    likely = align(a, b, symmetry, method=GaussianMatching(cost="kl"))
+    likely = align_posteriors(a, b, symmetry, method=GaussianMatching(cost="kl"))
     assert likely.posterior.mean["w"].tolist() == [1.0, 0.5]
 
 
@@ -118,7 +120,7 @@ def test_the_divergence_and_the_distance_can_disagree() -> None:
 def test_many_come_closer_to_their_barycenter(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     given = [KINDS[kind](name, seed) for seed in (1, 50, 90, 130)]
-    found = align_many(given, symmetry)
+    found = align_many_posteriors(given, symmetry)
     assert found.posteriors[0] is given[0]
     for element, before, after in zip(found.elements, given, found.posteriors, strict=True):
         assert is_close(after.moments().mean, before.push(symmetry, element).moments().mean)
@@ -138,7 +140,7 @@ def test_copies_of_one_posterior_coincide(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     q = KINDS[kind](name, 1)
     copies = [q.push(symmetry, symmetry.random(generator(seed), ISOMETRIES)) for seed in range(4)]
-    found = align_many(copies, symmetry)
+    found = align_many_posteriors(copies, symmetry)
     assert found.before.total > 0.1
     assert found.after.total == pytest.approx(0, abs=1e-9)
     merged = one_gaussian(copies, symmetry, spread=0.5)
@@ -150,15 +152,15 @@ def test_copies_of_one_posterior_coincide(name: str, kind: str) -> None:
 def test_other_methods_can_be_given() -> None:
     _, _, symmetry = network("tanh")
     given = [gaussian("tanh", seed) for seed in (1, 50, 90)]
-    universe = align_many(given, symmetry)
+    universe = align_many_posteriors(given, symmetry)
     many = [GaussianMatching(method=m) for m in (FrankWolfe(max_steps=5), MergeMany(restarts=2), WeightMatching())]
     for method in many:
-        found = align_many(given, symmetry, method=method, generator=generator(0))
+        found = align_many_posteriors(given, symmetry, method=method, generator=generator(0))
         assert found.after.total <= found.before.total
-    best = align_many(given, symmetry, method=many[1], generator=generator(0))
+    best = align_many_posteriors(given, symmetry, method=many[1], generator=generator(0))
     assert best.after.total <= universe.after.total + 1e-12
-    first = align_many(given, symmetry, method=many[2])
-    assert is_close(first.posteriors[1].mean, align(given[0], given[1], symmetry).posterior.mean)
+    first = align_many_posteriors(given, symmetry, method=many[2])
+    assert is_close(first.posteriors[1].mean, align_posteriors(given[0], given[1], symmetry).posterior.mean)
 
 
 def test_the_barycenter_minimizes_the_weighted_distances() -> None:
@@ -218,10 +220,10 @@ def test_signs_and_scales_of_filter_response_normalization_are_used() -> None:
     )
     signed = q.push(symmetry, symmetry.random(generator(1), ISOMETRIES))
     scaled = q.push(symmetry, symmetry.random(generator(1)))
-    assert align(q, signed, symmetry).after.total == pytest.approx(0, abs=1e-9)
+    assert align_posteriors(q, signed, symmetry).after.total == pytest.approx(0, abs=1e-9)
     balanced = GaussianMatching(method=WeightMatching())
-    assert align(q, scaled, symmetry, method=balanced).after.total == pytest.approx(0, abs=1e-6)
-    assert align(q, scaled, symmetry).after.total > 1
+    assert align_posteriors(q, scaled, symmetry, method=balanced).after.total == pytest.approx(0, abs=1e-6)
+    assert align_posteriors(q, scaled, symmetry).after.total > 1
     permutations = Symmetry.from_axes(
         {
             name: tuple(
@@ -233,7 +235,7 @@ def test_signs_and_scales_of_filter_response_normalization_are_used() -> None:
             for name, t in mean.items()
         }
     )
-    assert align(q, signed, permutations).after.total > 1
+    assert align_posteriors(q, signed, permutations).after.total > 1
 
 
 def test_the_scale_of_a_filter_is_found_where_nothing_is_added_to_its_power() -> None:
@@ -255,7 +257,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="different parameters"):
         barycenter([q, gaussian("batch norm", 1)])
     with pytest.raises(ValueError, match="there is no network to align"):
-        align_many([], symmetry)
+        align_many_posteriors([], symmetry)
     with pytest.raises(ValueError, match="no network to align"):
         one_gaussian([], symmetry)
     with pytest.raises(ValueError, match=r"spread is -1.0; it multiplies standard deviations"):
@@ -266,5 +268,5 @@ def test_what_does_not_fit_is_refused() -> None:
         one_gaussian([q, q], symmetry, method=MergeMany())
     with pytest.raises(ValueError, match="one particle has no standard deviations"):
         one_gaussian(members[:1], symmetry)
-    assert isinstance(align(q, q, symmetry).element, Element)
-    assert isinstance(align(q, q, symmetry).posterior, Posterior)
+    assert isinstance(align_posteriors(q, q, symmetry).element, Element)
+    assert isinstance(align_posteriors(q, q, symmetry).posterior, Posterior)

@@ -470,7 +470,7 @@ def test_all_networks_of_an_orbit_have_one_density(
     assert first.dtype == torch.float64
     assert torch.allclose(first, second, rtol=1e-9, atol=1e-9)
     assert (first[0] - first[3]).abs() > 1e-3  # Other networks have others.
-    loaded = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
+    loaded = flow.load_flow(found.save(tmp_path / "flow.safetensors"))
     assert torch.equal(loaded.log_density(moved, steps=3, probes=4), second)
     if is_aligned:  # Where nothing is aligned, it is the order of units that is measured.
         space = found.space
@@ -502,7 +502,7 @@ def test_a_file_of_the_first_version_aligns_to_the_mean(tmp_path: Path) -> None:
     _, symmetry, population, _ = networks("mlp", 40)
     config = flow.FlowConfig(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1, batch=16)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
-    path = flow.save_flow(found, tmp_path / "flow.safetensors")
+    path = found.save(tmp_path / "flow.safetensors")
     with Checkpoint.open(path) as checkpoint:
         header = dict(checkpoint.header)
         tensors = {name: t for name, t in checkpoint.params.items() if name != "reference"}
@@ -521,13 +521,13 @@ def test_a_file_of_the_first_version_aligns_to_the_mean(tmp_path: Path) -> None:
 
 def test_a_flow_comes_back_from_its_file(fitted: tuple[flow.Flow, Params], tmp_path: Path) -> None:
     found, _ = fitted
-    path = flow.save_flow(found, tmp_path / "flow.safetensors")
+    path = found.save(tmp_path / "flow.safetensors")
     loaded = flow.load_flow(path)
     assert loaded.design == found.design
     first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=3) for one in (found, loaded))
     assert all(torch.equal(first[n], second[n]) for n in first)
     with pytest.raises(FileExistsError):
-        flow.save_flow(found, path)
+        found.save(path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match="flow"):
         flow.load_flow(path)
@@ -540,7 +540,7 @@ def test_plain_nets_are_fitted_to_aligned_networks(net: flow.Perceptron | flow.T
     _, symmetry, population, _ = networks("mlp", 40)
     config = flow.FlowConfig(net=net, epochs=1, batch=16, is_aligned=True, predicts="end", has_gaussian=False)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
-    loaded = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
+    loaded = flow.load_flow(found.save(tmp_path / "flow.safetensors"))
     first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=3) for one in (found, loaded))
     assert all(torch.equal(first[n], second[n]) for n in first)
 

@@ -173,7 +173,7 @@ def test_the_last_checkpoint_of_each_run_is_read_unless_asked(place: Path, capsy
         runs, config=flow.FlowConfig(net=flow.Metanetwork(width=8, depth=1), epochs=1), generator=torch.Generator()
     )
     assert sum(made.about["networks"].values()) == 40  # As the command does.
-    flow.save_flow(made, "python.safetensors")
+    made.save("python.safetensors")
     main(["flow", "judge", "python.safetensors", "from-last", "runs", "-o", "python.html", *judge])
     main(["flow", "fit", "runs", "--where", "step=0", "-o", "first.safetensors", *small])
     assert "40" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import save
 from regauge.core.escaping import UNSEEN
 from regauge.core.symmetry import Symmetry
-from regauge.flow import Config, Flow, Perceptron, fit, load_flow, save_flow
+from regauge.flow import Config, Flow, Perceptron, fit, load_flow
 from regauge.gauging import read_mappings
 from regauge.inr import Inr, load_inr, save_inr
 from regauge.learn.autoencoder import Autoencoder
@@ -67,7 +67,7 @@ def _save_autoencoder(path: Path) -> None:
 
 
 def _save_flow(path: Path, **config: Any) -> None:
-    save_flow(fit(POPULATION, SYMMETRY, Config(epochs=1, **config), generator=_generator()), path)
+    fit(POPULATION, SYMMETRY, Config(epochs=1, **config), generator=_generator()).save(path)
 
 
 def _save_plain_flow(path: Path) -> None:

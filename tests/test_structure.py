@@ -483,7 +483,7 @@ def test_a_flow_draws_networks_with_it(name: str, tmp_path: Path) -> None:
     networks = many(name)
     config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=8, is_aligned=True)
     found = flow.fit(networks, symmetry, config, generator=generator(0))
-    again = flow.load_flow(flow.save_flow(found, tmp_path / "flow.safetensors"))
+    again = flow.load_flow(found.save(tmp_path / "flow.safetensors"))
     for one in (found, again):
         drawn = one.sample(3, generator=generator(0))
         assert drawn.keys() == networks.keys()

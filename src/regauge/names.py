@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import lazy_loader
@@ -32,7 +33,7 @@ def attach(
         package: The `__name__` of the package.
         file: Its `__file__`; the stub is the `.pyi` file next to it. None for a package without public names.
         moved: Names of earlier versions, which still work and are not listed, and where they are now:
-            `package` or `package:name`. The package may be one of a distribution of its own.
+            `package`, `package:name` or `package:Class.method`. The package may be one of a distribution of its own.
     """
     load, listed, public = lazy_loader.attach(package) if file is None else lazy_loader.attach_stub(package, file)
 
@@ -42,7 +43,7 @@ def attach(
         if moved and name in moved:
             place, _, new = moved[name].partition(":")
             try:
-                return getattr(import_module(place), new or name)
+                return attrgetter(new or name)(import_module(place))
             except ModuleNotFoundError as error:
                 if error.name != place.partition(".")[0]:
                     raise

@@ -20,5 +20,7 @@ __getattr__, __dir__, __all__ = attach(
         "OneGaussian": "regauge.bayes.matching",
         "SquaredDistance": "regauge.bayes.posteriors.couplings",
         "Variational": "regauge.bayes:VariationalConfig",
+        "align": "regauge.bayes:align_posteriors",
+        "align_many": "regauge.bayes:align_many_posteriors",
     },
 )

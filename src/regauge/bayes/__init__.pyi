@@ -7,8 +7,8 @@ from .importers.particle_samples import from_posteriors as from_posteriors
 from .importers.particle_samples import from_samples as from_samples
 from .importers.particle_samples import log_posterior as log_posterior
 from .matching import PosteriorAlignment as PosteriorAlignment
-from .matching import align as align
-from .matching import align_many as align_many
+from .matching import align_many_posteriors as align_many_posteriors
+from .matching import align_posteriors as align_posteriors
 from .matching import barycenter as barycenter
 from .matching import one_gaussian as one_gaussian
 from .posteriors.gaussian import GaussianPosterior as GaussianPosterior

@@ -7,9 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from regauge.alignment import GaussianMatching, ManyResult, Method, Result
-from regauge.alignment import align as align_networks
-from regauge.alignment import align_many as align_many_networks
+from regauge.alignment import GaussianMatching, ManyResult, Method, Result, align, align_many
 from regauge.bayes.posteriors.couplings import SquaredDistance, with_zeros
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
@@ -72,7 +70,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
 
 
 @check_arguments
-def align(
+def align_posteriors(
     q_a: Posterior,
     q_b: AnyPosterior,
     symmetry: Symmetry,
@@ -105,13 +103,13 @@ def align(
         Rossi et al. (2023), equations 17 to 19 and algorithm 1.
     """
     a, b = _common_moments([q_a, q_b])
-    found = align_networks(a, b, symmetry, method=method or GaussianMatching(), generator=generator)
+    found = align(a, b, symmetry, method=method or GaussianMatching(), generator=generator)
     before, after = (distance(a, one, skip=symmetry.buffers) for one in (b, found.params))
     return PosteriorAlignment((_push(q_b, b, symmetry, found.element, found.params),), before, after, found)
 
 
 @check_arguments
-def align_many(
+def align_many_posteriors(
     posteriors: Sequence[AnyPosterior],
     symmetry: Symmetry,
     *,
@@ -120,12 +118,13 @@ def align_many(
 ) -> PosteriorAlignment[AnyPosterior]:
     """Move posteriors along their orbits until none of them can come closer to the barycenter of the others.
 
-    As in `align` moments are matched and whole posteriors move. The sum over pairs of `W2^2` between K diagonal
-    Gaussians is K times the sum of their distances from the barycenter, and a step of one posterior lowers both.
+    As in `align_posteriors` moments are matched and whole posteriors move. The sum over pairs of `W2^2` between K
+    diagonal Gaussians is K times the sum of their distances from the barycenter, and a step of one posterior lowers
+    both.
 
     Args:
         posteriors: One or more, of any kinds; the first one stays where it is.
-        symmetry, generator: As for `align`.
+        symmetry, generator: As for `align_posteriors`.
         method: Compares pairs of means and standard deviations; `GaussianMatching()` unless given, whose
             method for many is `MergeMany`. `GaussianMatching(method=WeightMatching())` aligns all to the first
             posterior.
@@ -139,7 +138,7 @@ def align_many(
         networks.
     """
     moments = _common_moments(posteriors)
-    found = align_many_networks(moments, symmetry, method=method or GaussianMatching(), generator=generator)
+    found = align_many(moments, symmetry, method=method or GaussianMatching(), generator=generator)
     rows = zip(posteriors[1:], moments[1:], found.elements[1:], found.params[1:], strict=True)
     pushed = (_push(q, own, symmetry, element, there) for q, own, element, there in rows)
     before, after = (_spread(networks, symmetry) for networks in (moments, found.params))
@@ -150,8 +149,8 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
     """The diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the moments.
 
     Its mean is the weighted mean of the means, its standard deviation that of the standard deviations: not of the
-    variances, and with nothing added for how far the means are apart. Align the posteriors first (`align_many`): the
-    barycenter of posteriors in different copies of a mode lies in none.
+    variances, and with nothing added for how far the means are apart. Align the posteriors first
+    (`align_many_posteriors`): the barycenter of posteriors in different copies of a mode lies in none.
 
     Args:
         posteriors: One or more, of one architecture; of those that are no diagonal Gaussians the moments.
@@ -231,10 +230,10 @@ def one_gaussian(
                 f"{type(method).__name__} aligns networks; for posteriors give "
                 f"GaussianMatching(method={type(method).__name__}(...))"
             )
-        alignment = align_many(posteriors, symmetry, method=method, generator=generator)
+        alignment = align_many_posteriors(posteriors, symmetry, method=method, generator=generator)
         merged = barycenter(alignment.posteriors)
     else:
-        alignment = align_many_networks(networks, symmetry, method=method, task=task, generator=generator)
+        alignment = align_many(networks, symmetry, method=method, task=task, generator=generator)
         stack = {name: torch.stack([one[name] for one in alignment.params]) for name in alignment.params[0]}
         merged = ParticlePosterior(stack, symmetry.buffers).moments()
     std = {name: spread * tensor for name, tensor in merged.std.items()}

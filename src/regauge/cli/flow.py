@@ -57,7 +57,7 @@ def fit(options: FlowFit) -> None:
                 collection, config=config, **run_of(options, chosen, place), starts=starts, progress=progress
             )
         chosen_by = {name: getattr(options, name) for name in ("where", "checkpoints", "split_by")}
-        flow.save_flow(made.told(selection=chosen_by), place.path, overwrite=place.overwrite)
+        made.told(selection=chosen_by).save(place.path, overwrite=place.overwrite)
     tell_training(made)
     tell_written(options.output)
 

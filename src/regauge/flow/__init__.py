@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = attach(
     moved={
         "Config": "regauge.flow:FlowConfig",
         "NETS": "regauge.flow.nets",
+        "save_flow": "regauge.flow:Flow.save",
         "Score": "regauge.flow.judgement",
         "TIMES": "regauge.flow.times",
     },

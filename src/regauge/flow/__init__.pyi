@@ -4,7 +4,6 @@ from .fitting import fit as fit
 from .flow import Flow as Flow
 from .flow_config import FlowConfig as FlowConfig
 from .flow_files import load_flow as load_flow
-from .flow_files import save_flow as save_flow
 from .guiding import BatchLoss as BatchLoss
 from .judgement import Judgement as Judgement
 from .judging import judge as judge

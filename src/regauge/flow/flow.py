@@ -1,20 +1,24 @@
 """A fitted flow: samples, densities, files."""
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regauge.checkpoints.writing import save
 from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.flow.alignment import align_points, sort_points
 from regauge.flow.components import Components
+from regauge.flow.design import describe_design
 from regauge.flow.flow_config import Design
 from regauge.flow.likelihood import integrate_density
 from regauge.flow.manifold import Manifold, Points
@@ -23,13 +27,20 @@ from regauge.flow.nets import OverNetworks
 from regauge.flow.priors import Prior
 from regauge.flow.resizing import find_places
 from regauge.flow.sampling import Field, Guidance, Solver, diffuse, follow_thesis, integrate
-from regauge.flow.space import Space
+from regauge.flow.space import LOG_NORM, Space
 from regauge.flow.velocity import Velocity
 from regauge.learn.course import Trained
 from regauge.storage.architecture import Architecture
 
 SAMPLED_AT_ONCE = 256
 """Networks that are sampled at a time."""
+
+
+KIND, VERSION = "regauge flow", "2"
+PRIOR = ("mean", "deviation", "root", "factor")
+"""Tensors of a prior."""
+COMPONENTS = ("mean", "unit", "axes", "sizes")
+"""Tensors of principal components, but for roots."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +86,36 @@ class Flow:
     def told(self, **facts: Any) -> "Flow":
         """This flow with more that is known about it, as JSON."""
         return replace(self, about={**self.about, **facts})
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write it to a `.safetensors` file, whole or not at all, with everything that makes it in the header.
+
+        Raises:
+            FileExistsError: The file exists, and `overwrite` is false.
+            FileNotFoundError: Its folder does not exist.
+            OSError: The disk is full.
+            ValueError: The name does not end in `.safetensors`.
+        """
+        few = self.space if isinstance(self.space, Components) else None
+        space = self.networks
+        made = {
+            "design": describe_design(self.design),
+            "symmetry": json.loads(space.symmetry.to_json()),
+            "names": [name for name in space.names if name != LOG_NORM],
+            "positive": list(space.positive),
+            "classes": list(self.classes),
+        }
+        tensors = {f"velocity/{name}": tensor for name, tensor in self.velocity.state_dict().items()}
+        tensors |= {f"moments/{name}": tensor for name, tensor in vars(self.moments).items() if tensor is not None}
+        tensors |= {f"prior/{name}": tensor for name in PRIOR if (tensor := getattr(self.prior, name)) is not None}
+        tensors |= {f"constants/{name}": tensor for name, tensor in space.constants.items()}
+        if few is not None:
+            tensors |= {f"components/{name}": getattr(few, name) for name in COMPONENTS}
+            tensors |= {f"components/roots/{number:05d}": root for number, root in enumerate(few.roots)}
+        if self.reference is not None:
+            tensors["reference"] = self.reference
+        header = {"kind": KIND, "version": VERSION, "flow": json.dumps(made), "about": json.dumps(dict(self.about))}
+        return save(tensors, path, overwrite=overwrite, metadata=header)
 
     def resize(self, symmetry: Symmetry) -> "Flow":
         """This flow for networks with other numbers of units, each new unit as likely as those it was fitted to.

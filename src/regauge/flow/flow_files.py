@@ -1,4 +1,4 @@
-"""Flows as files: safetensors, with everything that makes the flow in the header."""
+"""Flows read from files; `Flow.save` writes them."""
 
 import json
 import math
@@ -8,54 +8,17 @@ import torch
 
 from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
-from regauge.checkpoints.writing import save
 from regauge.core.params import Params, below
 from regauge.core.symmetry import Symmetry
 from regauge.flow.components import Components
-from regauge.flow.design import build_velocity, describe_design, design_of
-from regauge.flow.flow import Flow
+from regauge.flow.design import build_velocity, design_of
+from regauge.flow.flow import COMPONENTS, KIND, VERSION, Flow
 from regauge.flow.moments import Moments
 from regauge.flow.priors import Prior
-from regauge.flow.space import LOG_NORM, Space
+from regauge.flow.space import Space
 
-KIND, VERSION = "regauge flow", "2"
 EARLIER = "1"
 """The version that kept no reference."""
-PRIOR = ("mean", "deviation", "root", "factor")
-"""Tensors of a prior."""
-COMPONENTS = ("mean", "unit", "axes", "sizes")
-"""Tensors of principal components, but for roots."""
-
-
-def save_flow(flow: Flow, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a flow to a `.safetensors` file, whole or not at all.
-
-    Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
-        OSError: The disk is full.
-        ValueError: The name does not end in `.safetensors`.
-    """
-    few = flow.space if isinstance(flow.space, Components) else None
-    space = flow.networks
-    made = {
-        "design": describe_design(flow.design),
-        "symmetry": json.loads(space.symmetry.to_json()),
-        "names": [name for name in space.names if name != LOG_NORM],
-        "positive": list(space.positive),
-        "classes": list(flow.classes),
-    }
-    tensors = {f"velocity/{name}": tensor for name, tensor in flow.velocity.state_dict().items()}
-    tensors |= {f"moments/{name}": tensor for name, tensor in vars(flow.moments).items() if tensor is not None}
-    tensors |= {f"prior/{name}": tensor for name in PRIOR if (tensor := getattr(flow.prior, name)) is not None}
-    tensors |= {f"constants/{name}": tensor for name, tensor in space.constants.items()}
-    if few is not None:
-        tensors |= {f"components/{name}": getattr(few, name) for name in COMPONENTS}
-        tensors |= {f"components/roots/{number:05d}": root for number, root in enumerate(few.roots)}
-    if flow.reference is not None:
-        tensors["reference"] = flow.reference
-    header = {"kind": KIND, "version": VERSION, "flow": json.dumps(made), "about": json.dumps(dict(flow.about))}
-    return save(tensors, path, overwrite=overwrite, metadata=header)
 
 
 def load_flow(path: str | Path) -> Flow:

@@ -8,7 +8,7 @@ import torch
 
 import regauge as rg
 from regauge.alignment import Method
-from regauge.bayes.matching import align_many, barycenter
+from regauge.bayes.matching import align_many_posteriors, barycenter
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.prediction.predict import predict
@@ -132,7 +132,7 @@ def _merge(
     moved: Sequence[GaussianPosterior] = gaussians
     if gaussians[0].std:
         if way.gaussians is not None:
-            moved = align_many(gaussians, symmetry, method=way.gaussians).posteriors
+            moved = align_many_posteriors(gaussians, symmetry, method=way.gaussians).posteriors
         return barycenter(moved), [one.mean for one in moved]
     networks = [one.mean for one in gaussians]
     if way.networks is not None:

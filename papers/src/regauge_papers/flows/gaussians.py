@@ -86,7 +86,7 @@ def measure(study: Study, run: Run) -> Table:
         def write() -> None:
             generator = run.generator("flow", label)
             made = flow.fit(networks, symmetry, settings, generator=generator, progress=run.progress)
-            flow.save_flow(made, place)
+            made.save(place)
 
         make_once(place, write)
         return flow.load_flow(place)

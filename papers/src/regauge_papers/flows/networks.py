@@ -118,7 +118,7 @@ class Networks:
             made = flow.fit(
                 self.store, config=settings, generator=generator, checkpoints="all", state=state, progress=progress
             )
-            flow.save_flow(made, place)
+            made.save(place)
             state.unlink(missing_ok=True)
 
         make_once(place, write)

@@ -177,7 +177,7 @@ def _fit(study: Study, label: str, store: Store, parts: Mapping[str, NDArray[np.
     def write() -> None:
         settings, progress = study.settings, run.progress
         made = flow.fit(store, config=settings, generator=generator, split=parts, state=state, progress=progress)
-        flow.save_flow(made, place)
+        made.save(place)
         state.unlink(missing_ok=True)
 
     make_once(place, write)
