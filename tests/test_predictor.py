@@ -19,6 +19,7 @@ from regauge.checkpoints.writing import save
 from regauge.core.params import Params, select
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import layer_statistics
+from regauge.learn.random_changes import change_values, move_inputs
 from regauge.learn.rendering import Rendering
 from regauge.learn.targets import Target
 from regauge.nets.siren import Siren
@@ -351,7 +352,7 @@ def test_changes_of_inputs_are_changes_of_weights() -> None:
     some = select(networks, slice(4))
     run = torch.func.vmap(lambda one, x: torch.func.functional_call(module, one, (x,)))
     for change in (learn.Translation(0.3), learn.Rotation(90), learn.Scaling(0.4)):
-        moved = learn.changes.move_inputs(some, (change,), layer, generator(3))
+        moved = move_inputs(some, (change,), layer, generator(3))
         matrix, shift = change.draw(4, 2, generator(3))
         points = GRID @ matrix.mT + shift.unsqueeze(1)
         torch.testing.assert_close(run(moved, GRID.expand(4, -1, -1)), run(some, points), rtol=1e-4, atol=1e-4)
@@ -371,7 +372,7 @@ def test_rotations_are_rotations(inputs: int) -> None:
 def test_noise_keeps_variances_and_ties() -> None:
     networks = {"var": torch.full((2, 50), 0.1), "a": torch.randn(2, 50, generator=generator()), "steps": torch.ones(2)}
     networks["b"], networks["steps"] = networks["a"], networks["steps"].long()
-    made = learn.changes.change_values(networks, (learn.Noise(3.0), learn.Dropout(0.5)), (("a", "b"),), generator())
+    made = change_values(networks, (learn.Noise(3.0), learn.Dropout(0.5)), (("a", "b"),), generator())
     assert bool((made["var"] >= 0).all())
     assert torch.equal(made["a"], made["b"])
     assert torch.equal(made["steps"], networks["steps"])
