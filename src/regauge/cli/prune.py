@@ -1,7 +1,6 @@
 """`regauge prune`: a checkpoint without units that it does not need, and without a share of the others."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,10 @@ from regauge.report.prune_page import prune_page
 
 def run(options: Prune) -> None:
     """Prune, write the smaller checkpoint, and say what was removed."""
-    if options.criterion is None:
-        options = replace(options, criterion="magnitude" if options.data is None else "output")
-    assert options.criterion is not None
-    criterion = CRITERIA[options.criterion]()
+    criterion = None if options.criterion is None else CRITERIA[options.criterion]()
     if not 0 <= options.share < 1:
         raise UsageError(f"--share is {options.share}; it is from 0 to below 1: some unit must stay")
-    if criterion.needs_task and options.data is None:
+    if criterion is not None and criterion.needs_task and options.data is None:
         raise UsageError(f"the criterion {options.criterion!r} runs the network: give --data, or choose another one")
     if options.test is not None and options.data is None:
         raise UsageError("--test judges what --data chose: give --data, too")

@@ -94,8 +94,8 @@ def prune(
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.
     """
     has_data = task is not None and task.has_targets
+    notes = (WITHOUT_DATA,) if criterion is None and not has_data and _is_any(share) else ()
     criterion = (OutputError() if has_data else Magnitude()) if criterion is None else criterion
-    notes = (WITHOUT_DATA,) if isinstance(criterion, Magnitude) and not has_data and _is_any(share) else ()
     settings = {"share": share, "criterion": repr(criterion)}
     ways: Any = {"symmetry": symmetry, "generator": generator, "beside": prune_path, "work": "pruning"}
     job = open_call("rg.prune", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
