@@ -186,4 +186,4 @@ def _config_document(folder: Path) -> Any:
 @LIMITED
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_a_changed_configuration_builds_a_model_or_is_refused(examples: int, tmp_path: Path) -> None:
-    check_kind(Kind(_config, _config_document, "model", use=lambda model: str(model.module)), tmp_path, examples)
+    check_kind(Kind(_config, _config_document, "model", use=lambda model: str(model[0])), tmp_path, examples)

@@ -175,7 +175,7 @@ def test_a_state_with_other_bytes_is_refused_and_stays(work: str, examples: int,
 
 def _left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Path]:
     """A command for networks that stay on the disk, and the state that it left when it was stopped."""
-    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", lambda *job: False)
+    monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
     monkeypatch.chdir(folder)
     for k, name in enumerate("ab"):
         save({n: t[k] for n, t in NETWORKS.items()}, f"{name}.safetensors")

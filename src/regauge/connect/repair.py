@@ -165,7 +165,7 @@ def repair(
         job.require_memory()
         job = job.named_for(module)
         params = job.source.params
-    assert isinstance(params, Mapping)
+    params = as_params(params)
     ends = [_read(one, module) for one in endpoints]
     if ends:
         result = Repairer(module, ends, batches).repair(params, weights)
