@@ -232,7 +232,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no symmetry, merge": (lambda: anything.merge([a, b]), "is missing 'symmetry'"),
     "no inputs": (lambda: anything.discover(A), "is missing 'example_inputs'; write a tuple of inputs"),
     "no judge": (lambda: anything.line(a, b), rf"is missing 'judge'; {WRITE_TASK}"),
-    "no generator": (lambda: anything.connect.train_path(a, b, TASK), rf"is missing 'generator'; {WRITE_GENERATOR}"),
     "a module for the symmetry": (lambda: anything.align(a, b, A), f"the symmetry is a Sequential, .*{WRITE_SYMMETRY}"),
     "a path for the symmetry": (lambda: anything.canonicalize(a, "s.json"), "read a file of one with .*from_json"),
     "a result for the symmetry": (lambda: anything.align(a, b, rg.align(a, b, SYMMETRY)), "write .symmetry behind it"),

@@ -21,6 +21,7 @@ from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
+from regauge.core.given import as_params
 from regauge.core.interpolation import distance
 from regauge.core.matrices import balanced_matrices
 from regauge.core.params import Params, require_finite, require_same_shapes
@@ -110,8 +111,8 @@ def canonicalize(
         job.require_memory()
         params, *others = (checkpoint.params for checkpoint in job.checkpoints)
         reference = next(iter(others), None)
-    assert isinstance(params, Mapping)
-    assert reference is None or isinstance(reference, Mapping)
+    params = as_params(params)
+    reference = None if reference is None else as_params(reference, "the reference")
     symmetry = symmetry.bind(params)
     element = canonical_element(
         params, symmetry, parts=parts, reference=reference, method=method, task=task, generator=generator

@@ -194,8 +194,7 @@ def _read(network: Network, module: nn.Module) -> Mapping[str, Tensor]:
     job = open_job([network], 0)
     if job is not None:
         return job.named_for(module).source.params
-    assert isinstance(network, Mapping)
-    return network
+    return as_params(network, "the endpoint")
 
 
 class Repairer:
