@@ -1,7 +1,7 @@
-"""Counts that keep the house livable. Each has a bound: the goal where it is reached, else what was last measured.
+"""Counts that keep the house livable. Each has a bound, which is what was last measured; a goal stands beside it.
 
-Who makes a count smaller that is above its goal lowers its bound in the same commit. Counts are made from syntax trees,
-so that moving lines about changes none of them.
+A bound goes down with its count, in the same commit. One that goes up says why in the message of its commit. Counts are
+made from syntax trees, so that moving lines about changes none of them.
 """
 
 import ast
@@ -22,15 +22,15 @@ FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in 
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
-DEEP_IMPORTS = 60
-PUBLIC_NAMES = 480
-CLI_LINES = 5000
-CLI_FILE_LINES = 200
-REPEATED_CLASSES = 20
-REPEATED_FILES = 15
-RIDDLES = 20
-CODE_LINES = 56500  # goal: 49,000
-WAY_OF_MERGE = 100  # goal: 80
+DEEP_IMPORTS = 59  # goal: 60
+PUBLIC_NAMES = 466  # goal: 480
+CLI_LINES = 4940  # goal: 5,000
+CLI_FILE_LINES = 196  # goal: 200
+REPEATED_CLASSES = 16  # goal: 20
+REPEATED_FILES = 9  # goal: 15
+RIDDLES = 0  # goal: 120
+CODE_LINES = 56256  # goal: 49,000
+WAY_OF_MERGE = 98  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
 """First words of docstrings that do not say what a thing is or does; "The same" is another."""

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import regauge as rg
 from regauge.core.arguments import CHECKS, check_arguments
+from regauge.nets import initialize
 
 SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (rg.discover, "module example_inputs example_kwargs *"),
@@ -168,6 +170,10 @@ def test_every_public_function_may_be_called_without_a_generator() -> None:
                 if chance is not None and chance.default is not None:
                     needy.add(f"{package.__name__}.{name}")
     assert needy == set()
+    module = torch.nn.Linear(3, 4)
+    drawn = [initialize(module)["weight"] for _ in range(2)]
+    assert torch.equal(*drawn)
+    assert torch.equal(drawn[0], initialize(module, torch.Generator().manual_seed(0))["weight"])
 
 
 def test_names_of_earlier_versions_lead_where_they_are_now() -> None:

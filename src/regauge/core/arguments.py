@@ -114,7 +114,6 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 NEEDED = {
     "symmetry": FIND,
     "example_inputs": "a tuple of inputs that the module accepts, as in (torch.randn(2, 3),)",
-    "generator": "generator=torch.Generator().manual_seed(0)",
     "task": TASK,
     "judge": JUDGE,
 }

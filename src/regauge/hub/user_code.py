@@ -1,4 +1,4 @@
-"""Code of the user: factories by their names; whatever such code raises is told in a sentence."""
+"""Code of the user: factories by their names. What such code raises becomes one sentence."""
 
 import importlib
 import importlib.util
