@@ -13,7 +13,8 @@ FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch
 COPIES, SPARE = 2, 1 << 16
 """Values that a single tensor may have for each value of the file, and besides."""
 PASSING, CALLS = 100, 20_000
-"""Times as many values may be made in all, since tracing a model makes many that do not stay, in so many tensors."""
+"""Values that all tensors may have for each value of the file, since tracing makes many that do not stay; and how many
+tensors that may be."""
 
 
 class Claims(TorchFunctionMode):
