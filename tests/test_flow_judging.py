@@ -11,6 +11,7 @@ from regauge import flow
 from regauge.core.params import Params, select
 from regauge.data.images import digits
 from regauge.flow.alignment import align_points, find_reference
+from regauge.flow.judging import KnownNetworks
 from regauge.flow.novelty import find_chance, measure, nearest
 from regauge.nets.mlp import mlp
 
@@ -52,6 +53,19 @@ def test_the_alarm_rings_for_copies_and_not_for_new_networks(
     assert fresh["copies"].distance == pytest.approx(0, abs=1e-3)
     assert fresh["means of 16"].spread < 0.5
     assert {score.networks for score in fresh.scores} == {15}
+
+
+def test_known_networks_are_judged_once_for_many_judgements(
+    judged: tuple[rg.Symmetry, Params, Params, rg.Task],
+) -> None:
+    symmetry, train, held_out, task = judged
+    known = KnownNetworks.of(train, select(held_out, slice(15, 30)), symmetry, task, 5)
+    for start in (0, 5):
+        drawn = select(held_out, slice(start, start + 5))
+        alone = flow.judge(drawn, train, select(held_out, slice(15, 30)), symmetry, task)
+        assert known.judge(drawn).results() == alone.results()
+    with pytest.raises(ValueError, match="`samples` has 1 networks"):
+        known.judge(select(held_out, slice(0, 1)))
 
 
 def test_scores_are_those_of_their_definitions(judged: tuple[rg.Symmetry, Params, Params, rg.Task]) -> None:

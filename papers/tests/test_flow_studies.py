@@ -126,12 +126,12 @@ def test_the_nearest_image_is_found_and_spread_is_within_classes() -> None:
 def test_networks_whose_rest_is_drawn_anew_keep_their_components(tmp_path: Path) -> None:
     study = studies.mnist("smoke")
     networks = Networks.of(study.name, study.population, Run("smoke", 0, tmp_path))
-    known = quality.Known(study, networks)
+    comparison = quality.Comparison(study, networks)
     components = networks.fit("components 0", study.flows[0].settings).space
     assert isinstance(components, Components)
     space = components.networks
-    before = align_points(space, components.mean.float(), space.enter(known.held_out))
-    after = space.enter(known._with_rest_anew(components))
+    before = align_points(space, components.mean.float(), space.enter(comparison.held_out))
+    after = space.enter(comparison._with_rest_anew(components))
     assert torch.allclose(components.reduce(after), components.reduce(before), atol=1e-3)
     assert not torch.allclose(after, before, atol=0.1)
 

@@ -13,14 +13,14 @@ BISECTIONS = 12
 
 
 def make_controls(
-    space: Space, train: Points, held_out: Points, count: int, generator: torch.Generator
+    space: Space, train: Points, distance: float, count: int, generator: torch.Generator
 ) -> dict[str, Points]:
     """Points that are made of aligned training networks, by name.
 
     Args:
         space: The space of the points.
         train: Aligned training networks.
-        held_out: Aligned networks that were not trained on, by which the noise is sized.
+        distance: The median distance of held-out networks to the nearest training network, which sizes the noise.
         count: The number of networks of each control.
         generator: The source of all chance.
     """
@@ -35,7 +35,7 @@ def make_controls(
     drawn = torch.randn(count, space.dim, generator=generator).to(train)
     return {
         "copies": copies,
-        "copies with noise": _add_noise(space, train, copies, noise, held_out),
+        "copies with noise": _add_noise(space, train, copies, noise, distance),
         "means of 2": _mean(space, some(2)),
         "means of 16": _mean(space, some(16)),
         "normal, each value by itself": space.project(train.mean(0) + drawn * train.std(0)),
@@ -43,16 +43,15 @@ def make_controls(
     }
 
 
-def _add_noise(space: Space, train: Points, copies: Points, noise: Points, held_out: Points) -> Points:
+def _add_noise(space: Space, train: Points, copies: Points, noise: Points, distance: float) -> Points:
     """Copies with as much noise as makes them as far from training networks as held-out ones are."""
     scaled = noise * train.std(0)
-    wanted = float(nearest(space, held_out, train)[0].median())
     low, high = 0.0, 4.0
     few = slice(0, 32)
     for _ in range(BISECTIONS):
         size = (low + high) / 2
         found = float(nearest(space, space.project(copies[few] + size * scaled[few]), train)[0].median())
-        low, high = (size, high) if found < wanted else (low, size)
+        low, high = (size, high) if found < distance else (low, size)
     return space.project(copies + low * scaled)
 
 

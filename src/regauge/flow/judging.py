@@ -1,7 +1,7 @@
 """Quality and novelty of generated networks, always compared with networks that are made without a flow."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
-from regauge.core.params import Params, count_models, select
+from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Judge, Task
+from regauge.core.task import Judge
 from regauge.flow.alignment import align_points, find_reference
+from regauge.flow.answers import measure_quality, predict_classes
 from regauge.flow.controls import make_controls
 from regauge.flow.judgement import Bins, Judgement, Score
 from regauge.flow.manifold import Points
@@ -20,20 +21,17 @@ from regauge.flow.novelty import NEAR, NEARER, count_near, nearest, spread
 from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
-BINS = 15
-"""Bins of the calibration error."""
-RUN_AT_ONCE = 64
-"""Networks that are run at a time."""
 MANY_COORDINATES = 2000
 """Coordinates beyond which the axes of the map are those of fewer networks."""
 KNOWN = 500
 """Most training networks whose wrong answers are looked at."""
 MAPPED = 300
 """Most networks of a kind on the map."""
+Scored = tuple[Score, tuple[float, ...], Mapping[str, Bins]]
+"""The score of one kind of networks, the loss of each, and the bins of confidence."""
 
 
 @check_arguments
-@torch.no_grad()
 def judge(
     samples: Mapping[str, Tensor],
     train: Mapping[str, Tensor],
@@ -62,36 +60,95 @@ def judge(
     Raises:
         ValueError: There are fewer than two networks of a kind, or they are of different architectures.
     """
-    kinds = {"samples": samples, "train": train, "held_out": held_out}
-    for name, population in kinds.items():
-        if count_models(population) < 2:
-            raise ValueError(f"`{name}` has {count_models(population)} networks; distances need two at least")
-    chance = given_or_seed(generator)
-    space = Space.of(train, symmetry, Representation())
-    points = {name: space.enter(population) for name, population in kinds.items()}
-    middle = find_reference(space, points["train"])
-    points = {name: align_points(space, middle, own) for name, own in points.items()}
-    controls = make_controls(space, points["train"], points["held_out"], len(points["samples"]), chance)
-    judged = {"generated": points["samples"], "held-out": points["held_out"], **controls}
-    known = {"generated": samples, "held-out": held_out}
-    distances = _Distances.of(space, points["train"], points["held_out"])
-    some = torch.linspace(0, len(points["train"]) - 1, min(KNOWN, len(points["train"]))).long()
-    answers = _predictions(evaluate, {name: tensor[some] for name, tensor in train.items()})
-    scores, losses = [], {}
-    reliability: dict[str, Bins] = {}
-    for name, own in judged.items():
-        quality, losses[name], bins = _quality(evaluate, _as_given(known.get(name) or space.leave(own), train), answers)
-        if name in known:
-            reliability |= {f"{name}, {kind}": rows for kind, rows in bins.items()}
-        scores.append(Score(name=name, networks=len(own), **quality, **distances.describe(own)))
-    places, share = _map(points)
-    one_answer = None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
-    return Judgement(tuple(scores), one_answer, losses, reliability, places, share)
+    count = _require_two("samples", samples)
+    return KnownNetworks.of(train, held_out, symmetry, evaluate, count, generator=generator).judge(samples)
 
 
-def _as_given(params: Mapping[str, Tensor], train: Mapping[str, Tensor]) -> Params:
-    """Networks in the dtypes of those that the flow was fitted to, in which the task runs."""
-    return {name: tensor.to(train[name].dtype) for name, tensor in params.items()}
+@dataclass(frozen=True, eq=False)
+class KnownNetworks:
+    """The networks that generated ones are compared with, judged once for any number of judgements.
+
+    Attributes:
+        evaluate: A task, or a function from the parameters of one network to its metrics.
+        middle: The point that all are aligned to.
+        distances: Distances to them, and between held-out ones.
+        answers: The class probabilities of some training networks, and the classes of the examples.
+        scored: The scores of held-out networks, and then of the controls.
+        dtypes: A training network, for its dtypes.
+    """
+
+    evaluate: Judge
+    middle: Tensor
+    distances: "_Distances"
+    answers: tuple[Tensor, Tensor] | None
+    scored: tuple[Scored, ...]
+    dtypes: Params
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        train: Mapping[str, Tensor],
+        held_out: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        evaluate: Judge,
+        count: int,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> "KnownNetworks":
+        """Judge held-out networks and so many controls of each kind; see `judge` for the arguments."""
+        for name, population in {"train": train, "held_out": held_out}.items():
+            _require_two(name, population)
+        space = Space.of(train, symmetry, Representation())
+        middle = find_reference(space, points := space.enter(train))
+        distances = _Distances.of(
+            space, align_points(space, middle, points), align_points(space, middle, space.enter(held_out))
+        )
+        some = torch.linspace(0, len(points) - 1, min(KNOWN, len(points))).long()
+        answers = predict_classes(evaluate, {name: tensor[some] for name, tensor in train.items()})
+        known = cls(evaluate, middle, distances, answers, (), {name: tensor[:1] for name, tensor in train.items()})
+        controls = make_controls(
+            space, distances.train, float(distances.known.median()), count, given_or_seed(generator)
+        )
+        scored = [known._score("held-out", held_out, distances.held_out)]
+        scored += [known._score(name, space.leave(own), own) for name, own in controls.items()]
+        return replace(known, scored=tuple(scored))
+
+    @torch.no_grad()
+    def judge(self, samples: Mapping[str, Tensor]) -> Judgement:
+        """The judgement on generated networks next to these; see `judge`.
+
+        Raises:
+            ValueError: There are fewer than two, or they are of another architecture.
+        """
+        _require_two("samples", samples)
+        space = self.distances.space
+        points = align_points(space, self.middle, space.enter(samples))
+        scores, losses, bins = zip(self._score("generated", samples, points), *self.scored, strict=True)
+        names = [score.name for score in scores]
+        places, share = _map(
+            {"training": self.distances.train, "held-out": self.distances.held_out, "generated": points}
+        )
+        one_answer = None
+        if self.answers is not None:
+            one_answer = float(self.answers[1].bincount().max()) / len(self.answers[1])
+        reliability = {
+            f"{name}, {kind}": rows for name, own in zip(names[:2], bins, strict=False) for kind, rows in own.items()
+        }
+        return Judgement(scores, one_answer, dict(zip(names, losses, strict=True)), reliability, places, share)
+
+    def _score(self, name: str, params: Mapping[str, Tensor], points: Points) -> Scored:
+        given = {key: tensor.to(self.dtypes[key].dtype) for key, tensor in params.items()}
+        quality, losses, bins = measure_quality(self.evaluate, given, self.answers)
+        score = Score(name=name, networks=len(points), **quality, **self.distances.describe(points))
+        return score, losses, bins
+
+
+def _require_two(name: str, population: Mapping[str, Tensor]) -> int:
+    """The number of networks."""
+    if (count := count_models(population)) < 2:
+        raise ValueError(f"`{name}` has {count} networks; distances need two at least")
+    return count
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,17 +191,16 @@ class _Distances:
 
 def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, float], ...]], float]:
     """Networks in the plane of the training networks' largest variance, and the share of it that the plane shows."""
-    train = points["train"].double()
+    train = points["training"].double()
     middle = train.mean(0)
     values, axes = (
         torch.linalg.eigh(torch.cov(train.T)) if train.shape[1] <= MANY_COORDINATES else _first_axes(train - middle)
     )
     total = float((train - middle).square().sum() / (len(train) - 1))
-    names = {"train": "training", "held_out": "held-out", "samples": "generated"}
     found = {}
-    for name, label in names.items():
-        flat = (points[name][:MAPPED].double() - middle) @ axes[:, -2:].flip(1)
-        found[label] = tuple((x, y) for x, y in flat.tolist())
+    for name, own in points.items():
+        flat = (own[:MAPPED].double() - middle) @ axes[:, -2:].flip(1)
+        found[name] = tuple((x, y) for x, y in flat.tolist())
     return found, float(values[-2:].sum()) / max(total, 1e-30)
 
 
@@ -159,113 +215,3 @@ def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool
     """The mean distance in the common gauge of a point of one kind to a different one of another."""
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))
-
-
-def _predictions(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """The class probabilities of networks, `[models, examples, classes]`, and the classes of the examples."""
-    if not isinstance(evaluate, Task):
-        return None
-    made, wanted = [], []
-    for inputs, targets in evaluate.batches:
-        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
-            return None
-        run = torch.func.vmap(evaluate.run, in_dims=(0, None), chunk_size=RUN_AT_ONCE)
-        outputs = run(dict(params), inputs)
-        if outputs.ndim != 3:
-            return None
-        made.append(outputs.softmax(-1))
-        wanted.append(targets)
-    return (torch.cat(made, 1), torch.cat(wanted)) if made else None
-
-
-def _quality(
-    evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None
-) -> tuple[dict[str, Any], tuple[float, ...], dict[str, Bins]]:
-    """The scores of outputs, the loss of each network, and the bins of confidence."""
-    losses, accuracy = _metrics(evaluate, params)
-    found: dict[str, Any] = {
-        "loss": float(losses.mean()),
-        "loss_deviation": float(losses.std()),
-        "accuracy": None if accuracy is None else float(accuracy.mean()),
-    }
-    blank = ("calibration", "average_loss", "average_accuracy", "disagreement", "divergence", "overlap")
-    own = _predictions(evaluate, params)
-    if own is None or train is None:
-        return found | dict.fromkeys(blank), tuple(losses.tolist()), {}
-    probabilities, classes = own
-    average = probabilities.double().mean(0)
-    right = average[torch.arange(len(classes)), classes]
-    answers, known = probabilities.argmax(-1), train[0].argmax(-1)
-    scores = found | {
-        "calibration": float(torch.stack([_calibration(p, classes) for p in probabilities]).mean()),
-        "average_loss": float(-right.clamp_min(1e-30).log().mean()),
-        "average_accuracy": float((average.argmax(-1) == classes).double().mean()),
-        "disagreement": _over_pairs(answers.unsqueeze(-1), lambda a, b: (a != b).double().mean((-2, -1))),
-        "divergence": _divergence(probabilities.double()),
-        "overlap": float(_overlap(answers != classes, known != classes).mean()),
-    }
-    bins = {
-        "single": _reliability(probabilities.flatten(0, 1), classes.repeat(len(probabilities))),
-        "average": _reliability(average, classes),
-    }
-    return scores, tuple(losses.tolist()), bins
-
-
-def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
-    """Mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
-    confidence, answer = probabilities.double().max(-1)
-    places = (confidence * BINS).long().clamp_max(BINS - 1)
-    counts = torch.bincount(places, minlength=BINS)
-    sums = [torch.bincount(places, one, BINS) for one in (confidence, (answer == classes).double())]
-    kept = counts > 0
-    rows = torch.stack([*(one[kept] / counts[kept] for one in sums), counts[kept] / len(classes)], 1)
-    return tuple((first, second, third) for first, second, third in rows.tolist())
-
-
-def _metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Loss and accuracy of each network."""
-    if isinstance(evaluate, Task):
-        count = count_models(params)
-        parts = [
-            evaluate.evaluate_each(select(params, slice(k, k + RUN_AT_ONCE))) for k in range(0, count, RUN_AT_ONCE)
-        ]
-        metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return metrics["loss"], metrics.get("accuracy")
-    each = [evaluate(select(params, k)) for k in range(count_models(params))]
-    losses = torch.tensor([one["loss"] for one in each], dtype=torch.float64)
-    has_accuracy = all("accuracy" in one for one in each)
-    return losses, torch.tensor([one["accuracy"] for one in each]).double() if has_accuracy else None
-
-
-def _calibration(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """The expected calibration error of one network: confidence against accuracy in bins of confidence."""
-    confidence, answer = probabilities.double().max(-1)
-    places = (confidence * BINS).long().clamp_max(BINS - 1)
-    gap = torch.zeros(BINS, dtype=torch.float64).index_add(0, places, (answer == classes).double() - confidence)
-    return gap.abs().sum() / len(classes)
-
-
-def _over_pairs(values: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """The mean over all pairs of networks."""
-    total, count = 0.0, len(values)
-    for k in range(1, count):
-        total += float(compare(values[k:], values[: count - k]).sum())
-    return total / (count * (count - 1) / 2)
-
-
-def _divergence(probabilities: Tensor) -> float:
-    """Jensen and Shannon's divergence, mean over examples and pairs: entropies of pairs' means, less those of one."""
-
-    def entropy(p: Tensor) -> Tensor:
-        terms: Tensor = torch.special.xlogy(p, p)
-        return -terms.sum(-1).mean(-1)
-
-    return _over_pairs(probabilities, lambda p, q: entropy((p + q) / 2)) - float(entropy(probabilities).mean())
-
-
-def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
-    """The largest intersection over union of each network's wrong answers with those of a training network."""
-    first, second = wrong.double(), known.double()
-    shared = first @ second.T
-    union = first.sum(1, keepdim=True) + second.sum(1) - shared
-    return torch.where(union > 0, shared / union.clamp_min(1), 1.0).amax(1)

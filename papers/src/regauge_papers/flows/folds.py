@@ -172,7 +172,7 @@ class Fold:
     def make_means(self) -> Params:
         """Means of 16 aligned networks."""
         chance = self.run.generator("means", self.make.__name__)
-        made = make_controls(self.space, self.train, self.align(self.held_out), self.study.drawn, chance)
+        made = make_controls(self.space, self.train, self.units[0], self.study.drawn, chance)
         return self.space.leave(made[MEANS])
 
     def draw(self, strength: float, dropout: float) -> Params:

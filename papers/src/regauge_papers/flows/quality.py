@@ -14,6 +14,7 @@ from regauge.flow.alignment import align_points
 from regauge.flow.components import Components
 from regauge.flow.guiding import descend
 from regauge.flow.judgement import Judgement
+from regauge.flow.judging import KnownNetworks
 from regauge.report.pictures import Chart, Picture, Series
 from regauge_papers.experiment import Run
 from regauge_papers.flows.networks import Networks, unit_head
@@ -39,14 +40,14 @@ SIZES = (1, 3, 10, 30, 100)
 def measure(study: Study, run: Run) -> Table:
     """Fit the flows, draw from them, and judge."""
     networks = Networks.of(study.name, study.population, run)
-    known = Known(study, networks)
+    comparison = Comparison(study, networks)
     controls: dict[str, Record] = {}
     rows, curves, averages = [], {}, {}
     for fitted in study.flows:
         for drawing in fitted.drawings:
             settings = (study.name, study.population, fitted, drawing, study.drawn)
             found = run.records(
-                f"drawn: {drawing.label}", settings, partial(known.judge, fitted, drawing), range(fitted.seeds)
+                f"drawn: {drawing.label}", settings, partial(comparison.judge, fitted, drawing), range(fitted.seeds)
             )
             paper = dict(zip(("accuracy", "loss", "divergence"), drawing.paper, strict=False))
             rows.append(Row.of(drawing.label, [[one["generated"]] for one in found], QUANTITIES, paper=paper))
@@ -97,7 +98,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class Comparison:
     """What drawn networks are compared with."""
 
     study: Study
@@ -114,6 +115,12 @@ class Known:
         return self.networks.task("learned")
 
     @cached_property
+    def known(self) -> KnownNetworks:
+        """Training and held-out networks, and controls."""
+        train, symmetry = self.networks.read("train"), self.networks.store.require_symmetry()
+        return KnownNetworks.of(train, self.held_out, symmetry, self.task, self.study.drawn)
+
+    @cached_property
     def held_out(self) -> Params:
         """Networks that no flow was fitted to."""
         return self.networks.read("test", self.study.drawn)
@@ -126,9 +133,7 @@ class Known:
         seconds = time.process_time() - began
         chance = self.networks.run.generator("draw", drawing.label, seed)
         drawn = self._draw(made, drawing, self.study.drawn, drawing.steps, chance)
-        found = flow.judge(
-            drawn, self.networks.read("train"), self.held_out, self.networks.store.require_symmetry(), self.task
-        )
+        found = self.known.judge(drawn)
         others = {score.name: self._record(found, score.name) for score in found.scores[1:]}
         if settings.representation.head_form == "unit":
             names = f"{self.study.head}.weight", f"{self.study.head}.bias"
@@ -174,7 +179,7 @@ class Known:
         for name, first in firsts.items():
             loss = flow.BatchLoss(self.learned, drawing.dropout)
             moved = descend(loss, first, steps=steps, rate=drawing.strength / steps)
-            judged = flow.judge(moved, train, self.held_out, self.networks.store.require_symmetry(), self.task)
+            judged = self.known.judge(moved)
             label = f"{name}, {steps} gradient steps, {drawing.strength:g}" + (", dropped" if drawing.dropout else "")
             found[label] = self._record(judged, "generated")
         return found

@@ -20,6 +20,7 @@ from regauge.data.images import ImageData, digits, mnist
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.controls import make_controls
 from regauge.flow.manifold import Points
+from regauge.flow.novelty import nearest
 from regauge.flow.space import Space
 from regauge.inr.rendering.field_values import render_image
 from regauge.nets.classification import ClassifierConfig, initialize, train
@@ -139,7 +140,8 @@ def _judge(study: Study, label: str, store: Store, run: Run) -> Record:
     kinds: dict[str, list[Tensor]] = {}
     for value in range(10):
         own, held_out = train_points[classes["train"] == value], test_points[classes["test"] == value]
-        controls = make_controls(space, own, held_out, study.drawn, run.generator("controls", label, value))
+        distance = float(nearest(space, held_out, own)[0].median())
+        controls = make_controls(space, own, distance, study.drawn, run.generator("controls", label, value))
         chance = run.generator("draw", label, value)
         drawn = made.sample(study.drawn, generator=chance, steps=study.steps, label=value)
         kinds.setdefault(DRAWN, []).append(render(drawn))

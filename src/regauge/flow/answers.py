@@ -1,0 +1,126 @@
+"""Quality of networks by their outputs: loss, accuracy, calibration, and how different their answers are."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import count_models, select
+from regauge.core.task import Judge, Task
+from regauge.flow.judgement import Bins
+
+BINS = 15
+"""Bins of the calibration error."""
+RUN_AT_ONCE = 64
+"""Networks that are run at a time."""
+
+
+def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """The class probabilities of networks, `[models, examples, classes]`, and the classes of the examples."""
+    if not isinstance(evaluate, Task):
+        return None
+    made, wanted = [], []
+    for inputs, targets in evaluate.batches:
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
+            return None
+        run = torch.func.vmap(evaluate.run, in_dims=(0, None), chunk_size=RUN_AT_ONCE)
+        outputs = run(dict(params), inputs)
+        if outputs.ndim != 3:
+            return None
+        made.append(outputs.softmax(-1))
+        wanted.append(targets)
+    return (torch.cat(made, 1), torch.cat(wanted)) if made else None
+
+
+def measure_quality(
+    evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None
+) -> tuple[dict[str, Any], tuple[float, ...], dict[str, Bins]]:
+    """The scores of outputs, the loss of each network, and the bins of confidence."""
+    losses, accuracy = _metrics(evaluate, params)
+    found: dict[str, Any] = {
+        "loss": float(losses.mean()),
+        "loss_deviation": float(losses.std()),
+        "accuracy": None if accuracy is None else float(accuracy.mean()),
+    }
+    blank = ("calibration", "average_loss", "average_accuracy", "disagreement", "divergence", "overlap")
+    own = predict_classes(evaluate, params)
+    if own is None or train is None:
+        return found | dict.fromkeys(blank), tuple(losses.tolist()), {}
+    probabilities, classes = own
+    average = probabilities.double().mean(0)
+    right = average[torch.arange(len(classes)), classes]
+    answers, known = probabilities.argmax(-1), train[0].argmax(-1)
+    scores = found | {
+        "calibration": float(torch.stack([_calibration(p, classes) for p in probabilities]).mean()),
+        "average_loss": float(-right.clamp_min(1e-30).log().mean()),
+        "average_accuracy": float((average.argmax(-1) == classes).double().mean()),
+        "disagreement": _over_pairs(answers.unsqueeze(-1), lambda a, b: (a != b).double().mean((-2, -1))),
+        "divergence": _divergence(probabilities.double()),
+        "overlap": float(_overlap(answers != classes, known != classes).mean()),
+    }
+    bins = {
+        "single": _reliability(probabilities.flatten(0, 1), classes.repeat(len(probabilities))),
+        "average": _reliability(average, classes),
+    }
+    return scores, tuple(losses.tolist()), bins
+
+
+def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
+    """Mean confidence, accuracy and share of the answers of each bin of confidence that has any."""
+    confidence, answer = probabilities.double().max(-1)
+    places = (confidence * BINS).long().clamp_max(BINS - 1)
+    counts = torch.bincount(places, minlength=BINS)
+    sums = [torch.bincount(places, one, BINS) for one in (confidence, (answer == classes).double())]
+    kept = counts > 0
+    rows = torch.stack([*(one[kept] / counts[kept] for one in sums), counts[kept] / len(classes)], 1)
+    return tuple((first, second, third) for first, second, third in rows.tolist())
+
+
+def _metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Loss and accuracy of each network."""
+    if isinstance(evaluate, Task):
+        count = count_models(params)
+        parts = [
+            evaluate.evaluate_each(select(params, slice(k, k + RUN_AT_ONCE))) for k in range(0, count, RUN_AT_ONCE)
+        ]
+        metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return metrics["loss"], metrics.get("accuracy")
+    each = [evaluate(select(params, k)) for k in range(count_models(params))]
+    losses = torch.tensor([one["loss"] for one in each], dtype=torch.float64)
+    has_accuracy = all("accuracy" in one for one in each)
+    return losses, torch.tensor([one["accuracy"] for one in each]).double() if has_accuracy else None
+
+
+def _calibration(probabilities: Tensor, classes: Tensor) -> Tensor:
+    """The expected calibration error of one network: confidence against accuracy in bins of confidence."""
+    confidence, answer = probabilities.double().max(-1)
+    places = (confidence * BINS).long().clamp_max(BINS - 1)
+    gap = torch.zeros(BINS, dtype=torch.float64).index_add(0, places, (answer == classes).double() - confidence)
+    return gap.abs().sum() / len(classes)
+
+
+def _over_pairs(values: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """The mean over all pairs of networks."""
+    total, count = 0.0, len(values)
+    for k in range(1, count):
+        total += float(compare(values[k:], values[: count - k]).sum())
+    return total / (count * (count - 1) / 2)
+
+
+def _divergence(probabilities: Tensor) -> float:
+    """Jensen and Shannon's divergence, mean over examples and pairs: entropies of pairs' means, less those of one."""
+
+    def entropy(p: Tensor) -> Tensor:
+        terms: Tensor = torch.special.xlogy(p, p)
+        return -terms.sum(-1).mean(-1)
+
+    return _over_pairs(probabilities, lambda p, q: entropy((p + q) / 2)) - float(entropy(probabilities).mean())
+
+
+def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
+    """The largest intersection over union of each network's wrong answers with those of a training network."""
+    first, second = wrong.double(), known.double()
+    shared = first @ second.T
+    union = first.sum(1, keepdim=True) + second.sum(1) - shared
+    return torch.where(union > 0, shared / union.clamp_min(1), 1.0).amax(1)
