@@ -26,6 +26,9 @@ FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift
 """The field of a value that holds each part of an element."""
 
 PARTS = tuple(FIELD_OF_PART)
+"""The parts that act on axes, each held by a field."""
+TRANSLATION = "translation"
+"""The part that is added."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,20 @@ FIELDS = tuple(field.name for field in fields(Value))
 
 
 class Element(Mapping[str, Value]):
-    """One element of a symmetry, or a batch of them. Immutable."""
+    """One element of a symmetry, or a batch of them. Immutable.
 
-    def __init__(self, values: Mapping[str, Value], batch: tuple[int, ...] = ()) -> None:
+    Attributes:
+        batch: The batch shape.
+        translation: What is added to coordinates, by the names of families: `[*batch, *shape]`, float64. Families that
+            are left out add nothing.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Value], batch: tuple[int, ...] = (), translation: Mapping[str, Tensor] | None = None
+    ) -> None:
         self._values = dict(values)
         self.batch = tuple(batch)
+        self.translation: dict[str, Tensor] = dict(translation or {})
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -99,7 +111,8 @@ class Element(Mapping[str, Value]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"Element({count(self, 'group')}, batch={self.batch})"
+        added = f", {count(self.translation, 'translation')}" if self.translation else ""
+        return f"Element({count(self, 'group')}{added}, batch={self.batch})"
 
     def order(self, group: str) -> Int[Tensor, "*lead size"]:
         """The permutation of a group as a vector: unit i of the moved network is unit `order[i]` of the given one.
@@ -121,7 +134,11 @@ class Element(Mapping[str, Value]):
 
     def replace(self, name: str, value: Value) -> "Element":
         """A copy of the element with another value for one group."""
-        return Element({**self._values, name: value}, self.batch)
+        return Element({**self._values, name: value}, self.batch, self.translation)
+
+    def translated(self, translation: Mapping[str, Tensor]) -> "Element":
+        """A copy of the element that adds these vectors, and no others, to coordinates."""
+        return Element(self._values, self.batch, translation)
 
     def item(self, *index: int) -> "Element":
         """One element of a batch."""
@@ -145,11 +162,13 @@ class Element(Mapping[str, Value]):
     def map(self, function: Callable[[Tensor], Tensor], batch: tuple[int, ...] | None = None) -> "Element":
         """Apply a function to every tensor; `batch` is the new batch shape, today's unless given."""
         values = {name: value.map(function) for name, value in self.items()}
-        return Element(values, self.batch if batch is None else batch)
+        translation = {name: function(vector) for name, vector in self.translation.items()}
+        return Element(values, self.batch if batch is None else batch, translation)
 
     def zip(self, other: "Element", function: Callable[[Tensor, Tensor], Tensor]) -> "Element":
         """Apply a function to every pair of tensors of two elements of the same groups and batch."""
-        return Element({name: value.zip(other[name], function) for name, value in self.items()}, self.batch)
+        values = {name: value.zip(other[name], function) for name, value in self.items()}
+        return Element(values, self.batch, _zip(self.translation, other.translation, function))
 
     def where(self, mask: Tensor, other: "Element") -> "Element":
         """This element where the mask over the leading axes is true, another elsewhere."""
@@ -158,7 +177,7 @@ class Element(Mapping[str, Value]):
     def fill(self, blank: "Element") -> "Element":
         """Take the groups and fields that this element lacks from another one of the same batch."""
         values = {name: self[name].fill(value) if name in self else value for name, value in blank.items()}
-        return Element(values, blank.batch)
+        return Element(values, blank.batch, {**blank.translation, **self.translation})
 
 
 def stack(elements: Sequence[Element]) -> Element:
@@ -223,9 +242,10 @@ def random(
 
 def require_parts(parts: tuple[str, ...]) -> None:
     """Raise a ValueError unless all names are parts of an element."""
-    unknown = [part for part in parts if part not in PARTS]
+    known = [*PARTS, TRANSLATION]
+    unknown = [part for part in parts if part not in known]
     if unknown:
-        raise ValueError(f"parts {unknown} are unknown; choose among {list(PARTS)}")
+        raise ValueError(f"parts {unknown} are unknown; choose among {known}")
 
 
 def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element:
@@ -283,7 +303,7 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
         name: replace(blank[name], **{field: tensor for field, tensor in value.items() if field in kept})
         for name, value in element.items()
     }
-    return Element(values, element.batch)
+    return Element(values, element.batch, element.translation if TRANSLATION in parts else {})
 
 
 def _select(
@@ -298,7 +318,30 @@ def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], b
     for name, first in elements[0].items():
         each = [dict(element[name].items()) for element in elements]
         values[name] = Value(**{field: join([tensors[field] for tensors in each]) for field, _ in first.items()})
-    return Element(values, batch)
+    added = dict.fromkeys(name for element in elements for name in element.translation)
+    translation = {name: join([_vector(element, name, elements) for element in elements]) for name in added}
+    return Element(values, batch, translation)
+
+
+def _vector(element: Element, name: str, others: Sequence[Element]) -> Tensor:
+    """What an element adds to a coordinate, zeros of the shape that another one has included."""
+    if name in element.translation:
+        return element.translation[name]
+    other = next(one for one in others if name in one.translation)
+    shape = other.translation[name].shape[len(other.batch) :]
+    return other.translation[name].new_zeros(*element.batch, *shape)
+
+
+def _zip(
+    left: Mapping[str, Tensor], right: Mapping[str, Tensor], function: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """A function of every pair of vectors, zeros where one side has none."""
+    result = {}
+    for name in dict.fromkeys([*left, *right]):
+        known = left[name] if name in left else right[name]
+        blank = torch.zeros_like(known)
+        result[name] = function(left.get(name, blank), right.get(name, blank))
+    return result
 
 
 class _Pull:
@@ -401,8 +444,8 @@ Make = Callable[[tuple[Group, ...]], Element]
 class DeferredElement(Element):
     """An element as a function of the groups, whose sizes or classes of units are known from the first parameters."""
 
-    def __init__(self, make: Make, batch: tuple[int, ...]) -> None:
-        super().__init__({}, batch)
+    def __init__(self, make: Make, batch: tuple[int, ...], translation: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__({}, batch, translation)
         self.make = make
 
     def __getitem__(self, name: str) -> Value:
@@ -427,4 +470,4 @@ class DeferredElement(Element):
 
 def materialize(element: Element, groups: tuple[Group, ...]) -> Element:
     """Make an element now if it was deferred; return any other as it is."""
-    return element.make(groups) if isinstance(element, DeferredElement) else element
+    return element.make(groups).translated(element.translation) if isinstance(element, DeferredElement) else element

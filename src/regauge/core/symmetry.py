@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regauge.core import act as _act
+from regauge.core import chart, symmetry_text
 from regauge.core import element as _element
-from regauge.core import symmetry_text
+from regauge.core.chart import carry, compose_translations, random_translation, translate
 from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
@@ -24,6 +25,8 @@ from regauge.core.params import Params
 from regauge.core.probe import Check, away, exact_probe, relative_change
 from regauge.core.remembered import remembered
 from regauge.core.symmetry_text import render
+from regauge.core.translation_text import read_translations, write_translations
+from regauge.core.translations import Translation
 from regauge.core.typed_json import require_fields
 
 if TYPE_CHECKING:
@@ -71,12 +74,15 @@ class Symmetry:
     ones: tuple[str, ...] = ()
     readers: tuple[tuple[str, int], ...] = ()
     structure: tuple[str, ...] = ()
+    gains: tuple[str, ...] = ()
+    translations: tuple[Translation, ...] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"group names must be unique, but {twice} occur more than once")
+        for what, several in {"group": names, "translation": [family.name for family in self.translations]}.items():
+            if len(set(several)) < len(several):
+                twice = sorted({name for name in several if several.count(name) > 1})
+                raise ValueError(f"{what} names must be unique, but {twice} occur more than once")
         for group in self.groups:
             for base in group.within:
                 if base not in names:
@@ -100,7 +106,9 @@ class Symmetry:
         return f"Symmetry({count(self.groups, 'group')}{': ' if listed else ''}{listed}{more})"
 
     def __str__(self) -> str:
-        return render(self.groups, self.frozen, self.unknown, self.unused, self.structure, self.notes)
+        return render(
+            self.groups, self.frozen, self.unknown, self.unused, self.structure, self.notes, self.translations
+        )
 
     @property
     def log10_order(self) -> float:
@@ -119,8 +127,8 @@ class Symmetry:
 
     @property
     def dimension(self) -> int:
-        """Number of continuous parameters: scales, rotations and invertible matrices, of all copies."""
-        total = 0
+        """Number of continuous parameters: scales, rotations and invertible matrices, of all copies; translations."""
+        total = sum(family.size for family in self.translations if not family.is_stored_only)
         for group in self.groups:
             n = group.size - group.keeps_ones
             one = {"linear": n * n, "orthogonal": n * (n - 1) // 2, "none": group.scales * n}[group.matrix]
@@ -136,9 +144,11 @@ class Symmetry:
     ) -> Element:
         """A random element: uniform permutations, signs and rotations; scales and singular values in [1/2, 2].
 
+        Translations are drawn from a normal distribution of the size of usual weights.
+
         Args:
             generator: Source of randomness.
-            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear".
+            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation".
             batch: Leading batch shape of the element.
 
         Raises:
@@ -149,26 +159,38 @@ class Symmetry:
         chosen = PARTS if parts is None else tuple(parts)
         _element.require_parts(chosen)
         if self.is_sized and not self._unmet:
-            return _element.random(self.groups, generator, chosen, tuple(batch))
-        seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-        return DeferredElement(
-            lambda groups: _element.random(groups, torch.Generator().manual_seed(seed), chosen, tuple(batch)),
-            tuple(batch),
-        )
+            found = _element.random(self.groups, generator, chosen, tuple(batch))
+        else:
+            seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+            found = DeferredElement(
+                lambda groups: _element.random(groups, torch.Generator().manual_seed(seed), chosen, tuple(batch)),
+                tuple(batch),
+            )
+        if _element.TRANSLATION not in chosen or not self.translations:
+            return found
+        return found.translated(random_translation(self, generator, tuple(batch)))
 
     def compose(self, left: Element, right: Element) -> Element:
         """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
         batch = np.broadcast_shapes(left.batch, right.batch)
-        return self._make(
+        found = self._make(
             lambda groups: _element.compose(groups, materialize(left, groups), materialize(right, groups)),
             batch,
             left,
             right,
         )
+        added = compose_translations(self, left, right, batch) if left.translation or right.translation else {}
+        return found.translated(added) if added else found
 
     def inverse(self, element: Element) -> Element:
         """The element that undoes `element`."""
-        return self._make(lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element)
+        found = self._make(
+            lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element
+        )
+        if not element.translation:
+            return found
+        back = {name: -carry(self, found, name, vector) for name, vector in element.translation.items()}
+        return found.translated(back)
 
     @property
     def is_sized(self) -> bool:
@@ -212,7 +234,56 @@ class Symmetry:
         for group in bound.groups:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
-        return {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
+        moved = {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
+        return translate(bound, element, moved, skip) if element.translation else moved
+
+    def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
+        """A network as its representative and its coordinates.
+
+        The representative computes the same function. Each family of `translations` is zero or centered there, and
+        gains are one where all that reads behind them is linear in them. All networks that differ by translations and
+        gains have one representative; the coordinates say which of them the network is.
+
+        Args:
+            params: One network, or a population (one leading model axis on every tensor), unchanged.
+
+        Returns:
+            The representative, in the dtypes of the network; and for each family the vector that was taken out, for
+            each gain its values, by name: in the next wider dtype.
+
+        Raises:
+            KeyError: A parameter that the symmetry moves is missing.
+            ValueError: The network is of another architecture.
+        """
+        bound = self._fit(params)
+        wide, coordinates = chart.split(bound, dict(params), chart.count_lead(bound, params))
+        return chart.round_alike_given(wide, params, chart.charted(bound)), coordinates
+
+    def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
+        """The network with a representative and coordinates, as `split` returns them.
+
+        It is affine in the representative: a line between representatives is a line between the networks that have
+        them and the same coordinates.
+
+        Raises:
+            KeyError: A coordinate or a parameter is missing.
+            ValueError: A coordinate has another shape than that of its family.
+        """
+        bound = self._fit(representative)
+        chart.require_coordinates(bound, coordinates)
+        wide = chart.join(bound, dict(representative), coordinates, chart.count_lead(bound, representative))
+        return chart.round_alike_given(wide, representative, chart.charted(bound))
+
+    def translation(self, name: str) -> Translation:
+        """The family of translations of this name.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for family in self.translations:
+            if family.name == name:
+                return family
+        raise KeyError(f"there is no translation {name!r}; they are {[one.name for one in self.translations][:20]}")
 
     def act_(self, element: Element, params: Params) -> None:
         """`act` in place, one tensor at a time: for models that barely fit in memory. It raises as `act` does."""
@@ -221,6 +292,10 @@ class Symmetry:
             element = materialize(element, bound.given(params).groups)
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
+        if element.translation:
+            moved = translate(bound, element, params)
+            for name in chart.charted(bound) & params.keys():
+                params[name].copy_(moved[name])
 
     def compile(self, element: Element) -> "CompiledElement":
         """An element without matrices as one gather over all parameters, for applying it many times.
@@ -228,6 +303,11 @@ class Symmetry:
         Raises:
             ValueError: The element rotates: orthogonal and linear groups mix values instead of moving them.
         """
+        if element.translation:
+            raise ValueError(
+                "the element translates: it adds products of weights, which no gather can do; use `symmetry.act`, or "
+                "compile the element without: `element.translated({})`"
+            )
         rotated = [group.name for group in self.groups if group.matrix != "none"]
         if rotated:
             raise ValueError(
@@ -330,7 +410,9 @@ class Symmetry:
         """This symmetry where checkpoints leave out tied names."""
         kept = [tuple(p for p in group.placements if p.parameter not in spared) for group in self.groups]
         groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
-        return replace(self, groups=tuple(groups), tied=())
+        names = {name: next(n for n in every if n not in spared) for every in self.tied for name in every}
+        translations = tuple(family.renamed(names) for family in self.translations)
+        return replace(self, groups=tuple(groups), tied=(), translations=translations)
 
     @remembered
     def _with_shapes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
@@ -407,7 +489,10 @@ class Symmetry:
     def to_json(self) -> str:
         """The stable text form. Fields with default values are left out, so that people can edit it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
-        rest = {name: value for name, value in values.items() if value or name not in ("ones", "readers", "structure")}
+        late = ("ones", "readers", "structure", "gains", "translations")
+        rest = {name: value for name, value in values.items() if value or name not in late}
+        if self.translations:
+            rest["translations"] = write_translations(self.translations)
         return symmetry_text.write(self.groups, {**rest, "frozen": [astuple(row) for row in self.frozen]})
 
     @classmethod
@@ -418,6 +503,7 @@ class Symmetry:
             ValueError: The text is not a symmetry, or is of a newer version.
         """
         groups, rest = symmetry_text.read(text)
+        rest["translations"] = read_translations(rest.get("translations", ()), rest.get("shapes", {}))
         require_fields({name: value for name, value in rest.items() if name != "groups"}, cls, "the symmetry")
         negative = [name for name, shape in rest.get("shapes", {}).items() if any(length < 0 for length in shape)]
         if negative:

@@ -14,6 +14,8 @@ from regauge.core.act import covered
 from regauge.core.counted import count
 from regauge.core.escaping import escape, escape_lines
 from regauge.core.groups import Frozen, Group, Placement
+from regauge.core.translation_text import render_translations
+from regauge.core.translations import Translation
 from regauge.core.typed_json import require_fields
 
 
@@ -24,8 +26,9 @@ def render(
     unused: Sequence[str],
     structure: Sequence[str],
     notes: Sequence[str],
+    translations: Sequence[Translation],
 ) -> str:
-    """A readable table: groups, sizes, kinds, where they act, what is frozen, what is kept; names are escaped."""
+    """A readable table: groups and translations, sizes, where they act, what is frozen and kept; names are escaped."""
     sizes = {group.name: group.size for group in groups}
     rows = [("group", "kind", "size", "families", "acts on")]
     for group in groups:
@@ -41,6 +44,7 @@ def render(
     lines += ["", f"{count(groups, 'group')}, {known}"]
     if any(group.within for group in groups):
         lines.append("xN: one independent copy for each of the N blocks that it is repeated within")
+    lines += render_translations(translations)
     if frozen:
         lines += ["", f"frozen axes ({len(frozen)}), and why:"]
         reasons: dict[str, list[str]] = {}

@@ -24,6 +24,7 @@ from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
 from regauge.discovery.structure_buffers import structure_of
 from regauge.discovery.trace import Program, trace, with_ones
+from regauge.discovery.translations.families import find_translations
 
 MAX_PASSES = 16
 """Passes over the graph: each may find fused axes (query, key, value) that should be taken apart."""
@@ -135,7 +136,7 @@ def _discover(
         program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
         held = structure(program, inputs, kwargs)
     found = replace(_symmetry(program, result, known, held), ones=_all_names(program, ones))
-    symmetry = _without_unactable(found)
+    symmetry = find_translations(program, _without_unactable(found))
     if not is_meta:
         symmetry = symmetry.given(module.state_dict())
     count = sum(p.numel() for p in module.parameters())

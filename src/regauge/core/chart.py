@@ -1,0 +1,182 @@
+"""The chart in which translations add: a network as a representative and its coordinates.
+
+Gains are brought to one first, then each family is taken out in turn, weights before biases; no step undoes what an
+earlier one brought about. Coordinates are one vector for each family, and may be added to in any order. If images were
+computed at the given network instead, two families that read one another's parameters would not commute: what writes
+into a LayerNorm and the output bias that takes up a bias of values, for example.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regauge.core.element import Element
+from regauge.core.params import Params
+from regauge.core.remembered import remembered
+from regauge.core.rounding import round_to
+from regauge.core.unit_gains import gain_scales, unit_element, without_gains
+
+if TYPE_CHECKING:
+    from regauge.core.symmetry import Symmetry
+
+Coordinates = Mapping[str, Tensor]
+"""The coordinate of each family, by name, and each gain, by the name of its parameter."""
+
+
+def split(symmetry: "Symmetry", params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
+    """The representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
+    current, coordinates = _widen(symmetry, params), {}
+    gains = chart_gains(symmetry)
+    if gains:
+        for name in gains:
+            coordinates[name] = torch.where(current[name] == 0, 1.0, current[name])
+        current |= _scale(symmetry, current, current, lead)
+        current |= {name: torch.where(params[name] == 0, 0.0, 1.0).to(current[name]) for name in gains}
+    for family in symmetry.translations:
+        coordinates[family.name] = family.read(current, lead)
+        current = family.add(current, coordinates[family.name], lead, sign=-1.0)
+    return _tie(symmetry, current), coordinates
+
+
+def join(symmetry: "Symmetry", representative: Params, coordinates: Coordinates, lead: int) -> Params:
+    """The networks of representatives `[*lead, ...]` and coordinates; see `Symmetry.join`."""
+    current = _widen(symmetry, representative)
+    for family in reversed(symmetry.translations):
+        given = coordinates[family.name].to(current[family.entries.parameter])
+        current = family.add(current, given, lead)
+    if gains := chart_gains(symmetry):
+        wanted = {name: coordinates[name].to(current[name]) for name in gains}
+        current |= _scale(symmetry, current, {name: 1 / one for name, one in wanted.items()}, lead)
+        current |= {name: torch.where(representative[name] == 0, 0.0, one) for name, one in wanted.items()}
+    return _tie(symmetry, current)
+
+
+def carry(symmetry: "Symmetry", element: Element, name: str, coordinate: Tensor) -> Tensor:
+    """What an element makes of a family's coordinate `[*batch, *shape]`: what it makes of the axes of the home.
+
+    It is read off a home that holds nothing but the coordinate. What scales and signs do to gains is left out, which
+    are one in a representative, and so are half periods that are added to biases.
+    """
+    family = symmetry.translation(name)
+    batch, home = len(element.batch), family.entries.parameter
+    if home not in symmetry.sites:
+        return coordinate
+    linear = without_gains(symmetry, element, symmetry.gains)
+    held = family.embed(coordinate, symmetry.shapes[home], batch)
+    moved, shifted = (symmetry._act_on(linear, {home: one})[home] for one in (held, torch.zeros_like(held)))
+    return family.shorten(family.vector(moved - shifted, batch), batch)
+
+
+@remembered
+def chart_gains(symmetry: "Symmetry") -> tuple[str, ...]:
+    """The gains that are one in a representative."""
+    return tuple(name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites)
+
+
+@remembered
+def _scaled(symmetry: "Symmetry") -> tuple[str, ...]:
+    """The parameters that scale with gains."""
+    places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
+    return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
+
+
+@remembered
+def charted(symmetry: "Symmetry") -> frozenset[str]:
+    """The parameters that may differ between a network and its representative."""
+    return frozenset(_scaled(symmetry)) | {name for family in symmetry.translations for name in family.parameters}
+
+
+def _widen(symmetry: "Symmetry", params: Mapping[str, Tensor]) -> Params:
+    """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
+    wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
+    return {n: t.to(wider.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
+
+
+def _scale(symmetry: "Symmetry", params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
+    """The parameters that scale with gains, by what brings the given gains to one."""
+    element = unit_element(symmetry, gains, symmetry.gains, lead)
+    return symmetry._act_on(element, {name: params[name] for name in _scaled(symmetry) if name in params})
+
+
+def _tie(symmetry: "Symmetry", params: Params) -> Params:
+    """The same tensor under all names of one that has several."""
+    for names in symmetry.tied if charted(symmetry) else ():
+        there = [name for name in names if name in params]
+        params |= dict.fromkeys(there, params[there[0]]) if there else {}
+    return params
+
+
+def compose_translations(
+    symmetry: "Symmetry", left: Element, right: Element, batch: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """What the product of two elements adds: what the left one adds, and carries over from the right one."""
+    wide = left if left.batch == batch else left.expand(*batch)
+    carried = {}
+    for name, vector in right.translation.items():
+        shape = vector.shape[len(right.batch) :]
+        carried[name] = carry(symmetry, wide, name, vector.expand((*batch, *shape)))
+    added = dict(carried)
+    for name, vector in wide.translation.items():
+        added[name] = vector + carried[name] if name in carried else vector
+    return added
+
+
+def random_translation(symmetry: "Symmetry", generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
+    """Vectors of the size of usual weights, one for each family that keeps the function at any statistics."""
+    found = {}
+    for family in symmetry.translations:
+        if family.is_stored_only:
+            continue
+        source: dict[str, Any] = {"generator": generator, "device": generator.device, "dtype": torch.float64}
+        shape = symmetry.shapes[family.entries.parameter]
+        size = 0.3 if len(shape) < 2 else math.prod(shape[1:]) ** -0.5
+        found[family.name] = size * torch.randn((*batch, *family.shape), **source).cpu()
+    return found
+
+
+def count_lead(symmetry: "Symmetry", params: Mapping[str, Tensor]) -> int:
+    """The number of model axes before those of the parameters."""
+    return max((params[n].ndim - len(symmetry.shapes[n]) for n in charted(symmetry) if n in params), default=0)
+
+
+def require_coordinates(symmetry: "Symmetry", coordinates: Coordinates) -> None:
+    """Raise unless there is a coordinate of each family and gain, of its shape."""
+    shapes = {family.name: family.shape for family in symmetry.translations}
+    shapes |= {name: symmetry.shapes[name] for name in chart_gains(symmetry)}
+    for name, shape in shapes.items():
+        if name not in coordinates:
+            raise KeyError(f"the coordinates lack {name!r}; give all that `split` returned")
+        there = tuple(coordinates[name].shape)
+        if there[len(there) - len(shape) :] != shape:
+            raise ValueError(f"the coordinate {name!r} has shape {there}, but {shape} is expected")
+
+
+def translate(symmetry: "Symmetry", element: Element, params: Params, skip: Collection[str] = ()) -> Params:
+    """What an element adds, after its linear part moved a network: to coordinates, at the network's representative."""
+    batch = element.batch
+    needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
+    lead = max(count_lead(symmetry, params), len(batch))
+    there = {name: params[name] for name in needed if name in params}
+    whole = {
+        name: tensor.expand(*batch, *tensor.shape) if tensor.ndim < len(symmetry.shapes[name]) + lead else tensor
+        for name, tensor in there.items()
+    }
+    representative, coordinates = split(symmetry, dict(whole), lead)
+    for name, vector in element.translation.items():
+        coordinates[name] = coordinates[name] + vector.to(coordinates[name])
+    wide = join(symmetry, representative, coordinates, lead)
+    families = (symmetry.translation(name) for name in element.translation)
+    changed = {name for family in families for name in family.parameters} & there.keys()
+    every = {name: names for names in symmetry.tied for name in names}
+    changed |= {other for name in changed for other in every.get(name, ()) if other in there}
+    rounded = round_alike_given(wide, whole, [name for name in changed if name not in skip])
+    return {**params, **{name: rounded[name] for name in changed if name not in skip}}
+
+
+def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:
+    """Networks in the dtypes of those given, of which tensors that nothing changed are kept."""
+    return {**given, **{name: round_to(wide[name], given[name].dtype, name) for name in changed if name in given}}

@@ -1,0 +1,99 @@
+"""Translations as text: the printed table, and JSON."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from regauge.core.counted import count
+from regauge.core.escaping import escape
+from regauge.core.translations import Entries, Image, Step, Translation
+from regauge.core.typed_json import require_fields
+
+
+def render_translations(families: Sequence[Translation]) -> list[str]:
+    """Lines that say what may be added where, and what is zero or centered in a representative."""
+    if not families:
+        return []
+    rows = [("translation", "size", "representative", "adds to")]
+    for family in families:
+        told = family.condition + (" (statistics as stored)" if family.is_stored_only else "")
+        rows.append((escape(family.name), str(family.size), escape(told), ", ".join(map(escape, family.parameters))))
+    widths = [max(len(row[k]) for row in rows) for k in range(3)]
+    lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(3)), row[3]]).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
+    total = sum(family.size for family in families)
+    return ["", *lines, "", f"{count(families, 'translation')}, {total} {'dimension' if total == 1 else 'dimensions'}"]
+
+
+def write_translations(families: Sequence[Translation]) -> list[dict[str, Any]]:
+    """Families as JSON; what has its default value is left out."""
+
+    def compact(value: Any) -> Any:
+        if isinstance(value, Entries):
+            return [value.parameter, value.sizes, value.strides, value.start]
+        if isinstance(value, tuple):
+            return [compact(one) for one in value]
+        if not is_dataclass(value):
+            return value
+        return {f.name: compact(one) for f in fields(value) if (one := getattr(value, f.name)) != f.default}
+
+    return [compact(family) for family in families]
+
+
+def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Translation, ...]:
+    """Read what `write_translations` wrote, with tuples for lists.
+
+    Raises:
+        ValueError: A family is malformed, or has entries that a parameter has not.
+    """
+    try:
+        families = tuple(_translation(row) for row in rows)
+        for family in families:
+            _require_translation(family, shapes)
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f"a translation of this symmetry is malformed: {error}") from error
+    return families
+
+
+def _translation(row: Mapping[str, Any]) -> Translation:
+    def entries(given: Any) -> Entries:
+        return Entries(*given)
+
+    def step(given: Mapping[str, Any]) -> Step:
+        return Step(**{**given, "entries": entries(given["entries"])} if "entries" in given else given)
+
+    images = tuple(
+        Image(**{**one, "entries": entries(one["entries"]), "steps": tuple(map(step, one.get("steps", ())))})
+        for one in row.get("images", ())
+    )
+    return Translation(**{**row, "entries": entries(row["entries"]), "images": images})
+
+
+def _require_translation(family: Translation, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError unless a family has entries that parameters have, and steps that fit one another."""
+    what = f"translation {family.name!r}"
+    require_fields({**vars(family), "entries": None, "images": ()}, Translation, what)
+    steps = [step for image in family.images for step in image.steps]
+    for step in steps:
+        require_fields({**vars(step), "entries": None}, Step, what)
+    for entries in (*family.placements, *(step.entries for step in steps)):
+        require_fields(vars(entries), Entries, what)
+        is_array = len(entries.sizes) == len(entries.strides) and min((*entries.sizes, 1)) > 0
+        if not is_array or min((*entries.strides, entries.start)) < 0:
+            raise ValueError(f"{what} has entries that are no array: {entries}")
+        if entries.parameter and (
+            entries.parameter not in shapes or entries.last >= math.prod(shapes[entries.parameter])
+        ):
+            raise ValueError(f"{what} has entries that {entries.parameter!r} has not")
+    for axes, entries in ((family.constant, family.entries), *((i.constant, i.entries) for i in family.images)):
+        if not all(0 <= axis < len(entries.sizes) for axis in axes):
+            raise ValueError(f"{what} names an axis that {entries.parameter!r} has not")
+    if not all(0 <= axis < len(family.vector_shape) for axis in family.centered):
+        raise ValueError(f"{what} is centered along an axis that its vector has not")
+    for image in family.images:
+        size = math.prod(family.vector_shape)
+        for step in image.steps:
+            size = step.size_of(size)
+        if size != math.prod(n for k, n in enumerate(image.entries.sizes) if k not in image.constant):
+            raise ValueError(f"{what} adds {size} values to other than that many of {image.entries.parameter!r}")

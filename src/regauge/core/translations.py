@@ -1,0 +1,252 @@
+"""Translations: vectors that may be added to parameters without a change of the function, and where they are added.
+
+A family of them adds a vector t to some entries of one parameter, its home, and images of t to other parameters, which
+make up for it: minus the next layer's weights times t to its bias, for example. The steps from t to an image are data,
+so that a symmetry can be stored and act on networks that no module is at hand for.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regauge.core.params import Params
+
+Kind = Literal["take", "through", "times", "over", "total", "scale"]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Entries of a parameter as an array: entry `(i, j, ...)` is number `start + i * stride_0 + j * stride_1 + ...`.
+
+    Attributes:
+        parameter: The parameter, whose values are numbered in the order of its axes; empty for a vector of a step.
+        sizes: The shape of the array.
+        strides: One for each of its axes; zero repeats entries.
+        start: The number of the first entry.
+    """
+
+    parameter: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int = 0
+
+    @classmethod
+    def whole(cls, parameter: str, shape: Sequence[int]) -> "Entries":
+        """All entries of a parameter, in its own shape."""
+        return cls(parameter, tuple(shape), _contiguous(shape))
+
+    @property
+    def last(self) -> int:
+        """The largest number of an entry."""
+        return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
+
+    def of(self, tensor: Tensor, lead: int = 0) -> Tensor:
+        """The entries of a tensor `[*lead, ...]`, as a view wherever it is contiguous: `[*lead, *sizes]`."""
+        if self.sizes == tuple(tensor.shape[lead:]) and not self.start and self.strides == _contiguous(self.sizes):
+            return tensor
+        tensor = tensor.contiguous()
+        outer = tensor.shape[:lead]
+        return tensor.as_strided(
+            (*outer, *self.sizes), (*tensor.stride()[:lead], *self.strides), tensor.storage_offset() + self.start
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """A linear map from a vector to another one, with coefficients that are parameters.
+
+    Attributes:
+        kind: "take" picks entries of the vector; "through" multiplies by weights `[copies, outputs, inputs, ...]`,
+            summed over all further axes, with a vector `[copies * inputs]` in and one `[copies * outputs]` out; "times"
+            and "over" multiply and divide by entries of a parameter, one by one; "total" multiplies by the sum of these
+            entries; "scale" multiplies by a number.
+        entries: What is picked, or the parameter's entries.
+        factor: The number of "scale".
+    """
+
+    kind: Kind
+    entries: Entries = Entries("", (), ())
+    factor: float = 1.0
+
+    def size_of(self, size: int) -> int:
+        """The length of the image of a vector of a length.
+
+        Raises:
+            ValueError: No vector of that length can be mapped.
+        """
+        sizes, last = self.entries.sizes, self.entries.last
+        if self.kind == "take" and last < size:
+            return math.prod(sizes)
+        if self.kind == "through" and len(sizes) > 2 and sizes[0] * sizes[2] == size:
+            return sizes[0] * sizes[1]
+        if self.kind in ("total", "scale") or (self.kind in ("times", "over") and math.prod(sizes) == size):
+            return size
+        raise ValueError(f"a step {self.kind!r} with entries {self.entries} takes no vector of {size} values")
+
+    def apply(self, vector: Tensor, params: Params, lead: int) -> Tensor:
+        """The image of a vector `[*lead, n]`."""
+        if self.kind == "scale":
+            return vector * self.factor
+        if self.kind == "take":
+            return self.entries.of(vector, lead).flatten(lead)
+        values = self.entries.of(params[self.entries.parameter], lead).to(vector)
+        if self.kind == "through":
+            weights = values.flatten(lead + 3).sum(-1) if len(self.entries.sizes) > 3 else values
+            copies, _, inputs = self.entries.sizes[:3]
+            parts = vector.reshape(*vector.shape[:lead], copies, inputs, 1)
+            return (weights @ parts).flatten(lead)
+        values = values.flatten(lead)
+        if self.kind == "total":
+            return vector * values.sum(-1, keepdim=True)
+        return vector * values if self.kind == "times" else vector / values
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a family adds to a parameter that makes up for its vector.
+
+    Attributes:
+        entries: Where it is added.
+        constant: The axes of the entries along which the same is added.
+        steps: From the family's vector to what is added, flat along the other axes.
+    """
+
+    entries: Entries
+    constant: tuple[int, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A family of vectors that may be added without a change of the function.
+
+    Attributes:
+        name: Unique within a symmetry.
+        entries: The entries of its home that the vector is added to.
+        constant: The axes of these entries along which the same is added: the coordinate of a network is the mean over
+            them, or the entries themselves if there are none. A representative has coordinate zero.
+        centered: Axes of the vector along which it sums to zero, because an earlier family adds the rest: the last
+            entry along each is not stored.
+        images: What is added elsewhere.
+        is_stored_only: Whether the function is kept only with running statistics as stored, and not when they are
+            computed anew: such a family tells networks apart, and is never applied to one that runs on.
+    """
+
+    name: str
+    entries: Entries
+    constant: tuple[int, ...] = ()
+    centered: tuple[int, ...] = ()
+    images: tuple[Image, ...] = ()
+    is_stored_only: bool = False
+
+    @property
+    def vector_shape(self) -> tuple[int, ...]:
+        """The shape of what is added, before it is repeated along constant axes."""
+        return tuple(n for k, n in enumerate(self.entries.sizes) if k not in self.constant)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the coordinate of one network."""
+        return tuple(n - (k in self.centered) for k, n in enumerate(self.vector_shape))
+
+    @property
+    def size(self) -> int:
+        """The number of independent directions."""
+        return math.prod(self.shape)
+
+    @property
+    def condition(self) -> str:
+        """The condition that a representative meets."""
+        if not self.constant:
+            return f"{self.entries.parameter} is zero"
+        axes = ", ".join(map(str, self.constant))
+        return f"{self.entries.parameter} has mean zero along {'axes' if len(self.constant) > 1 else 'axis'} {axes}"
+
+    @property
+    def placements(self) -> tuple[Entries, ...]:
+        """The entries that it adds to, its home first."""
+        return self.entries, *(image.entries for image in self.images)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters that it changes, its home first."""
+        return tuple(dict.fromkeys(entries.parameter for entries in self.placements))
+
+    @property
+    def coefficients(self) -> tuple[str, ...]:
+        """The parameters that images are computed from."""
+        steps = (step for image in self.images for step in image.steps)
+        return tuple(dict.fromkeys(step.entries.parameter for step in steps if step.entries.parameter))
+
+    def read(self, params: Params, lead: int = 0) -> Tensor:
+        """The coordinate of networks."""
+        return self.shorten(self.vector(params[self.entries.parameter], lead), lead)
+
+    def vector(self, home: Tensor, lead: int = 0) -> Tensor:
+        """The vector that the values of a home hold: `[*lead, *vector_shape]`."""
+        values = self.entries.of(home, lead)
+        return values.mean([lead + k for k in self.constant]) if self.constant else values
+
+    def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
+        """A vector without the entries that the others tell."""
+        for axis in self.centered:
+            vector = vector.narrow(lead + axis, 0, vector.shape[lead + axis] - 1)
+        return vector.clone()
+
+    def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
+        """The vector of a coordinate, whole."""
+        for axis in self.centered:
+            coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
+        return coordinate
+
+    def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
+        """Networks with more of a coordinate, and what makes up for it; tensors that change are new."""
+        vector = self.lengthen(coordinate, lead) * sign
+        added = [(self.entries, self.constant, vector.flatten(lead))]
+        for image in self.images:
+            moved = vector.flatten(lead)
+            for step in image.steps:
+                moved = step.apply(moved, params, lead)
+            added.append((image.entries, image.constant, moved))
+        result = dict(params)
+        for entries, constant, flat in added:
+            result[entries.parameter] = add_to(result[entries.parameter], entries, constant, flat, lead)
+        return result
+
+    def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
+        """A tensor of the home's shape that holds nothing but this coordinate."""
+        flat = self.lengthen(coordinate, lead).flatten(lead)
+        return add_to(flat.new_zeros(*flat.shape[:lead], *shape), self.entries, self.constant, flat, lead)
+
+    def renamed(self, names: dict[str, str]) -> "Translation":
+        """The family with parameters of other names."""
+
+        def rename(entries: Entries) -> Entries:
+            return replace(entries, parameter=names.get(entries.parameter, entries.parameter))
+
+        images = tuple(
+            replace(
+                image,
+                entries=rename(image.entries),
+                steps=tuple(replace(step, entries=rename(step.entries)) for step in image.steps),
+            )
+            for image in self.images
+        )
+        return replace(self, entries=rename(self.entries), images=images)
+
+
+def add_to(tensor: Tensor, entries: Entries, constant: Sequence[int], flat: Tensor, lead: int) -> Tensor:
+    """A tensor with a vector added to some entries, the same along constant axes."""
+    sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
+    shape = flat.shape[:lead] + torch.Size(sizes)
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    entries.of(result, lead).add_(flat.reshape(shape).to(result))
+    return result
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

@@ -1,0 +1,151 @@
+"""Offsets: what is added to a value of a traced model when a vector is added to a parameter."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from regauge.core.translations import Entries, Step
+
+
+class Seen(Exception):
+    """Something sees the offset, so the function is another one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A vector that is added to a value, entry by entry, the same for all inputs.
+
+    Attributes:
+        steps: From the vector of the family to this one.
+        size: The length of this one.
+        places: For each entry of the value 1 plus the number of the vector's entry that is added there, or zero.
+    """
+
+    steps: tuple[Step, ...]
+    size: int
+    places: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Offset:
+    """What is added to a value.
+
+    Attributes:
+        terms: Vectors that are added, each known up to the weights.
+        labels: In place of terms, where amounts depend on the inputs: equal labels mean equal amounts, zero none.
+        is_masked: Whether entries that a mask takes out of a softmax lack the offset, so that nothing else may end it.
+    """
+
+    terms: tuple[Term, ...] = ()
+    labels: Tensor | None = None
+    is_masked: bool = False
+
+    @property
+    def arrays(self) -> list[Tensor]:
+        """The places of each term, or the labels."""
+        return [term.places for term in self.terms] if self.labels is None else [self.labels]
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing is added anywhere."""
+        return not any(bool(array.any()) for array in self.arrays)
+
+    def is_uniform(self, *dims: int) -> bool:
+        """Whether it is constant along some axes, each by itself."""
+        return all(is_constant(array, dim) for array in self.arrays for dim in dims)
+
+    def move(self, function: Callable[[Tensor], Any]) -> Any:
+        """The offset of what an operator makes that only moves values: one, or one for each of its results."""
+        moved = [pytree.tree_flatten(function(array)) for array in self.arrays]
+        results = []
+        for arrays in zip(*(leaves for leaves, _ in moved), strict=True):
+            terms = tuple(replace(term, places=one) for term, one in zip(self.terms, arrays, strict=False))
+            results.append(replace(self, terms=terms, labels=None if self.labels is None else arrays[0]))
+        return pytree.tree_unflatten(results, moved[0][1])
+
+    def then(self, *steps: Step) -> "Offset":
+        """The offset with further steps that keep the length of vectors."""
+        return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
+
+    def known(self) -> tuple[Term, ...]:
+        """The terms; `Seen` is raised where amounts depend on the inputs."""
+        if self.labels is not None or self.is_masked:
+            raise Seen
+        return self.terms
+
+    def as_labels(self) -> Tensor:
+        """Labels in place of terms: equal where all terms add the same entry."""
+        if self.labels is not None:
+            return self.labels
+        total = self.terms[0].places
+        for term in self.terms[1:]:
+            total = total * (term.size + 1) + term.places
+        return total
+
+
+def is_constant(array: Tensor, dim: int) -> bool:
+    """Whether an array is constant along an axis."""
+    if not -array.ndim <= dim < array.ndim:
+        raise Seen
+    return not array.stride(dim) or bool((array == array.narrow(dim, 0, 1)).all())
+
+
+def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
+    """Values for one axis, the same along all others."""
+    return values.reshape([n if k == dim else 1 for k, n in enumerate(shape)]).expand(tuple(shape))
+
+
+def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
+    """Labels that differ wherever the position differs along an axis that is not constant."""
+    sizes = [1 if k in constant else n for k, n in enumerate(shape)]
+    return torch.arange(1, torch.Size(sizes).numel() + 1).reshape(sizes).expand(tuple(shape))
+
+
+def channel_vector(term: Term, dim: int) -> tuple[tuple[Step, ...], int]:
+    """The steps to the vector that a term adds along one axis, and its length; `Seen` where it varies along others."""
+    places = term.places
+    for k in range(places.ndim):
+        if k != dim % places.ndim:
+            if not is_constant(places, k):
+                raise Seen
+            places = places.narrow(k, 0, 1)
+    return picked(term, places.flatten())
+
+
+def picked(term: Term, places: Tensor) -> tuple[tuple[Step, ...], int]:
+    """The steps to the vector whose entries are those of a term at some places; `Seen` if it skips a place."""
+    if bool((places == 0).any()):
+        raise Seen
+    pattern = pattern_of(places - 1)
+    if pattern is None:
+        raise Seen
+    is_all = pattern == Entries("", (term.size,), (1,))
+    return (*term.steps, *(() if is_all else (Step("take", pattern),))), places.numel()
+
+
+def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
+    """Numbers, in their order, as entries of an array; None where they are none with at most three axes."""
+    values = numbers.flatten()
+    sizes: list[int] = []
+    strides: list[int] = []
+    start, count = int(values[0]), values.numel()
+    while values.numel() > 1:
+        step = int(values[1] - values[0])
+        expected = values[0] + step * torch.arange(values.numel())
+        wrong = (values != expected).nonzero()
+        run = int(wrong[0]) if len(wrong) else values.numel()
+        if values.numel() % run or step < 0 or run < 2:
+            return None
+        blocks = values.reshape(-1, run)
+        if not bool((blocks - blocks[:, :1] == blocks[0] - blocks[0, 0]).all()):
+            return None
+        sizes.insert(0, run)
+        strides.insert(0, step)
+        values = blocks[:, 0]
+    if len(sizes) > 3:
+        return None
+    return Entries(parameter, tuple(sizes) or (count,), tuple(strides) or (1,), start)
