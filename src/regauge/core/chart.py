@@ -8,11 +8,13 @@ into a LayerNorm and the output bias that takes up a bias of values, for example
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from regauge.core.act import Site, act
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
@@ -65,9 +67,27 @@ def carry(symmetry: "Symmetry", element: Element, name: str, coordinate: Tensor)
     if home not in symmetry.sites:
         return coordinate
     linear = without_gains(symmetry, element, symmetry.gains)
+    sites, ndims = {home: _sites_of(symmetry, name)}, {home: len(symmetry.shapes[home])}
     held = family.embed(coordinate, symmetry.shapes[home], batch)
-    moved, shifted = (symmetry._act_on(linear, {home: one})[home] for one in (held, torch.zeros_like(held)))
+    moved, shifted = (
+        act(symmetry.groups, sites, linear, {home: one}, ndims)[home] for one in (held, torch.zeros_like(held))
+    )
     return family.shorten(family.vector(moved - shifted, batch), batch)
+
+
+@remembered
+def _sites_of(symmetry: "Symmetry", name: str) -> list[Site]:
+    """Where groups act on the home of a family; a gain that is read with it makes up for factors on its axis."""
+    family = symmetry.translation(name)
+    sites = symmetry.sites[family.entries.parameter]
+    if family.gain is None:
+        return sites
+    return [
+        replace(site, placement=replace(place, scale=(0,) * len(place.scale), sign=(0,) * len(place.sign)))
+        if (place := site.placement).axis in family.constant
+        else site
+        for site in sites
+    ]
 
 
 @remembered

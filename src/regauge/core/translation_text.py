@@ -57,27 +57,30 @@ def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple
 
 
 def _translation(row: Mapping[str, Any]) -> Translation:
-    def entries(given: Any) -> Entries:
-        return Entries(*given)
+    def known(given: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: Entries(*given[name]) for name in ("entries", "by", "gain") if given.get(name)}
+        return {**given, **found}
 
     def step(given: Mapping[str, Any]) -> Step:
-        return Step(**{**given, "entries": entries(given["entries"])} if "entries" in given else given)
+        return Step(**known(given))
 
     images = tuple(
-        Image(**{**one, "entries": entries(one["entries"]), "steps": tuple(map(step, one.get("steps", ())))})
-        for one in row.get("images", ())
+        Image(**{**known(one), "steps": tuple(map(step, one.get("steps", ())))}) for one in row.get("images", ())
     )
-    return Translation(**{**row, "entries": entries(row["entries"]), "images": images})
+    return Translation(**{**known(row), "images": images})
 
 
 def _require_translation(family: Translation, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a ValueError unless a family has entries that parameters have, and steps that fit one another."""
     what = f"translation {family.name!r}"
-    require_fields({**vars(family), "entries": None, "images": ()}, Translation, what)
+    require_fields(
+        {name: value for name, value in vars(family).items() if name not in ("entries", "gain")}, Translation, what
+    )
     steps = [step for image in family.images for step in image.steps]
     for step in steps:
-        require_fields({**vars(step), "entries": None}, Step, what)
-    for entries in (*family.placements, *(step.entries for step in steps)):
+        require_fields({name: value for name, value in vars(step).items() if name not in ("entries", "by")}, Step, what)
+    read = [family.gain, *(step.entries for step in steps), *(step.by for step in steps)]
+    for entries in (*family.placements, *(one for one in read if one)):
         require_fields(vars(entries), Entries, what)
         is_array = len(entries.sizes) == len(entries.strides) and min((*entries.sizes, 1)) > 0
         if not is_array or min((*entries.strides, entries.start)) < 0:
@@ -89,6 +92,8 @@ def _require_translation(family: Translation, shapes: Mapping[str, tuple[int, ..
     for axes, entries in ((family.constant, family.entries), *((i.constant, i.entries) for i in family.images)):
         if not all(0 <= axis < len(entries.sizes) for axis in axes):
             raise ValueError(f"{what} names an axis that {entries.parameter!r} has not")
+    if family.gain and [family.entries.sizes[axis] for axis in family.constant] != [math.prod(family.gain.sizes)]:
+        raise ValueError(f"{what} has a gain of another length than that of its one constant axis")
     if not all(0 <= axis < len(family.vector_shape) for axis in family.centered):
         raise ValueError(f"{what} is centered along an axis that its vector has not")
     for image in family.images:

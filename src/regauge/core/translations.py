@@ -66,11 +66,13 @@ class Step:
             entries; "scale" multiplies by a number.
         entries: What is picked, or the parameter's entries.
         factor: The number of "scale".
+        by: Entries of a gain that those of "total" are divided by; the sum counts as zero where one of the gain is.
     """
 
     kind: Kind
     entries: Entries = Entries("", (), ())
     factor: float = 1.0
+    by: Entries | None = None
 
     def size_of(self, size: int) -> int:
         """The length of the image of a vector of a length.
@@ -101,7 +103,8 @@ class Step:
             return (weights @ parts).flatten(lead)
         values = values.flatten(lead)
         if self.kind == "total":
-            return vector * values.sum(-1, keepdim=True)
+            inverse = 1.0 if self.by is None else _inverse(self.by.of(params[self.by.parameter], lead).to(vector))
+            return vector * (values * inverse).sum(-1, keepdim=True)
         return vector * values if self.kind == "times" else vector / values
 
 
@@ -129,6 +132,9 @@ class Translation:
         entries: The entries of its home that the vector is added to.
         constant: The axes of these entries along which the same is added: the coordinate of a network is the mean over
             them, or the entries themselves if there are none. A representative has coordinate zero.
+        gain: Entries of a gain that what is added is divided by along the one constant axis, because what reads from
+            that axis reads values multiplied by it. The coordinate is the mean of the entries times the gain; nothing
+            is added where one of these is zero.
         centered: Axes of the vector along which it sums to zero, because an earlier family adds the rest: the last
             entry along each is not stored.
         images: What is added elsewhere.
@@ -139,6 +145,7 @@ class Translation:
     name: str
     entries: Entries
     constant: tuple[int, ...] = ()
+    gain: Entries | None = None
     centered: tuple[int, ...] = ()
     images: tuple[Image, ...] = ()
     is_stored_only: bool = False
@@ -163,8 +170,9 @@ class Translation:
         """The condition that a representative meets."""
         if not self.constant:
             return f"{self.entries.parameter} is zero"
-        axes = ", ".join(map(str, self.constant))
-        return f"{self.entries.parameter} has mean zero along {'axes' if len(self.constant) > 1 else 'axis'} {axes}"
+        (axis,) = self.constant
+        read = "" if self.gain is None else f" times {self.gain.parameter}"
+        return f"{self.entries.parameter}{read} has mean zero along axis {axis}"
 
     @property
     def placements(self) -> tuple[Entries, ...]:
@@ -179,17 +187,36 @@ class Translation:
     @property
     def coefficients(self) -> tuple[str, ...]:
         """The parameters that images are computed from."""
-        steps = (step for image in self.images for step in image.steps)
-        return tuple(dict.fromkeys(step.entries.parameter for step in steps if step.entries.parameter))
+        steps = [step for image in self.images for step in image.steps]
+        read = [self.gain, *(step.entries for step in steps), *(step.by for step in steps)]
+        return tuple(dict.fromkeys(one.parameter for one in read if one and one.parameter))
 
     def read(self, params: Params, lead: int = 0) -> Tensor:
         """The coordinate of networks."""
-        return self.shorten(self.vector(params[self.entries.parameter], lead), lead)
+        gains = self._gains(params, lead)
+        values = self.vector(params[self.entries.parameter], lead, gains)
+        if gains is not None:
+            is_whole = (gains != 0).all(-1)
+            values = values * is_whole.reshape(*is_whole.shape, *[1] * (values.ndim - lead))
+        return self.shorten(values, lead)
 
-    def vector(self, home: Tensor, lead: int = 0) -> Tensor:
-        """The vector that the values of a home hold: `[*lead, *vector_shape]`."""
+    def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
+        """The vector that the values of a home hold, if gains are these: `[*lead, *vector_shape]`."""
         values = self.entries.of(home, lead)
+        if gains is not None:
+            values = values * self._spread(gains, lead)
         return values.mean([lead + k for k in self.constant]) if self.constant else values
+
+    def _gains(self, params: Params, lead: int) -> Tensor | None:
+        """The entries of the gain, `[*lead, n]`."""
+        if self.gain is None:
+            return None
+        return self.gain.of(params[self.gain.parameter], lead).to(params[self.entries.parameter])
+
+    def _spread(self, values: Tensor, lead: int) -> Tensor:
+        """Values along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
+        (axis,) = self.constant
+        return values.reshape(*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
         """A vector without the entries that the others tell."""
@@ -206,15 +233,17 @@ class Translation:
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
         """Networks with more of a coordinate, and what makes up for it; tensors that change are new."""
         vector = self.lengthen(coordinate, lead) * sign
-        added = [(self.entries, self.constant, vector.flatten(lead))]
+        gains = self._gains(params, lead)
+        inverse = None if gains is None else self._spread(_inverse(gains), lead)
+        added = [(self.entries, self.constant, vector.flatten(lead), inverse)]
         for image in self.images:
             moved = vector.flatten(lead)
             for step in image.steps:
                 moved = step.apply(moved, params, lead)
-            added.append((image.entries, image.constant, moved))
+            added.append((image.entries, image.constant, moved, None))
         result = dict(params)
-        for entries, constant, flat in added:
-            result[entries.parameter] = add_to(result[entries.parameter], entries, constant, flat, lead)
+        for entries, constant, flat, factor in added:
+            result[entries.parameter] = add_to(result[entries.parameter], entries, constant, flat, lead, factor)
         return result
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
@@ -228,24 +257,31 @@ class Translation:
         def rename(entries: Entries) -> Entries:
             return replace(entries, parameter=names.get(entries.parameter, entries.parameter))
 
+        def step(one: Step) -> Step:
+            return replace(one, entries=rename(one.entries), by=one.by and rename(one.by))
+
         images = tuple(
-            replace(
-                image,
-                entries=rename(image.entries),
-                steps=tuple(replace(step, entries=rename(step.entries)) for step in image.steps),
-            )
-            for image in self.images
+            replace(image, entries=rename(image.entries), steps=tuple(map(step, image.steps))) for image in self.images
         )
-        return replace(self, entries=rename(self.entries), images=images)
+        return replace(self, entries=rename(self.entries), gain=self.gain and rename(self.gain), images=images)
 
 
-def add_to(tensor: Tensor, entries: Entries, constant: Sequence[int], flat: Tensor, lead: int) -> Tensor:
-    """A tensor with a vector added to some entries, the same along constant axes."""
+def add_to(
+    tensor: Tensor, entries: Entries, constant: Sequence[int], flat: Tensor, lead: int, factor: Tensor | None = None
+) -> Tensor:
+    """A tensor with a vector added to some entries, the same along constant axes but for a factor."""
     sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
     shape = flat.shape[:lead] + torch.Size(sizes)
     result = tensor.clone(memory_format=torch.contiguous_format)
-    entries.of(result, lead).add_(flat.reshape(shape).to(result))
+    added = flat.reshape(shape).to(result)
+    entries.of(result, lead).add_(added if factor is None else added * factor)
     return result
+
+
+def _inverse(gains: Tensor) -> Tensor:
+    """Inverse gains, or zeros for networks in which one is zero."""
+    is_whole = (gains != 0).all(-1, keepdim=True)
+    return torch.where(is_whole, 1 / torch.where(gains == 0, 1.0, gains), 0.0)
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

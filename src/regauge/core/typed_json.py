@@ -66,6 +66,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list) and all(_fits(one, args[0]) for one in value)
     if origin is not None and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(_fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items())
+    if is_dataclass(hint) and isinstance(value, hint):  # type: ignore[arg-type]
+        return True
     if is_dataclass(hint) and isinstance(value, tuple):
         return len(value) == len(get_type_hints(hint)) and all(map(_fits, value, get_type_hints(hint).values()))
     if hint is float:

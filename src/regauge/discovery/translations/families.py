@@ -10,9 +10,10 @@ from regauge.core.act import covered
 from regauge.core.chart import chart_gains
 from regauge.core.symmetry import Symmetry
 from regauge.core.translations import Entries, Translation
+from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
-from regauge.discovery.translations.following import Graph, follow
+from regauge.discovery.translations.following import LAYERS, Graph, follow
 from regauge.discovery.translations.offsets import Term, pattern_of
 
 
@@ -52,6 +53,17 @@ class _Search:
             self._try(name, (0,))
         return self.found
 
+    def _gain(self, name: str, axis: int) -> Entries | None:
+        """The gain of the LayerNorm behind which layers read through an axis of a parameter, if it stays as it is."""
+        found = set()
+        for node in self.graph.placeholders[name]:
+            for user in node.users:
+                kind = operator_name(user)
+                if kind not in ("linear", "addmm") or axis != (1 if kind == "linear" else 0):
+                    return None
+                found.add(self.graph.norm_gain(user.args[LAYERS[kind][0]]))
+        return found.pop() if len(found) == 1 else None
+
     def _ndim(self, name: str) -> int:
         return len(self.graph.program.shapes[name])
 
@@ -73,21 +85,40 @@ class _Search:
         """Follow what is added alike along some axes of a parameter: to all of it, or else to each of its pieces."""
         if any(self.graph.program.shapes[name][axis] < 2 for axis in constant):
             return
+        shape = self.graph.program.shapes[name]
+        if constant and any(self._follow(*blocks) for blocks in self._blocks(name, *constant)):
+            return
+        gain = self._gain(name, *constant) if constant and len(shape) == 2 else None
         for entries in self._pieces(name, constant):
-            if self._follow(entries, constant) and entries.sizes == self.graph.program.shapes[name]:
-                return
+            for own in (None, gain) if gain else (None,):
+                if self._follow(entries, constant, own):
+                    if entries.sizes == shape:
+                        return
+                    break
 
-    def _follow(self, entries: Entries, constant: tuple[int, ...]) -> bool:
+    def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
+        """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them."""
+        whole = Entries.whole(name, self.graph.program.shapes[name])
+        length, stride = whole.sizes[axis], whole.strides[axis]
+        for count in self.graph.norm_groups:
+            if length % count == 0 and 1 < count < length:
+                sizes = (*whole.sizes[:axis], count, length // count, *whole.sizes[axis + 1 :])
+                strides = (*whole.strides[:axis], stride * length // count, stride, *whole.strides[axis + 1 :])
+                yield Entries(name, sizes, strides), (axis + 1,)
+
+    def _follow(self, entries: Entries, constant: tuple[int, ...], gain: Entries | None = None) -> bool:
         name = entries.parameter
         centered = self._centered(entries, constant)
         if centered is None:
             return False
-        family = Translation(_name(entries, constant, self.graph.program.shapes[name]), entries, constant, centered)
+        family = Translation(
+            _name(entries, constant, self.graph.program.shapes[name]), entries, constant, gain, centered
+        )
         takers = frozenset(self.names) - {one.entries.parameter for one in self.found}
         places = _places(family, self.graph.program.shapes[name])
         start = Term((), int(places.max()), places)
-        images = follow(self.graph, start, entries, self.statistics)
-        images = follow(self.graph, start, entries, takers) if images is None else images
+        images = follow(self.graph, start, name, self.statistics, gain)
+        images = follow(self.graph, start, name, takers, gain) if images is None else images
         if images is None:
             return False
         family = replace(family, images=images)

@@ -32,7 +32,7 @@ from regauge.discovery.translations.offsets import (
 )
 
 MOVES = (
-    VIEWS | PIECES | words("expand expand_as cat stack index_select roll flip repeat getitem index repeat_interleave")
+    VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
 )
 """Operators whose results are entries of their operands."""
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
@@ -96,6 +96,21 @@ class Graph:
                 found.setdefault(name, []).append(node)
         return found
 
+    @cached_property
+    def norm_groups(self) -> tuple[int, ...]:
+        """The numbers of groups of group normalizations, the largest first."""
+        nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "group_norm"]
+        return tuple(sorted({int(node.args[1]) for node in nodes}, reverse=True))  # type: ignore[arg-type]
+
+    def norm_gain(self, node: Any) -> Entries | None:
+        """The gain of the LayerNorm whose output a value is, unless it is one in a representative."""
+        while isinstance(node, Node) and node.op == "call_function":
+            if operator_name(node) in ("layer_norm", "native_layer_norm"):
+                gain = argument(node, 2, None)
+                return None if self.parameter(gain) in self.ones else self.entries(gain)
+            node = node.args[0]
+        return None
+
     def parameter(self, node: Any) -> str | None:
         """The parameter that a node is."""
         is_state = isinstance(node, Node) and node.op == "placeholder"
@@ -122,7 +137,7 @@ class Graph:
             if operator_name(one) not in VIEWS | PIECES | {"getitem", "expand"} or len(one.all_input_nodes) > 1:
                 return None
             before = view
-            view = call(one, {one.args[0]: view})
+            view = call(one, {one.args[0]: view}, may_copy=False)
             parts = pytree.tree_leaves(view)
             if any(part is not before and part._base is None for part in parts):
                 return None
@@ -154,30 +169,67 @@ class Graph:
         except Seen:
             return None
 
-    def total(self, node: Any) -> tuple[Step, ...] | None:
-        """The sum of a value along its last axis, the same for all inputs, as steps; None where it is not known."""
-        while isinstance(node, Node) and node.op == "call_function":
-            name, source = operator_name(node), node.args[0]
-            if name in ("layer_norm", "native_layer_norm"):
-                gain, bias = argument(node, 2, None), argument(node, 3, None)
-                if len(node.args[1]) != 1 or not (gain is None or self.parameter(gain) in self.ones):  # type: ignore[arg-type]
-                    return None
-                beta = None if bias is None else self.entries(bias)
-                if bias is not None and beta is None:
-                    return None
-                return (Step("scale", factor=0.0),) if beta is None else (Step("total", beta),)
-            is_kept = shape_of(node)[-1:] == shape_of(source)[-1:]
-            if name in ("slice", "select", "unsqueeze", "index_select"):
-                ndim = max(len(shape_of(node)), len(shape_of(source)))
-                is_kept = is_kept and argument(node, 1, 0) % ndim != ndim - 1
-            elif name == "getitem":
-                is_kept = node.args[1] == 0
-            elif name not in SAME | words("view reshape _unsafe_view flatten unflatten expand"):
+    def total(self, node: Any, gain: Entries | None = None) -> tuple[Step, ...] | None:
+        """The sum of a value along its last axis, the same for all inputs, as a step; none where it is zero.
+
+        Args:
+            node: The value.
+            gain: What the value is divided by before it is summed.
+
+        Returns:
+            None where the sum depends on the inputs, or is not known.
+        """
+        if not isinstance(node, Node) or node.op != "call_function":
+            return None
+        name, source = operator_name(node), node.args[0]
+        if name in ("layer_norm", "native_layer_norm"):
+            own = argument(node, 2, None)
+            is_one = own is None or self.parameter(own) in self.ones
+            if len(node.args[1]) != 1 or (self.entries(own) != gain if gain else not is_one):  # type: ignore[arg-type]
                 return None
-            if not is_kept:
-                return None
-            node = source
+            return self._sum_of(argument(node, 3, None), gain)
+        if name == "sub" and isinstance(mean := node.args[1], Node) and operator_name(mean) == "mean":
+            is_last = argument(mean, 1, None) in ([-1], [len(shape_of(source)) - 1])
+            return () if mean.args[0] is source and is_last and argument(mean, 2, False) and not gain else None
+        if name in ("mul", "div", "add") and not node.kwargs:
+            return self._total_of_two(node, gain)
+        is_kept = shape_of(node)[-1:] == shape_of(source)[-1:]
+        if name in ("slice", "select", "unsqueeze", "index_select", "transpose", "permute"):
+            ndim = max(len(shape_of(node)), len(shape_of(source)))
+            if name == "permute":
+                is_kept = node.args[1][-1] in (-1, ndim - 1)  # type: ignore[index]
+            else:
+                dims = node.args[1:3] if name == "transpose" else [argument(node, 1, 0)]
+                is_kept = is_kept and all(int(d) % ndim != ndim - 1 for d in dims)  # type: ignore[arg-type]
+        elif name == "getitem":
+            is_kept = node.args[1] == 0
+        elif name not in SAME | words("view reshape _unsafe_view flatten unflatten expand squeeze"):
+            return None
+        return self.total(source, gain) if is_kept else None
+
+    def _total_of_two(self, node: Node, gain: Entries | None) -> tuple[Step, ...] | None:
+        """The sum of a product with a gain, or of a sum with a bias, in a norm that is written by hand."""
+        x, y = node.args[:2]
+        kind, width = operator_name(node), shape_of(node)[-1:]
+        for value, other in ((x, y), (y, x)) if kind != "div" else ((x, y),):
+            if shape_of(value)[-1:] != width:
+                continue
+            if kind == "add":
+                if self.entries(other) is not None and len(shape_of(other)) == 1 and self.total(value, gain) == ():
+                    return self._sum_of(other, gain)
+                continue
+            is_gain = kind == "mul" and (self.entries(other) == gain if gain else self.parameter(other) in self.ones)
+            is_number = not gain and (not isinstance(other, Node) or shape_of(other)[-1:] in ((), (1,)))
+            if (is_gain or is_number) and self.total(value) == ():
+                return ()
         return None
+
+    def _sum_of(self, bias: Any, gain: Entries | None) -> tuple[Step, ...] | None:
+        """The sum of a bias, divided by a gain, as a step; none where there is no bias."""
+        if bias is None:
+            return ()
+        entries = self.entries(bias)
+        return None if entries is None else (Step("total", entries, by=gain),)
 
     def sums_to_one(self, node: Any) -> bool:
         """Whether a value is non-negative weights that sum to one along its last axis."""
@@ -191,8 +243,10 @@ class Graph:
         return False
 
 
-def call(node: Node, operands: Mapping[Node, Any]) -> Any:
-    """The operator of a node on other operands."""
+def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
+    """The operator of a node on other operands, which are copied if it cannot look at them otherwise."""
+    if may_copy and operator_name(node) == "view":
+        operands = {one: t.contiguous() for one, t in operands.items()}
     args, kwargs = pytree.tree_map_only(Node, lambda n: operands[n], (node.args, dict(node.kwargs)))
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -200,17 +254,21 @@ def call(node: Node, operands: Mapping[Node, Any]) -> Any:
         raise Seen from error
 
 
-def follow(graph: Graph, start: Term, entries: Entries, takers: frozenset[str]) -> tuple[Image, ...] | None:
-    """What makes up for a vector that is added to some entries of a parameter; None where something sees it.
+def follow(
+    graph: Graph, start: Term, home: str, takers: frozenset[str], gain: Entries | None = None
+) -> tuple[Image, ...] | None:
+    """What makes up for a vector that is added to a parameter; None where something sees it.
 
     Args:
         graph: The model.
         start: The vector, with places in the shape of the whole parameter.
-        entries: The entries that it is added to.
+        home: The parameter.
         takers: Parameters that may take offsets back.
+        gain: What is added is divided by it along the axis that is constant: layers read through the parameter behind
+            a LayerNorm with that gain.
     """
     try:
-        return _Run(graph, takers - {entries.parameter}).result(entries.parameter, start)
+        return _Run(graph, takers - {home}, gain).result(home, start)
     except Seen:
         return None
 
@@ -218,8 +276,8 @@ def follow(graph: Graph, start: Term, entries: Entries, takers: frozenset[str]) 
 class _Run:
     """One offset on its way through the model."""
 
-    def __init__(self, graph: Graph, takers: frozenset[str]) -> None:
-        self.graph, self.takers = graph, takers
+    def __init__(self, graph: Graph, takers: frozenset[str], gain: Entries | None) -> None:
+        self.graph, self.takers, self.gain = graph, takers, gain
         self.images: list[Image] = []
         self.offsets: dict[Node, Any] = {}
 
@@ -237,6 +295,8 @@ class _Run:
                     heapq.heappush(waiting, (self.graph.order[user], user))
 
         for node in self.graph.placeholders.get(home, ()):
+            if self.gain and any(operator_name(user) not in ("linear", "addmm") for user in node.users):
+                raise Seen
             arrive(node, Offset((start,)))
         while waiting:
             node = heapq.heappop(waiting)[1]
@@ -371,13 +431,13 @@ class _Run:
         shape = shape_of(node)
         rest = range(1, places.ndim)
         if all(is_constant(places, k) for k in rest):
-            total = self.graph.total(x) if operator_name(node) in ("linear", "addmm") else None
+            total = self.graph.total(x, self.gain) if operator_name(node) in ("linear", "addmm") else None
             if total is None:
                 raise Seen
             rows = places[(slice(None), *[0] * len(rest))]
-            if any(step.kind == "scale" for step in total):
-                return None
-            return Offset((Term((*term.steps, *total), term.size, along(rows, dim, shape)),))
+            return Offset((Term((*term.steps, *total), term.size, along(rows, dim, shape)),)) if total else None
+        if self.gain:
+            raise Seen
         groups = int(argument(node, 6, 1)) if operator_name(node).startswith("conv") else 1
         if is_constant(places, 0):
             alike = torch.ones(shape[dim], dtype=torch.int64)
@@ -387,9 +447,9 @@ class _Run:
             if not is_constant(some, 0):
                 raise Seen
         # Channels of different groups read different inputs.
-        channels = alike * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
-        position = each_position(shape, [dim]) - 1
-        return Offset(labels=torch.where(along(channels, dim, shape) == 0, 0, position * (groups + 1) + channels))
+        numbers = alike * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
+        channels, position = along(numbers, dim, shape), each_position(shape, [dim]) - 1
+        return Offset(labels=torch.where(channels == 0, 0, position * (groups + 1) + channels))
 
     def _embedding(self, node: Node) -> Offset | None:
         table, index = node.args[:2]
@@ -426,15 +486,14 @@ class _Run:
         whole = [None if one is None else one.move(lambda array: array.expand(shape)) for one in offsets]
         there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
         is_masked = any(one.is_masked for one, _ in there)
+        if len(there) == 2 and factors[0] == -factors[1] and there[0][0].is_equal(there[1][0]):
+            return None
         if all(one.labels is None for one, _ in there):
             scaled = [one if factor == 1 else one.then(Step("scale", factor=factor)) for one, factor in there]
             return Offset(tuple(term for one in scaled for term in one.terms), is_masked=is_masked)
         if len(there) == 1:
             return there[0][0]
-        (left, a), (right, b) = there
-        if a == -b and left.labels is not None and right.labels is not None and torch.equal(left.labels, right.labels):
-            return None
-        first, second = left.as_labels(), right.as_labels()
+        first, second = (one.as_labels() for one, _ in there)
         return Offset(labels=first * (int(second.max()) + 1) + second, is_masked=is_masked)
 
     def _scale(self, node: Node) -> Offset | None:
@@ -451,6 +510,8 @@ class _Run:
             return offset.then(Step("scale", factor=1 / factor if is_quotient else factor))
         shape = shape_of(node)
         offset = offset.move(lambda array: array.expand(shape))
+        if self.graph.parameter(other) in self.graph.ones:
+            return offset
         if offset.labels is None and (entries := self.graph.entries(other)) is not None:
             axes = [len(shape) - len(entries.sizes) + k for k, n in enumerate(entries.sizes) if n > 1]
             if len(axes) == 1:

@@ -54,6 +54,16 @@ class Offset:
         """Whether nothing is added anywhere."""
         return not any(bool(array.any()) for array in self.arrays)
 
+    def is_equal(self, other: "Offset") -> bool:
+        """Whether two offsets are known to be the same."""
+        if self.labels is not None and other.labels is not None:
+            return torch.equal(self.labels, other.labels)
+        alike = [
+            a.steps == b.steps and torch.equal(a.places, b.places)
+            for a, b in zip(self.terms, other.terms, strict=False)
+        ]
+        return self.labels is other.labels and len(self.terms) == len(other.terms) and all(alike)
+
     def is_uniform(self, *dims: int) -> bool:
         """Whether it is constant along some axes, each by itself."""
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
