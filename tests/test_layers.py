@@ -38,6 +38,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the design: a part may import itself and what is in earlier rows."""
 
+UPWARD = {"comparison/comparison_report.py": {"regauge.report.comparison_page"}}
+"""Files that write the page of a result, and the one import from above them that their functions may have."""
+
 PURE = {
     "core": {"jaxtyping", "torch", "scipy", "numpy"},
     "discovery": {"torch", "numpy", "scipy"},
@@ -78,6 +81,12 @@ BEFORE_PARSING = (
     "cli/prune_options.py",
     "cli/learn_options.py",
     "cli/trained_net_options.py",
+    "alignment/__init__.py",
+    "alignment/table.py",
+    "merging/__init__.py",
+    "merging/table.py",
+    "inr/__init__.py",
+    "inr/fit_config.py",
     "learn/__init__.py",
     "learn/learn_configs.py",
     "flow/__init__.py",
@@ -131,10 +140,11 @@ def test_imports_point_one_way() -> None:
         if path.parent == SOURCE:
             continue
         part = part_of(path)
+        allowed = UPWARD.get(str(path.relative_to(SOURCE)), set()) - {*imported(path, everywhere=False)}
         for name in imported(path):
             if name.startswith("regauge."):
                 other = name.split(".")[1]
-                if other != part and LEVEL[other] >= LEVEL[part]:
+                if other != part and LEVEL[other] >= LEVEL[part] and name not in allowed:
                     wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
             elif name == "regauge" and LEVEL[part] < LEVEL["report"]:
                 wrong.append(f"{path.relative_to(SOURCE)} imports the whole package")
@@ -198,13 +208,14 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge",
                 "regauge.names",
                 "regauge.core.escaping",
-                "regauge.alignment.table",
-                "regauge.merging.table",
+                "regauge.alignment",
+                "regauge.merging",
                 "regauge.cli.main",
                 "regauge.cli.config_options",
                 "regauge.learn.learn_configs",
-                "regauge.flow.flow_config",
+                "regauge.flow",
                 "regauge.flow.representation",
+                "regauge.inr.fit_config",
                 "regauge.training.training_configs",
                 "regauge.training.schedules",
                 "regauge.cli.align_options",
