@@ -458,7 +458,7 @@ class Symmetry:
             each_group: Whether every group is tried alone, too; otherwise two evaluations are enough.
 
         Returns:
-            The largest relative change of the outputs, in total and per group.
+            The largest relative change of the outputs, in total, per group and per family of translations.
         """
         require_module(module)
         require_generator(generator)
@@ -480,9 +480,12 @@ class Symmetry:
         def change(element: Element) -> float:
             return relative_change(trial.reference, probe(bound.act(element, trial.params)))
 
-        element, blank = bound.random(generator), bound.identity()
+        element, blank = bound.random(generator, (*PARTS, _element.TRANSLATION)), bound.identity()
         total = change(element)
-        alone = {name: blank.replace(name, value) for name, value in element.items()} if each_group else {}
+        alone = {}
+        if each_group:
+            alone = {name: blank.replace(name, value) for name, value in element.items()}
+            alone |= {name: blank.translated({name: vector}) for name, vector in element.translation.items()}
         per_group = {name: change(one) for name, one in alone.items()}
         return Check(max([total, *per_group.values()]), per_group, tolerance)
 

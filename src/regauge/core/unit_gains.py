@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from types import EllipsisType
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,28 +49,34 @@ def without_gains(symmetry: "Symmetry", element: Element, names: tuple[str, ...]
 class GainScales:
     """The gains that the scales and signs of one group bring to one, each by itself."""
 
-    def __init__(self, group: Group, shape: tuple[int, ...], sites: Mapping[str, Site]) -> None:
-        self.group, self.shape, self.sites = group, shape, dict(sites)
+    def __init__(
+        self, group: Group, shape: tuple[int, ...], sites: Mapping[str, Site], flips: Sequence[tuple[int, ...]]
+    ) -> None:
+        self.group, self.shape, self.sites, self.flips = group, shape, dict(sites), tuple(flips)
         rows = torch.tensor([site.placement.scale for site in sites.values()], dtype=torch.float64)
         self.rows = rows.reshape(len(self.sites), group.scales)
-        self.flips = [self._flip(k, name) for k, name in enumerate(self.sites)]
 
     @classmethod
     def of(cls, group: Group, symmetry: "Symmetry", names: Sequence[str]) -> "GainScales":
         """Gains whose exponents are independent, and each of which a sign flips that leaves those before it alone."""
         shape = (*(symmetry[base].size for base in group.within), group.size)
-        found = cls(group, shape, {})
+        sites: dict[str, Site] = {}
+        flips: list[tuple[int, ...]] = []
         for name in names if group.scales and group.signs else ():
             local = [site for site in symmetry.sites.get(name, ()) if site.group.name == group.name]
             if len(local) != 1 or not any(local[0].placement.scale):
                 continue
             site, length = local[0], symmetry.shapes[name][local[0].placement.axis]
             is_flat = all(axis is None for axis, _ in site.bases)
-            if is_flat and site.positions.numel() == length == torch.Size(shape).numel():
-                more = cls(group, shape, {**found.sites, name: site})
-                if int(torch.linalg.matrix_rank(more.rows)) == len(more.sites) and more.flips[-1]:
-                    found = more
-        return found
+            if not is_flat or site.positions.numel() != length or length != torch.Size(shape).numel():
+                continue
+            places = [one.placement for one in (*sites.values(), site)]
+            rows = torch.tensor([place.scale for place in places], dtype=torch.float64)
+            flip = _flipping([place.sign for place in places])
+            if flip and int(torch.linalg.matrix_rank(rows)) == len(rows):
+                sites[name] = site
+                flips.append(flip)
+        return cls(group, shape, sites, flips)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
         """The scales and signs that bring all of them to one at once, but entries that are zero."""
@@ -104,20 +110,34 @@ class GainScales:
                 signs[..., family, :] *= left
         return signs
 
-    def _flip(self, number: int, name: str) -> tuple[int, ...]:
-        """Families of signs that together flip one gain and none before it; empty where there are none."""
-        before = [site.placement.sign for site in list(self.sites.values())[:number]]
-        families = range(self.group.signs)
-        for chosen in chain.from_iterable(combinations(families, size) for size in range(1, len(families) + 1)):
-            is_kept = all(sum(signs[family] for family in chosen) % 2 == 0 for signs in before)
-            if is_kept and sum(self.sites[name].placement.sign[family] for family in chosen) % 2:
-                return chosen
-        return ()
-
     def _by_unit(self, name: str, gain: Tensor, lead: int) -> Tensor:
         """The gain as `[*lead, *bases, size]`, in float64."""
         site = self.sites[name]
         flat = gain.detach().to("cpu", torch.float64).flatten(lead)
         result = torch.ones(*flat.shape[:-1], *self.shape, dtype=torch.float64)
-        result[(..., *(index for _, index in site.bases), site.units)] = flat[..., site.positions]
+        key: tuple[EllipsisType | Tensor, ...] = (..., *(index for _, index in site.bases), site.units)
+        result[key] = flat[..., site.positions]
         return result
+
+
+def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Families of signs, by the exponents of gains, that flip the last gain and no other; empty if there are none."""
+    system: dict[int, tuple[int, int]] = {}  # by its pivot: the families of an equation as bits, and its right side
+    for number, row in enumerate(rows):
+        bits, right = (
+            sum(1 << family for family, exponent in enumerate(row) if exponent % 2),
+            int(number == len(rows) - 1),
+        )
+        for pivot, (other, value) in system.items():
+            if bits >> pivot & 1:
+                bits, right = bits ^ other, right ^ value
+        if not bits:
+            if right:
+                return ()
+            continue
+        first = bits.bit_length() - 1
+        for pivot, (other, value) in system.items():
+            if other >> first & 1:
+                system[pivot] = (other ^ bits, value ^ right)
+        system[first] = (bits, right)
+    return tuple(pivot for pivot, (_, value) in system.items() if value)

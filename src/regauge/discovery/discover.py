@@ -142,7 +142,9 @@ def _discover(
     count = sum(p.numel() for p in module.parameters())
     if _has_single_batch(inputs, kwargs):
         symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
-    if symmetry.groups and (verify or (verify is None and not is_meta and count <= VERIFY_LIMIT)):
+    if (symmetry.groups or symmetry.translations) and (
+        verify or (verify is None and not is_meta and count <= VERIFY_LIMIT)
+    ):
         symmetry = _without_failures(symmetry, module, inputs, kwargs, outputs)
     return symmetry
 
@@ -267,10 +269,23 @@ def _without_failures(
     if quick.ok:
         return replace(symmetry, notes=(*symmetry.notes, str(quick)))
     check = symmetry.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
+    known = {group.name for group in symmetry.groups}
     failed = set(check.failed) or {group.name for group in symmetry.groups}
     reason = "a group was found here, but the numerical check refused it: please report this model"
-    smaller = _without(symmetry, dict.fromkeys(failed, reason))
+    groups = dict.fromkeys((name for name in failed if name in known), reason)
+    smaller = _without_translations(_without(symmetry, groups), failed)
     again = smaller.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
     if again.ok:
         return replace(smaller, notes=(*smaller.notes, str(again)))
-    return replace(smaller, groups=(), notes=(*smaller.notes, "the outputs differ between two runs: nothing is kept"))
+    note = "the outputs differ between two runs: nothing is kept"
+    return replace(smaller, groups=(), gains=(), translations=(), notes=(*smaller.notes, note))
+
+
+def _without_translations(symmetry: Symmetry, failed: Collection[str]) -> Symmetry:
+    """A symmetry without families of translations that the numbers contradict; without groups all are in doubt."""
+    refused = [family.name for family in symmetry.translations if family.name in failed]
+    if not refused:
+        return symmetry
+    kept = tuple(family for family in symmetry.translations if family.name not in refused)
+    note = f"translations {refused} were found, but the numerical check refused them: please report this model"
+    return replace(symmetry, translations=kept, notes=(*symmetry.notes, note))

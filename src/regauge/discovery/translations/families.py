@@ -1,5 +1,6 @@
 """The families of translations of a traced model: candidates, followed in the order of the chart."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from regauge.core.act import covered
 from regauge.core.chart import chart_gains
+from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.core.translations import Entries, Translation
 from regauge.discovery.operators import operator_name
@@ -39,6 +41,10 @@ class _Search:
         self.names = [name for name in self._in_order() if name not in fixed]
         self.statistics = frozenset(symmetry.buffers) - fixed
         self.found: list[Translation] = []
+        self.placements: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
+        for group in symmetry.groups:
+            for place in group.placements:
+                self.placements.setdefault((place.parameter, place.axis), []).append((group, place))
 
     def run(self) -> list[Translation]:
         parameters = [name for name in self.names if name not in self.statistics]
@@ -83,18 +89,20 @@ class _Search:
 
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
         """Follow what is added alike along some axes of a parameter: to all of it, or else to each of its pieces."""
-        if any(self.graph.program.shapes[name][axis] < 2 for axis in constant):
-            return
         shape = self.graph.program.shapes[name]
-        if constant and any(self._follow(*blocks) for blocks in self._blocks(name, *constant)):
+        if any(shape[axis] < 2 for axis in constant):
             return
+        for entries, own in self._blocks(name, *constant) if constant else ():
+            if self._follow(
+                Translation(_name(entries, own, shape), entries, own), _numbers(entries, own).reshape(shape)
+            ):
+                return
         gain = self._gain(name, *constant) if constant and len(shape) == 2 else None
-        for entries in self._pieces(name, constant):
-            for own in (None, gain) if gain else (None,):
-                if self._follow(entries, constant, own):
-                    if entries.sizes == shape:
-                        return
-                    break
+        for entries, places in self._pieces(name, constant):
+            family = Translation(_name(entries, constant, shape), entries, constant)
+            is_found = self._follow(family, places) or (gain and self._follow(replace(family, gain=gain), places))
+            if is_found and entries.sizes == shape:
+                return
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
         """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them."""
@@ -106,22 +114,16 @@ class _Search:
                 strides = (*whole.strides[:axis], stride * length // count, stride, *whole.strides[axis + 1 :])
                 yield Entries(name, sizes, strides), (axis + 1,)
 
-    def _follow(self, entries: Entries, constant: tuple[int, ...], gain: Entries | None = None) -> bool:
-        name = entries.parameter
-        centered = self._centered(entries, constant)
+    def _follow(self, family: Translation, places: Tensor) -> bool:
+        """Follow a family whose vector's entries, counted from one, are added to these places of its home."""
+        centered = self._centered(family.entries, family.constant)
         if centered is None:
             return False
-        family = Translation(
-            _name(entries, constant, self.graph.program.shapes[name]), entries, constant, gain, centered
-        )
-        takers = frozenset(self.names) - {one.entries.parameter for one in self.found}
-        places = _places(family, self.graph.program.shapes[name])
-        start = Term((), int(places.max()), places)
-        images = follow(self.graph, start, name, self.statistics, gain)
-        images = follow(self.graph, start, name, takers, gain) if images is None else images
+        home, takers = family.entries.parameter, frozenset(self.names) - {one.entries.parameter for one in self.found}
+        images = follow(self.graph, Term((), math.prod(family.vector_shape), places), home, takers, family.gain)
         if images is None:
             return False
-        family = replace(family, images=images)
+        family = replace(family, centered=centered, images=images)
         if set(family.coefficients) & set(family.parameters) or not family.size:
             return False
         self.found.append(family)
@@ -143,29 +145,39 @@ class _Search:
             axes += [free.index(axis) for axis in other.constant if axis in free]
         return tuple(axes)
 
-    def _pieces(self, name: str, constant: tuple[int, ...]) -> Iterator[Entries]:
-        """All of a parameter, then the pieces of an axis on which groups act (fused queries, keys and values)."""
+    def _pieces(self, name: str, constant: tuple[int, ...]) -> Iterator[tuple[Entries, Tensor]]:
+        """All of a parameter, then the pieces of an axis on which groups act (fused queries, keys and values).
+
+        Each comes with the numbers of its vector's entries, counted from one, at all places of the parameter.
+        """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
-        yield whole
+        yield whole, _numbers(whole, constant)
         free = [axis for axis in range(len(shape)) if axis not in constant]
-        if not free:
-            return
-        axis, seen = free[0], set()
-        for group in self.symmetry.groups:
-            for place in group.placements:
-                if place.parameter != name or place.axis != axis:
-                    continue
-                positions = covered(group, place, shape)[0].sort().values
-                if len(positions) == shape[axis] or tuple(positions.tolist()) in seen:
-                    continue
-                seen.add(tuple(positions.tolist()))
-                if (piece := _along_axis(whole, axis, positions)) is not None:
-                    yield piece
+        for positions in self._parts(name, free[0]) if free else ():
+            if (piece := _along_axis(whole, free[0], positions)) is not None:
+                few = [1 if axis in constant else n for axis, n in enumerate(shape)]
+                own = [len(positions) if axis == free[0] else n for axis, n in enumerate(few)]
+                numbers = torch.arange(1, math.prod(own) + 1).reshape(own)
+                places = torch.zeros(few, dtype=torch.int64).index_copy(free[0], positions, numbers)
+                yield piece, places.expand(shape)
+
+    def _parts(self, name: str, axis: int) -> list[Tensor]:
+        """The positions that groups have on an axis of a parameter, where these are not all."""
+        shape, found = self.graph.program.shapes[name], {}
+        for group, place in self.placements.get((name, axis), ()):
+            key = (group.size, place.start, place.stride, place.repeats)
+            if key not in found and group.size * math.prod(n for n, _ in place.repeats) < shape[axis]:
+                found[key] = covered(group, place, shape)[0].sort().values
+        kept: list[Tensor] = []
+        for positions in found.values():
+            if not any(torch.equal(positions, other) for other in kept):
+                kept.append(positions)
+        return kept
 
 
 def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
-    """The entries at some positions of the axis of a parameter, which become one axis if they are evenly spread."""
+    """The entries at some positions of the axis of a parameter, which must be evenly spread."""
     pattern = pattern_of(positions)
     if pattern is None or (len(pattern.sizes) > 1 and len(whole.sizes) > 1):
         return None
@@ -175,15 +187,10 @@ def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
     return Entries(whole.parameter, sizes, strides, pattern.start * stride)
 
 
-def _places(family: Translation, shape: tuple[int, ...]) -> Tensor:
-    """For each entry of the home 1 plus the number of the vector's entry that is added there, or zero."""
-    sizes = [1 if k in family.constant else n for k, n in enumerate(family.entries.sizes)]
-    numbers = torch.arange(1, torch.Size(sizes).numel() + 1).reshape(sizes).expand(family.entries.sizes)
-    if family.entries.sizes == shape:
-        return numbers
-    places = torch.zeros(shape, dtype=torch.int64)
-    family.entries.of(places).copy_(numbers)
-    return places
+def _numbers(entries: Entries, constant: tuple[int, ...]) -> Tensor:
+    """The numbers of a vector's entries, counted from one, as they are added to all entries of an array."""
+    sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
+    return torch.arange(1, math.prod(sizes) + 1).reshape(sizes).expand(entries.sizes)
 
 
 def _overlap(one: Entries, other: Entries) -> bool:

@@ -100,7 +100,7 @@ class Graph:
     def norm_groups(self) -> tuple[int, ...]:
         """The numbers of groups of group normalizations, the largest first."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "group_norm"]
-        return tuple(sorted({int(node.args[1]) for node in nodes}, reverse=True))  # type: ignore[arg-type]
+        return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
 
     def norm_gain(self, node: Any) -> Entries | None:
         """The gain of the LayerNorm whose output a value is, unless it is one in a representative."""
@@ -108,7 +108,7 @@ class Graph:
             if operator_name(node) in ("layer_norm", "native_layer_norm"):
                 gain = argument(node, 2, None)
                 return None if self.parameter(gain) in self.ones else self.entries(gain)
-            node = node.args[0]
+            node = given(node)[0]
         return None
 
     def parameter(self, node: Any) -> str | None:
@@ -126,7 +126,7 @@ class Graph:
         chain = []
         while isinstance(node, Node) and node.op == "call_function":
             chain.append(node)
-            node = node.args[0]
+            node = given(node)[0]
         name = self.parameter(node)
         if name is None:
             return None
@@ -137,7 +137,7 @@ class Graph:
             if operator_name(one) not in VIEWS | PIECES | {"getitem", "expand"} or len(one.all_input_nodes) > 1:
                 return None
             before = view
-            view = call(one, {one.args[0]: view}, may_copy=False)
+            view = call(one, {given(one)[0]: view}, may_copy=False)
             parts = pytree.tree_leaves(view)
             if any(part is not before and part._base is None for part in parts):
                 return None
@@ -181,35 +181,35 @@ class Graph:
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
-        name, source = operator_name(node), node.args[0]
+        name, source = operator_name(node), given(node)[0]
         if name in ("layer_norm", "native_layer_norm"):
             own = argument(node, 2, None)
             is_one = own is None or self.parameter(own) in self.ones
-            if len(node.args[1]) != 1 or (self.entries(own) != gain if gain else not is_one):  # type: ignore[arg-type]
+            if len(given(node)[1]) != 1 or (self.entries(own) != gain if gain else not is_one):
                 return None
             return self._sum_of(argument(node, 3, None), gain)
-        if name == "sub" and isinstance(mean := node.args[1], Node) and operator_name(mean) == "mean":
+        if name == "sub" and isinstance(mean := given(node)[1], Node) and operator_name(mean) == "mean":
             is_last = argument(mean, 1, None) in ([-1], [len(shape_of(source)) - 1])
-            return () if mean.args[0] is source and is_last and argument(mean, 2, False) and not gain else None
+            return () if given(mean)[0] is source and is_last and argument(mean, 2, False) and not gain else None
         if name in ("mul", "div", "add") and not node.kwargs:
             return self._total_of_two(node, gain)
         is_kept = shape_of(node)[-1:] == shape_of(source)[-1:]
         if name in ("slice", "select", "unsqueeze", "index_select", "transpose", "permute"):
             ndim = max(len(shape_of(node)), len(shape_of(source)))
             if name == "permute":
-                is_kept = node.args[1][-1] in (-1, ndim - 1)  # type: ignore[index]
+                is_kept = given(node)[1][-1] in (-1, ndim - 1)
             else:
-                dims = node.args[1:3] if name == "transpose" else [argument(node, 1, 0)]
-                is_kept = is_kept and all(int(d) % ndim != ndim - 1 for d in dims)  # type: ignore[arg-type]
+                dims = given(node)[1:3] if name == "transpose" else [argument(node, 1, 0)]
+                is_kept = is_kept and all(int(d) % ndim != ndim - 1 for d in dims)
         elif name == "getitem":
-            is_kept = node.args[1] == 0
+            is_kept = given(node)[1] == 0
         elif name not in SAME | words("view reshape _unsafe_view flatten unflatten expand squeeze"):
             return None
         return self.total(source, gain) if is_kept else None
 
     def _total_of_two(self, node: Node, gain: Entries | None) -> tuple[Step, ...] | None:
         """The sum of a product with a gain, or of a sum with a bias, in a norm that is written by hand."""
-        x, y = node.args[:2]
+        x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
         for value, other in ((x, y), (y, x)) if kind != "div" else ((x, y),):
             if shape_of(value)[-1:] != width:
@@ -235,12 +235,22 @@ class Graph:
         """Whether a value is non-negative weights that sum to one along its last axis."""
         while isinstance(node, Node) and node.op == "call_function":
             if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
-                return node.args[1] in (-1, len(shape_of(node)) - 1)
+                return given(node)[1] in (-1, len(shape_of(node)) - 1)
             is_copy = operator_name(node) in SAME | words("expand view reshape _unsafe_view")
-            if not is_copy or shape_of(node)[-1] != shape_of(node.args[0])[-1]:
+            if not is_copy or shape_of(node)[-1] != shape_of(given(node)[0])[-1]:
                 return False
-            node = node.args[0]
+            node = given(node)[0]
         return False
+
+
+def given_by_name(node: Node, name: str, default: Any) -> Any:
+    """A keyword argument of a node."""
+    return node.kwargs.get(name, default)
+
+
+def given(node: Node) -> Any:
+    """The arguments of a node, of whatever types its operator takes."""
+    return node.args
 
 
 def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
@@ -249,7 +259,7 @@ def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> 
         operands = {one: t.contiguous() for one, t in operands.items()}
     args, kwargs = pytree.tree_map_only(Node, lambda n: operands[n], (node.args, dict(node.kwargs)))
     try:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return node.target(*args, **kwargs)
     except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:
         raise Seen from error
 
@@ -267,17 +277,25 @@ def follow(
         gain: What is added is divided by it along the axis that is constant: layers read through the parameter behind
             a LayerNorm with that gain.
     """
-    try:
-        return _Run(graph, takers - {home}, gain).result(home, start)
-    except Seen:
-        return None
+    for is_eager in (False, True):
+        run = _Run(graph, takers - {home}, gain, is_eager)
+        try:
+            return run.result(home, start)
+        except Seen:
+            if not run.is_missed:
+                return None
+    return None
 
 
 class _Run:
-    """One offset on its way through the model."""
+    """One offset on its way through the model.
 
-    def __init__(self, graph: Graph, takers: frozenset[str], gain: Entries | None) -> None:
-        self.graph, self.takers, self.gain = graph, takers, gain
+    Parameters take it back if `is_eager`; otherwise `is_missed` says that some could have.
+    """
+
+    def __init__(self, graph: Graph, takers: frozenset[str], gain: Entries | None, is_eager: bool) -> None:
+        self.graph, self.takers, self.gain, self.is_eager = graph, takers, gain, is_eager
+        self.is_missed = False
         self.images: list[Image] = []
         self.offsets: dict[Node, Any] = {}
 
@@ -320,14 +338,14 @@ class _Run:
 
     def _same(self, node: Node) -> Any:
         self._require_same(node)
-        return self._of(node.args[0])
+        return self._of(given(node)[0])
 
     def _move(self, node: Node) -> Any:
         """The entries of the offset where the operator puts the entries of the value."""
-        first = node.args[0]
+        first = given(node)[0]
         if operator_name(node) == "getitem":
             several = self._of(first)
-            return several[node.args[1]] if isinstance(several, list | tuple) else None
+            return several[given(node)[1]] if isinstance(several, list | tuple) else None
         sources = [source for source in node.all_input_nodes if source in self.offsets]
         values = first if isinstance(first, list | tuple) else [first]
         if any(source not in values for source in sources):
@@ -337,10 +355,10 @@ class _Run:
         if any(one is None for one in held.values()):
             offset = self._of(first)
             # Wherever an unknown index points to, the offset must be the same.
-            if operator_name(node) == "index" and None not in node.args[1]:  # type: ignore[operator]
-                dims = range(len(node.args[1]))  # type: ignore[arg-type]
+            if operator_name(node) == "index" and None not in given(node)[1]:
+                dims = range(len(given(node)[1]))
             elif operator_name(node) == "index_select":
-                dims = range(int(node.args[1]), int(node.args[1]) + 1)  # type: ignore[arg-type]
+                dims = range(int(given(node)[1]), int(given(node)[1]) + 1)
             else:
                 raise Seen
             if not offset.is_uniform(*dims):
@@ -350,7 +368,7 @@ class _Run:
             return self._of(first).move(lambda array: call(node, {first: array, **held}))
         return self._joined(node, sources, held)
 
-    def _joined(self, node: Node, sources: list[Node], held: Mapping[Node, Any]) -> Offset:
+    def _joined(self, node: Node, sources: list[Node], held: Mapping[Node, Any]) -> Any:
         """The offset of several values that an operator puts side by side."""
 
         def run(arrays: Mapping[Node, Tensor]) -> Tensor:
@@ -411,7 +429,7 @@ class _Run:
             raise Seen
         if name.startswith("conv"):
             padding = argument(node, 4, 0)
-            pads = [padding] if isinstance(padding, int | str) else list(padding)  # type: ignore[arg-type]
+            pads = [padding] if isinstance(padding, int | str) else list(padding)
             if any(pad not in (0, "valid") for pad in pads):
                 raise Seen
             copies = int(argument(node, 6, 1))
@@ -451,8 +469,8 @@ class _Run:
         channels, position = along(numbers, dim, shape), each_position(shape, [dim]) - 1
         return Offset(labels=torch.where(channels == 0, 0, position * (groups + 1) + channels))
 
-    def _embedding(self, node: Node) -> Offset | None:
-        table, index = node.args[:2]
+    def _embedding(self, node: Node) -> Any:
+        table, index = given(node)[:2]
         offset, shape = self._of(table), shape_of(node)
         if offset is None or self._of(index) is not None:
             raise Seen
@@ -461,13 +479,13 @@ class _Run:
         known = self.graph.constant(index)
         if known is not None:
             return offset.move(lambda array: functional.embedding(known, array))
-        if not offset.is_uniform(1) or not all(bool((array != 0).all()) for array in offset.arrays):
+        if not offset.is_uniform(1) or not all(bool(array[:, 0].all()) for array in offset.arrays):
             raise Seen
         return Offset(labels=each_position(shape, [len(shape) - 1]))
 
     def _sum(self, node: Node) -> Offset | None:
-        shape, alpha = shape_of(node), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
-        operands = list(node.args[:2])
+        shape, alpha = shape_of(node), float(given_by_name(node, "alpha", 1))
+        operands = list(given(node)[:2])
         factors = [1.0, -alpha if operator_name(node) == "sub" else alpha]
         offsets = [self._of(operand) for operand in operands]
         self._require_same(node)
@@ -481,7 +499,7 @@ class _Run:
                     return None
         return total
 
-    def _added(self, shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Offset | None:
+    def _added(self, shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
         """The sum of offsets of one shape, multiplied by factors."""
         whole = [None if one is None else one.move(lambda array: array.expand(shape)) for one in offsets]
         there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
@@ -497,7 +515,7 @@ class _Run:
         return Offset(labels=first * (int(second.max()) + 1) + second, is_masked=is_masked)
 
     def _scale(self, node: Node) -> Offset | None:
-        x, y = node.args[:2]
+        x, y = given(node)[:2]
         self._require_same(node)
         if self._of(x) is not None and self._of(y) is not None:
             raise Seen
@@ -506,7 +524,7 @@ class _Run:
         if is_quotient and changed is y:
             raise Seen
         if not isinstance(other, Node):
-            factor = float(other)  # type: ignore[arg-type]
+            factor = float(other)
             return offset.then(Step("scale", factor=1 / factor if is_quotient else factor))
         shape = shape_of(node)
         offset = offset.move(lambda array: array.expand(shape))
@@ -530,15 +548,15 @@ class _Run:
         return Offset(labels=mixed, is_masked=offset.is_masked)
 
     def _negated(self, node: Node) -> Offset:
-        offset: Offset = self._of(node.args[0])
+        offset: Offset = self._of(given(node)[0])
         return offset.then(Step("scale", factor=-1.0))
 
     def _mean(self, node: Node) -> Offset:
-        offset, dims = self._of(node.args[0]), argument(node, 1, None)
+        offset, dims = self._of(given(node)[0]), argument(node, 1, None)
         if dims is None or not offset.is_uniform(*([dims] if isinstance(dims, int) else dims)):
             raise Seen
         several, is_kept = [dims] if isinstance(dims, int) else list(dims), bool(argument(node, 2, False))
-        before = shape_of(node.args[0])
+        before = shape_of(given(node)[0])
         number = torch.Size([before[d] for d in several]).numel() if operator_name(node) == "sum" else 1
 
         def narrow(array: Tensor) -> Tensor:
@@ -551,9 +569,9 @@ class _Run:
 
     def _pool(self, node: Node) -> Offset:
         """A pool without padding, of an offset that is the same everywhere that it looks at."""
-        offset, shape = self._of(node.args[0]), shape_of(node)
+        offset, shape = self._of(given(node)[0]), shape_of(node)
         spatial = [k - len(shape) for k in range(2, len(shape))]
-        if any(argument(node, 3, ()) or ()) if operator_name(node).startswith("avg") else False:  # type: ignore[arg-type]
+        if any(argument(node, 3, ()) or ()) if operator_name(node).startswith("avg") else False:
             raise Seen
         if not offset.is_uniform(*spatial):
             raise Seen
@@ -567,11 +585,11 @@ class _Run:
         return found
 
     def _softmax(self, node: Node) -> None:
-        if not self._of(node.args[0]).is_uniform(int(node.args[1])):  # type: ignore[arg-type]
+        if not self._of(given(node)[0]).is_uniform(int(given(node)[1])):
             raise Seen
 
     def _topk(self, node: Node) -> tuple[Offset, None]:
-        offset, dim = self._of(node.args[0]), int(argument(node, 2, -1))
+        offset, dim = self._of(given(node)[0]), int(argument(node, 2, -1))
         if not offset.is_uniform(dim) or offset.is_masked:
             raise Seen
         shape = tuple(node.meta["val"][0].shape)
@@ -579,12 +597,12 @@ class _Run:
 
     def _argmax(self, node: Node) -> None:
         dim = argument(node, 1, None)
-        if dim is None or self._of(node.args[0]).is_masked or not self._of(node.args[0]).is_uniform(int(dim)):
+        if dim is None or self._of(given(node)[0]).is_masked or not self._of(given(node)[0]).is_uniform(int(dim)):
             raise Seen
 
     def _masked(self, node: Node) -> Offset:
         """A mask that takes entries out of a softmax."""
-        x, mask, value = node.args[:3]
+        x, mask, value = given(node)[:3]
         if operator_name(node) == "where":
             x, mask, value = mask, x, value
         offset = self._of(x)
@@ -597,17 +615,17 @@ class _Run:
     def _hides(self, value: Any) -> bool:
         """Whether a mask writes a very negative number."""
         while isinstance(value, Node) and operator_name(value) in SAME:
-            value = value.args[0]
+            value = given(value)[0]
         if isinstance(value, Node) and operator_name(value) in words("full full_like scalar_tensor"):
-            value = value.args[0 if operator_name(value) == "scalar_tensor" else 1]
+            value = given(value)[0 if operator_name(value) == "scalar_tensor" else 1]
         if isinstance(value, Node) and value.op == "placeholder":
             held = self.graph.program.constants.get(value.name)
             value = float(held) if held is not None and held.numel() == 1 and not held.is_meta else None
         return isinstance(value, int | float) and value < HIDDEN
 
     def _layer_norm(self, node: Node) -> Offset | None:
-        offset, shape = self._of(node.args[0]), shape_of(node)
-        axes = len(node.args[1])  # type: ignore[arg-type]
+        offset, shape = self._of(given(node)[0]), shape_of(node)
+        axes = len(given(node)[1])
         self._require_unseen(offset, lambda array: array.flatten(-axes))
         if self._of(argument(node, 2, None)) is not None:
             raise Seen
@@ -615,18 +633,18 @@ class _Run:
         return None if bias is None else bias.move(lambda array: array.expand(shape))
 
     def _native_layer_norm(self, node: Node) -> tuple[Offset | None, None, None]:
-        if any(len(user.users) and user.args[1] != 0 for user in node.users):
+        if any(len(user.users) and given(user)[1] != 0 for user in node.users):
             raise Seen
-        axes, shape = len(node.args[1]), tuple(node.meta["val"][0].shape)  # type: ignore[arg-type]
-        offset, bias = self._of(node.args[0]), self._of(node.args[3])
+        axes, shape = len(given(node)[1]), tuple(node.meta["val"][0].shape)
+        offset, bias = self._of(given(node)[0]), self._of(given(node)[3])
         self._require_unseen(offset, lambda array: array.flatten(-axes))
-        if self._of(node.args[2]) is not None:
+        if self._of(given(node)[2]) is not None:
             raise Seen
         return None if bias is None else bias.move(lambda array: array.expand(shape)), None, None
 
     def _group_norm(self, node: Node) -> Offset | None:
-        offset, shape = self._of(node.args[0]), shape_of(node)
-        groups = int(node.args[1])  # type: ignore[arg-type]
+        offset, shape = self._of(given(node)[0]), shape_of(node)
+        groups = int(given(node)[1])
         self._require_unseen(offset, lambda array: array.reshape(shape[0], groups, -1))
         return self._channel_bias(node, 2, 3)
 
@@ -644,7 +662,7 @@ class _Run:
         return None if shift is None else shift.move(lambda array: along(array, 1, shape))
 
     def _batch_norm(self, node: Node) -> Offset | None:
-        x, _, _, mean, variance, uses_batch = node.args[:6]
+        x, _, _, mean, variance, uses_batch = given(node)[:6]
         offset = self._of(x)
         if self._of(mean) is not None or self._of(variance) is not None:
             raise Seen
@@ -664,14 +682,14 @@ class _Run:
         return True
 
     def _instance_norm(self, node: Node) -> Offset | None:
-        offset = self._of(node.args[0])
+        offset = self._of(given(node)[0])
         dims = range(2, len(shape_of(node)))
-        if not bool(node.args[5]) or (offset is not None and not offset.is_uniform(*dims)):
+        if not bool(given(node)[5]) or (offset is not None and not offset.is_uniform(*dims)):
             raise Seen
         return self._channel_bias(node, 1, 2)
 
     def _attention(self, node: Node) -> Offset | None:
-        query, key, value = node.args[:3]
+        query, key, value = given(node)[:3]
         if self._of(query) is not None:
             raise Seen
         for operand, dim in ((key, -2), (argument(node, 3, None), -1)):
@@ -696,15 +714,15 @@ class _Run:
 
     def _product(self, node: Node) -> Offset | None:
         base = 1 if operator_name(node) == "baddbmm" else 0
-        left, right = node.args[base : base + 2]
+        left, right = given(node)[base : base + 2]
         found = self._product_of(node, left, right) if {left, right} & self.offsets.keys() else None
-        offset = self._of(node.args[0]) if base else None
+        offset = self._of(given(node)[0]) if base else None
         if offset is None:
             return found
-        shape, beta = shape_of(node), float(node.kwargs.get("beta", 1))  # type: ignore[arg-type]
+        shape, beta = shape_of(node), float(given_by_name(node, "beta", 1))
         return self._added(shape, [offset, found], [beta, 1.0])
 
-    def _product_of(self, node: Node, left: Any, right: Any) -> Offset:
+    def _product_of(self, node: Node, left: Any, right: Any) -> Any:
         first, second, shape = self._of(left), self._of(right), shape_of(node)
         if first is not None and second is not None:
             raise Seen
@@ -747,8 +765,8 @@ class _Run:
     @staticmethod
     def _recurrent_weights(node: Node) -> list[Any]:
         """The weights of a recurrent layer with biases, four for each direction of each layer."""
-        found: list[list[Any]] = [list(a) for a in node.args[2:4] if isinstance(a, list | tuple)]
-        if not found or node.args[3] is not True:
+        found: list[list[Any]] = [list(a) for a in given(node)[2:4] if isinstance(a, list | tuple)]
+        if not found or given(node)[3] is not True:
             raise Seen
         return found[0]
 
@@ -757,6 +775,9 @@ class _Run:
         if not offset.terms:
             return None
         if offset.is_masked or not (takers := [taker.move(spread) for taker in self._takers(operand)]):
+            return offset
+        if not self.is_eager:
+            self.is_missed = True
             return offset
         images = []
         for taker in takers:
@@ -802,12 +823,14 @@ class _Run:
             return []
         kind, shape = operator_name(node), shape_of(node)
         if kind in SAME:
-            return self._takers(node.args[0])
+            return self._takers(given(node)[0])
         if kind == "cat":
             return self._side_by_side(node)
         if kind in MOVES - {"getitem"} and len(node.all_input_nodes) == 1:
             try:
-                return [taker.move(lambda own: call(node, {node.args[0]: own})) for taker in self._takers(node.args[0])]
+                return [
+                    taker.move(lambda own: call(node, {given(node)[0]: own})) for taker in self._takers(given(node)[0])
+                ]
             except Seen:
                 return []
         if kind in BIASES:
@@ -816,11 +839,11 @@ class _Run:
             if name is None or self.graph.program.shapes[name] != (shape[dim],):
                 return []
             return [Taker(Entries.whole(name, (shape[dim],)), (), along(torch.arange(1, shape[dim] + 1), dim, shape))]
-        if kind == "embedding" and (name := self._free(node.args[0])) is not None:
+        if kind == "embedding" and (name := self._free(given(node)[0])) is not None:
             whole = Entries.whole(name, self.graph.program.shapes[name])
             return [Taker(whole, (0,), along(torch.arange(1, shape[-1] + 1), len(shape) - 1, shape))]
         if kind == "add" and not node.kwargs:
-            for operand in node.args[:2]:
+            for operand in given(node)[:2]:
                 if found := self._takers(operand):
                     return [taker.move(lambda own: own.expand(shape)) for taker in found]
         return []
@@ -832,7 +855,7 @@ class _Run:
 
     def _side_by_side(self, node: Node) -> list[Taker]:
         """What is added in all of several values that are put side by side."""
-        parts: Any = node.args[0]
+        parts: Any = given(node)[0]
         found = []
         for k, part in enumerate(parts):
             own = self._takers(part)
@@ -841,7 +864,7 @@ class _Run:
             for taker in own:
                 arrays = [torch.zeros(shape_of(one), dtype=torch.int64) for one in parts]
                 arrays[k] = taker.places.expand(shape_of(part))
-                found.append(replace(taker, places=torch.cat(arrays, int(argument(node, 1, 0)))))  # type: ignore[call-overload]
+                found.append(replace(taker, places=torch.cat(arrays, int(argument(node, 1, 0)))))
         return found
 
 

@@ -101,7 +101,10 @@ def is_constant(array: Tensor, dim: int) -> bool:
     """Whether an array is constant along an axis."""
     if not -array.ndim <= dim < array.ndim:
         raise Seen
-    return not array.stride(dim) or bool((array == array.narrow(dim, 0, 1)).all())
+    if not array.stride(dim) or array.shape[dim] < 2:
+        return True
+    first = array.narrow(dim, 0, 1)
+    return torch.equal(first, array.narrow(dim, 1, 1)) and bool((array == first).all())
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
