@@ -18,6 +18,8 @@ tokenizers = pytest.importorskip("tokenizers")
 
 EXAMPLES = [pytest.param(12), pytest.param(300, marks=pytest.mark.thorough)]
 """How many tokenizers are tried."""
+GENERATION = "generation_config.json"
+"""A file of which what is no number of a token stays as it is, whatever it is."""
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *"abcdef", "##b"]
 
 
@@ -50,7 +52,7 @@ def _write_pairs(folder: Path, words: list[str]) -> None:
 FORMATS: dict[str, Callable[[Path, list[str]], None]] = {
     "tokenizer.json": _write_json,
     "tokenizer_config.json": _write_json,
-    "generation_config.json": _write_json,
+    GENERATION: _write_json,
     "config.json": _write_json,
     "vocab.json": _write_pairs,
     "special_tokens_map.json": _write_pairs,
@@ -68,7 +70,7 @@ def _folders(name: str, folder: Path) -> Path:
         transformers.LlamaForCausalLM(config).save_pretrained(folder / label)
         FORMATS[name](folder / label, words)
         numbered = {"bos_token_id": 1, "suppress_tokens": [2], "forced_decoder_ids": [[1, 2]]}
-        (folder / label / "generation_config.json").write_text(json.dumps(numbered))
+        (folder / label / GENERATION).write_text(json.dumps(numbered))
     return folder / "b" / name
 
 
@@ -92,7 +94,7 @@ def _document(name: str) -> Kind:
         _unite(folder)
         return True
 
-    return Kind(read, lambda folder: json.loads(_folders(name, folder).read_text()), "/b")
+    return Kind(read, lambda folder: json.loads(_folders(name, folder).read_text()), "/b", name != GENERATION)
 
 
 @LIMITED
@@ -100,6 +102,55 @@ def _document(name: str) -> Kind:
 @pytest.mark.parametrize("name", [name for name in FORMATS if name.endswith(".json")])
 def test_a_changed_tokenizer_is_read_or_refused(name: str, examples: int, tmp_path: Path) -> None:
     check_kind(_document(name), tmp_path, examples)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("tokenizer_config.json", {"vocab": "FILE"}, "sets 'vocab'"),
+        ("tokenizer_config.json", {"init_inputs": ["FILE"]}, "sets 'init_inputs'"),
+        ("special_tokens_map.json", {"vocab_file": "FILE"}, "sets 'vocab_file'"),
+        ("special_tokens_map.json", {"vocab": "FILE"}, "sets 'vocab'"),
+        ("vocab.txt", None, "is a link out of its folder"),
+    ],
+)
+def test_a_file_outside_of_the_folder_gives_no_tokens(name: str, settings: Any, said: str, tmp_path: Path) -> None:
+    """Transformers would read it, and a union would write its lines into the output."""
+    _folders("vocab.txt", tmp_path)
+    (tmp_path / "key").write_text("secret")
+    if settings is None:
+        (tmp_path / "b" / name).unlink()
+        (tmp_path / "b" / name).symlink_to(tmp_path / "key")
+    else:
+        text = json.dumps({"tokenizer_class": "BertTokenizer"} | settings)
+        (tmp_path / "b" / name).write_text(text.replace("FILE", str(tmp_path / "key")))
+    with pytest.raises(ValueError, match=rf"b/{name}' {said}"):
+        _unite(tmp_path)
+
+
+def test_numbers_of_tokens_take_no_memory(tmp_path: Path) -> None:
+    _folders("vocab.json", tmp_path)
+    far = {word: k + 10**8 for k, word in enumerate([*WORDS, "ab"])}
+    (tmp_path / "a" / "vocab.json").write_text(json.dumps(far))
+    with (
+        Checkpoint.open(tmp_path / "a") as a,
+        Checkpoint.open(tmp_path / "b") as b,
+        pytest.raises(ValueError, match=r"the tokens of .*/a would need 100,000,\d+ rows of embeddings, but there are"),
+    ):
+        bring_together([a, b], tokenizer="union")
+
+
+def test_tokens_without_a_common_one_are_refused(tmp_path: Path) -> None:
+    _folders("tokenizer.json", tmp_path)
+    for label in "ab":
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"{label}1": 0, f"{label}2": 1}))
+        transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path / label)
+    with (
+        Checkpoint.open(tmp_path / "a") as a,
+        Checkpoint.open(tmp_path / "b") as b,
+        pytest.raises(ValueError, match=r"/a and .*/b have no token in common"),
+    ):
+        bring_together([a, b], is_shared=True)
 
 
 @LIMITED
