@@ -16,7 +16,7 @@ from page_cases import DRAWN, PAGES
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.checkpoints.alignments import Alignment, load_alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment, load_alignment
 from regauge.checkpoints.array_files import read_arrays
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import save
@@ -24,14 +24,14 @@ from regauge.core.escaping import UNSEEN
 from regauge.core.symmetry import Symmetry
 from regauge.flow import Config, Flow, Perceptron, fit, load_flow
 from regauge.gauging import read_mappings
-from regauge.inr import Inr, load_inr, save_inr
+from regauge.inr import Inr, load_inr
 from regauge.learn.autoencoder import Autoencoder
 from regauge.learn.learned_matching import LearnedMatching
 from regauge.learn.predictor import CONSTANT, NET, Predictor
 from regauge.learn.targets import Target
 from regauge.report.flow_page import flow_page
 from regauge.weightspace.decoder import MLPDecoder
-from regauge.weightspace.files import load_net, save_net
+from regauge.weightspace.net_files import load_net
 
 PARAMS = {"w": torch.ones(4, 3), "b": torch.zeros(4), "v": torch.ones(2, 4)}
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "signed"}).bind(PARAMS)
@@ -47,7 +47,7 @@ def _metanet(head: Any, layer: Any = None) -> ws.Metanet:
 
 
 def _save_net(path: Path) -> None:
-    save_net(_metanet(ws.Invariant(1)), path, about={"a": 1})
+    _metanet(ws.Invariant(1)).save(path, about={"a": 1})
 
 
 def _save_matcher(path: Path) -> None:
@@ -73,12 +73,12 @@ def _save_plain_flow(path: Path) -> None:
 
 
 def _save_alignment(path: Path) -> None:
-    save_alignment(Alignment(SYMMETRY, SYMMETRY.random(_generator())), path)
+    Alignment(SYMMETRY, SYMMETRY.random(_generator())).save(path)
 
 
 def _save_inr(path: Path) -> None:
     inr = Inr(in_features=2, width=4, depth=2)
-    save_inr(inr.start(_generator()), inr, path)
+    inr.save(inr.start(_generator()), path)
 
 
 def _document(make: Callable[[Path], None]) -> Callable[[Path], Any]:
