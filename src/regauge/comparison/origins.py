@@ -14,7 +14,7 @@ from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.outputs.provenance import Input, hash_file, read_provenance
 from regauge.core.element import Element
 from regauge.core.escaping import escape
-from regauge.core.pieces import move_tensor
+from regauge.core.movable import move_tensor
 from regauge.core.symmetry import Symmetry
 
 CHOOSING = ("align", "canonicalize", "apply", "merge")

@@ -15,6 +15,7 @@ from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
 from regauge.core.products import matmul
+from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 Sites = Mapping[str, Sequence[Site]]
@@ -113,6 +114,17 @@ def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, 
         for into, tensor in zip(result, tensors, strict=True):
             into[name] = tensor.detach().to(device=tensors[0].device, dtype=dtype)
     return result
+
+
+@remembered
+def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
+    """The compared parameters on which each group of invertible matrices acts."""
+    return {
+        group.name: names
+        for group in symmetry.groups
+        if group.matrix == "linear"
+        and (names := frozenset(p.parameter for p in group.placements) - {*symmetry.buffers})
+    }
 
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:

@@ -10,9 +10,8 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.element import Element
 from regauge.core.interpolation import shares_of
-from regauge.core.movable import VALUES, require_shared
+from regauge.core.movable import VALUES, move_tensor, require_shared, row_ranges
 from regauge.core.params import Params
-from regauge.core.pieces import move_tensor, row_ranges
 from regauge.core.rounding import require_held, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from, weighted_sum

@@ -7,8 +7,7 @@ from pathlib import Path
 from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.plain_files import short_paths
 from regauge.core.element import Element
-from regauge.core.escaping import escape_code, escape_markdown
-from regauge.core.markdown import markdown_table
+from regauge.core.escaping import escape_code, escape_markdown, markdown_table
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.merging.settings import Number

@@ -18,10 +18,9 @@ from regauge.alignment.engine.frames import Frame, notes_on
 from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
-from regauge.core.balance import Buffers
+from regauge.core.balance import Buffers, count_frozen_gains
 from regauge.core.element import Element
 from regauge.core.families import Tensors, compared
-from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05

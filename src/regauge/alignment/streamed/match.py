@@ -20,10 +20,10 @@ from regauge.alignment.streamed.plan import Plan
 from regauge.alignment.streamed.source import Moved, Source, measure_squares
 from regauge.alignment.streamed.state import ClimbState, State
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.core.balance import count_frozen_gains
 from regauge.core.element import Element
-from regauge.core.frozen_gains import count_frozen_gains
+from regauge.core.movable import move_tensor
 from regauge.core.params import Params
-from regauge.core.pieces import move_tensor
 from regauge.core.progress import Progress, no_progress
 
 FITS = 3

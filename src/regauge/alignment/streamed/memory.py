@@ -7,7 +7,7 @@ from regauge.alignment.engine.nested_blocks import is_compressed
 from regauge.core.closest import character
 from regauge.core.families import Family
 from regauge.core.groups import Group
-from regauge.core.pieces import CHUNK, row_ranges
+from regauge.core.movable import CHUNK, row_ranges
 from regauge.core.symmetry import Symmetry
 
 SLACK = 1.15

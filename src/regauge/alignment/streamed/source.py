@@ -21,8 +21,8 @@ from regauge.core.element import Element, Value
 from regauge.core.families import add_term, barycenter, dot
 from regauge.core.groups import Group
 from regauge.core.interpolation import distance
+from regauge.core.movable import CHUNK, move_tensor, row_ranges
 from regauge.core.params import require_finite, work_dtype
-from regauge.core.pieces import CHUNK, move_tensor, row_ranges
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
