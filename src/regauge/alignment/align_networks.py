@@ -323,7 +323,9 @@ def _view(
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]
     symmetry = bind_networks([dictionaries[0] for dictionaries in several], symmetry, hint)
-    carried = [carry(symmetry, several[0][0], dictionaries[0]) for dictionaries in several]
+    carried: list[Element | None] = [None] * len(several)
+    if symmetry.structure:
+        carried = [carry(symmetry, several[0][0], dictionaries[0]) for dictionaries in several]
     several = [
         network
         if element is None

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.continuous_fit import fit_continuous, squared_distances
 from regauge.alignment.engine.frames import notes_on
+from regauge.alignment.engine.refit import fit_continuous, squared_distances
 from regauge.alignment.streamed.passes import Passes
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts, count_frozen_gains

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.engine.neighborhoods import Neighborhoods
+from regauge.alignment.engine.ascent import Ascent, Neighborhoods
 from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one

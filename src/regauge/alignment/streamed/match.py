@@ -6,10 +6,8 @@ from functools import partial
 
 import torch
 
-from regauge.alignment.engine.continuous_fit import fitted_groups
-from regauge.alignment.engine.copies import MOVED, have_equal_variances, share_of_rounding, statistics_gap
-from regauge.alignment.engine.frames import balances_of
-from regauge.alignment.engine.refit import is_near_copy
+from regauge.alignment.engine.frames import MOVED, balances_of, have_equal_variances, share_of_rounding, statistics_gap
+from regauge.alignment.engine.refit import fitted_groups, is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result

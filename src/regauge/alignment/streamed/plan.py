@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regauge.alignment.engine.continuous_fit import fitted_groups, fitted_parts
+from regauge.alignment.engine.refit import fitted_groups, fitted_parts
 from regauge.alignment.streamed.memory import Sizes
 from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.core.act import resolve
