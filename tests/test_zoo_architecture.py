@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
+from regauge.checkpoints.formats.headers import TensorSpec, layout_of
 from regauge.nets.mlp import mlp
 from regauge.storage.architecture import Architecture
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.described import describe_kind
 from regauge.checkpoints.formats.file_formats import is_single_file
+from regauge.checkpoints.location import ALIGNMENT
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import save
 from regauge.core.element import Element, Value

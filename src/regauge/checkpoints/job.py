@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
-from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
 from regauge.checkpoints.formats.file_formats import weight_suffixes
-from regauge.checkpoints.formats.location import ADAPTER_CONFIG
 from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.location import ADAPTER_CONFIG, ALIGNMENT
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for, share
 from regauge.checkpoints.output import Output

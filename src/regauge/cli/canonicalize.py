@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import regauge as rg
 from regauge.checkpoints.alignments import alignment_label, alignment_path
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
 from regauge.cli.models import read_networks
 from regauge.cli.options import Canonicalize
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
+from regauge.core.counted import shorten
 from regauge.hub import bring_together
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.location import find_cached
 from regauge.checkpoints.writing import SUFFIX
 from regauge.hub.user_code import Values, call_factory
 

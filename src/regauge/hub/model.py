@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.core.counted import shorten
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import TraceError, discover
 from regauge.hub.build_model import Built, build_model, describe_inputs

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.formats.state_dicts import memory_of
+from regauge.checkpoints.location import find_cached
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.storage.cache import keep, recall

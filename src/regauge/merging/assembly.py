@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.core.element import Element
 from regauge.core.movable import VALUES, move_tensor, require_shared, row_ranges
 from regauge.core.rounding import require_held, round_to

@@ -10,7 +10,7 @@ import torch
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.dtypes import dtype_notes
+from regauge.checkpoints.form import dtype_notes
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output

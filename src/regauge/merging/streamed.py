@@ -8,7 +8,7 @@ from regauge.alignment import Method
 from regauge.alignment.streamed.job import StreamedJob, plan_job
 from regauge.alignment.streamed.match import StreamedResult
 from regauge.alignment.streamed.source import measure_distances
-from regauge.checkpoints.dtypes import dtype_notes
+from regauge.checkpoints.form import dtype_notes
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import large_blocks_returned
 from regauge.checkpoints.writing import save_text

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.dtypes import list_dtypes
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.form import list_dtypes
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.hub.layer_stack import LayerStack
 from regauge.merging.assembly import Part, Place
 from regauge.merging.recipes.recipe import Recipe, Slice, Source
