@@ -145,8 +145,8 @@ def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
     }
 
 
-def method_of(options: Matching) -> Method:
-    """The method that the options ask for."""
+def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Method:
+    """The method that the options ask for; `plain` where they name none and there is no data."""
     name, has_data = options.method, options.data is not None
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"
@@ -154,7 +154,8 @@ def method_of(options: Matching) -> Method:
         raise UsageError(f"--matcher is for the method learned, not {name!r}; add --method learned")
     if options.refine and not has_data:
         raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
-    method, needs_data = _method_named(name, options)
+    is_plain = options.method == "auto" and not has_data
+    method, needs_data = (plain(), False) if is_plain else _method_named(name, options)
     if options.restarts and not hasattr(method, "restarts"):
         raise UsageError(f"--restarts is for matching weights; the method {name!r} has none")
     if needs_data and not has_data:
