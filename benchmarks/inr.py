@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting import BLOCK_VALUES, IMAGES, FitConfig, fit, fit_images
+from regauge.inr.fit_config import FitConfig
+from regauge.inr.fitting import BLOCK_VALUES, IMAGES, fit, fit_images
 from regauge.inr.representation import Inr
 
 BATCH = 10_000

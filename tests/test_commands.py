@@ -76,6 +76,22 @@ def test_help_names_no_defaults_that_say_nothing(command: list[str], capsys: pyt
         assert nothing not in text
 
 
+def test_no_help_loads_torch() -> None:
+    code = (
+        "import sys\n"
+        "from contextlib import suppress\n"
+        "from regauge.cli.main import main\n"
+        f"for command in {_commands()}:\n"
+        "    with suppress(SystemExit):\n"
+        "        main([*command, '--help'])\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'matplotlib', 'sklearn', 'transformers'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: regauge") == len(_commands())
+
+
 def test_cheap_checks_come_before_torch(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"")
     cases = [

@@ -22,9 +22,9 @@ FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in 
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
-DEEP_IMPORTS = 59  # goal: 60
+DEEP_IMPORTS = 56  # goal: 60
 PUBLIC_NAMES = 466  # goal: 480
-CLI_LINES = 4940  # goal: 5,000
+CLI_LINES = 4939  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15

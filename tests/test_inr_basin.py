@@ -14,7 +14,8 @@ from regauge.connect.straighten import FlatLine, StraightenConfig, line_loss, mi
 from regauge.core.params import Params
 from regauge.inr.embedding import CodeDecoder, Embedding, EmbeddingConfig, train_embedding
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting import FitConfig, fit
+from regauge.inr.fit_config import FitConfig
+from regauge.inr.fitting import fit
 from regauge.inr.representation import Inr
 from regauge.learn.hyper_matching import HyperMatchingConfig, hyper_match
 from regauge.training import Adam, AdamW

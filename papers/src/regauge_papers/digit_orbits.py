@@ -14,7 +14,8 @@ from regauge.connect import Curve
 from regauge.core.params import Params
 from regauge.data.images import digits, has_mnist, mnist
 from regauge.inr.fields.signal_samples import image_samples
-from regauge.inr.fitting import FitConfig, fit_images, image_inr
+from regauge.inr.fit_config import FitConfig
+from regauge.inr.fitting import fit_images, image_inr
 from regauge.inr.orbits import orbit, recovery
 from regauge.training import Adam
 from regauge_papers.experiment import Experiment, Run, Scale

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 from tyro.extras import literal_type_from_choices
 
-from regauge.alignment.table import METHODS
+from regauge.alignment import METHODS
 from regauge.cli.options import (
     CHECKPOINT,
     DATA_HELP,
@@ -26,7 +26,7 @@ from regauge.cli.options import (
     Test,
     Written,
 )
-from regauge.merging.table import RULES
+from regauge.merging import RULES
 
 RULE_HELP = (
     "Rule that combines the aligned checkpoints; docs/merging.md has the formulas. "

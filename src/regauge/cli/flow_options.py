@@ -10,8 +10,7 @@ from regauge.cli.config_options import with_settings
 from regauge.cli.learn_options import TRAINING, LearnRun
 from regauge.cli.options import BATCHES_HELP, Json, Loss, Output, Seed
 from regauge.cli.store_options import NewStore
-from regauge.flow.flow_config import FlowConfig
-from regauge.flow.representation import Representation
+from regauge.flow import FlowConfig, Representation
 
 FLOW_HELP = "A flow that `regauge flow fit` wrote."
 NET_HELP = (

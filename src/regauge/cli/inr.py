@@ -9,11 +9,12 @@ from PIL import Image
 
 import regauge as rg
 from regauge.checkpoints.writing import require_writable, save_bytes
+from regauge.cli.config_options import settings_of
 from regauge.cli.inr_options import Inr as Options
 from regauge.cli.inr_options import InrFit, InrOrbit, InrRender
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell
-from regauge.inr import Inr, Mesh, load_inr
+from regauge.inr import FitConfig, Inr, Mesh, load_inr
 from regauge.inr.rendering.mesh import MESH_FORMATS, POINT_FORMATS
 from regauge.inr.signal_fits import fit_signal
 from regauge.report.shape_figures import View, shape_figure
@@ -35,7 +36,7 @@ def fit(options: InrFit) -> None:
     with show_progress(is_transient=True) as progress:
         made = fit_signal(
             options.target,
-            rg.inr.FitConfig(steps=options.steps, batch=options.batch, optimizer=Adam(options.lr)),
+            FitConfig(**settings_of(options, FitConfig), optimizer=Adam(options.lr)),
             kind=options.kind,
             width=options.width,
             depth=options.depth,

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
+from regauge.cli.config_options import with_settings
 from regauge.cli.options import Output, Overwrite, Seed
+from regauge.inr.fit_config import RATE, FitConfig, Represented
 
 SIGNAL_HELP = (
     "A shape (spot, teapot, fandisk, ...) or a voxel grid (chair:0, monitor:0) from the folder that REGAUGE_DATA "
@@ -18,13 +20,14 @@ Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge in
 
 
 @dataclass(frozen=True)
+@with_settings(FitConfig, "steps batch")
 class InrFit:
     """Fit a network to an image or a shape; the checkpoint says itself what network it holds and what it represents."""
 
     target: Annotated[Positional[str], arg(metavar="SIGNAL", help=SIGNAL_HELP)]
     output: Output
     """The checkpoint, a .safetensors file."""
-    signal: Literal["unsigned", "signed", "occupancy"] | None = None
+    signal: Represented | None = None
     """Signal of a shape: the distance to it, that with a sign (negative inside), or its inside; unsigned where left
     out, and occupancy for a voxel grid."""
     kind: Literal["siren", "relu"] = "siren"
@@ -37,11 +40,7 @@ class InrFit:
     """Begin at random, at the initialization that all networks of inr2vec share, or where another fit ended."""
     bias: Literal["torch", "siren", "zero"] = "torch"
     """Initial biases: spread over many periods of the sines, as small as the weights, or zero."""
-    steps: int = 500
-    """Steps of Adam."""
-    batch: int = 10_000
-    """Samples of a step, of 500,000 for shapes and of all pixels for images."""
-    lr: float = 1e-4
+    lr: float = RATE
     """Learning rate."""
     seed: Seed = 0
     overwrite: Overwrite = False

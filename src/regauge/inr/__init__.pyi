@@ -8,7 +8,7 @@ from .fields.signal_samples import Samples as Samples
 from .fields.signal_samples import field_samples as field_samples
 from .fields.signal_samples import image_samples as image_samples
 from .fields.signal_samples import voxel_samples as voxel_samples
-from .fitting import FitConfig as FitConfig
+from .fit_config import FitConfig as FitConfig
 from .fitting import fit as fit
 from .fitting import fit_images as fit_images
 from .fitting import fit_many as fit_many

@@ -11,7 +11,8 @@ from regauge.core.chance import given_or_seed
 from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples
-from regauge.inr.fitting import FitConfig
+from regauge.inr.fit_config import FitConfig
+from regauge.inr.fitting import loss_for
 from regauge.inr.representation import Inr
 from regauge.nets.classification import initialize
 from regauge.training import AdamW, DescentConfig, OneCycle, Optimizer, Schedule, differentiate, minimize
@@ -171,7 +172,7 @@ def train_embedding(
     model = nn.ModuleDict({"encoder": encoder, "decoder": decoder})
     model.load_state_dict(initialize(model, generator))
     model.to(rows)
-    loss_of = FitConfig().loss_for(inr)
+    loss_of = loss_for(FitConfig(), inr)
     # The last networks of an epoch are left out where they are too few for a batch.
     batch = min(config.batch or len(rows), len(rows))
     whole = len(rows) // batch * batch

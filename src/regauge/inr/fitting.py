@@ -3,8 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,10 +16,11 @@ from regauge.core.params import Params
 from regauge.core.products import add_matmul, scaled_matmul
 from regauge.core.progress import Progress, no_progress
 from regauge.inr.fields.signal_samples import Samples, image_samples
+from regauge.inr.fit_config import FitConfig, LossName
 from regauge.inr.rendering.field_values import evaluate
 from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
-from regauge.training import Adam, DescentConfig, Optimizer, minimize
+from regauge.training import Adam, minimize
 from regauge.training.chains.chain_steps import ACTIVATIONS
 from regauge.training.descent import Minimum
 from regauge.training.threads import one_thread
@@ -30,7 +30,6 @@ BLOCK_VALUES = 1 << 19
 """Values of one layer in a block: 2 MB."""
 LEAST = 64
 """Rows of a block at least."""
-LossName = Literal["bce", "mse", "focal"]
 
 
 @dataclass(frozen=True)
@@ -68,48 +67,15 @@ def mse(outputs: Tensor, labels: Tensor) -> Tensor:
     return mse_loss(outputs, labels, reduction="none")
 
 
-def loss_of(name: LossName) -> Callable[[Tensor, Tensor], Tensor]:
-    """A loss of outputs and labels `[n, out]`, entry by entry.
-
-    Raises:
-        ValueError: There is no such loss.
-    """
-    if name not in LOSSES:
-        raise ValueError(f"there is no loss {name!r}; choose from {', '.join(LOSSES)}")
-    return LOSSES[name]
+LOSSES: dict[LossName, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "mse": mse, "focal": Focal()}
+"""Losses of outputs and labels `[n, out]`, entry by entry."""
+OWN_LOSSES: dict[str, LossName] = {"image": "mse", "occupancy": "focal"}
+"""Losses of signals unless given; of all distances it is "bce"."""
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "mse": mse, "focal": Focal()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitConfig(DescentConfig):
-    """Settings of a fit: Adam on random samples, drawn with replacement. The defaults are those of paper 003.
-
-    Attributes:
-        loss: Cross entropy of distances, squared error of images and the focal loss of occupancy unless given.
-
-    Raises:
-        ValueError: A number is not positive, or there is no such loss.
-
-    References:
-        Paper 003, section 3.2.
-    """
-
-    steps: int | None = 500
-    batch: int | None = 10_000
-    optimizer: Optimizer = field(default_factory=lambda: Adam(lr=1e-4))
-    loss: LossName | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.loss is not None:
-            loss_of(self.loss)
-
-    def loss_for(self, inr: Inr) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of a network, from outputs and labels `[n, out]` to losses of that shape."""
-        own: dict[str, LossName] = {"image": "mse", "occupancy": "focal"}
-        return loss_of(self.loss or own.get(inr.signal, "bce"))
+def loss_for(config: FitConfig, inr: Inr) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a network, from outputs and labels `[n, out]` to losses of that shape."""
+    return LOSSES[config.loss or OWN_LOSSES.get(inr.signal, "bce")]
 
 
 @check_arguments
@@ -151,7 +117,7 @@ def fit(
             yield points.index_select(0, index), labels.index_select(0, index)
 
     return minimize(
-        Gradient(inr, like, config.loss_for(inr)),
+        Gradient(inr, like, loss_for(config, inr)),
         start,
         batches(),
         config,
@@ -163,7 +129,7 @@ def fit(
 
 def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: FitConfig | None = None) -> float:
     """The loss of a network on samples; the least that any could have is `entropy_floor` of distances' labels."""
-    losses = (config or FitConfig()).loss_for(inr)(
+    losses = loss_for(config or FitConfig(), inr)(
         evaluate(inr, params, samples.points), samples.labels.to(next(iter(params.values())))
     )
     return losses.double().mean().item()

@@ -10,13 +10,12 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.data.shapes import shared_start
 from regauge.inr.fields.signal_samples import Queries, entropy_floor
-from regauge.inr.fitting import FitConfig, fit, mean_loss
+from regauge.inr.fit_config import FitConfig, Represented
+from regauge.inr.fitting import fit, mean_loss
 from regauge.inr.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.representation import Inr, load_inr
 from regauge.nets.siren import Bias
 
-Represented = Literal["unsigned", "signed", "occupancy"]
-"""What a network of a shape represents."""
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
 """Width and depth unless given."""
 

@@ -11,7 +11,8 @@ from regauge.data.shapes import SHAPES_SHA256
 from regauge.inr.embedding import Embedding, EmbeddingConfig, train_embedding
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import Queries, Samples, field_samples
-from regauge.inr.fitting import FitConfig, fit
+from regauge.inr.fit_config import FitConfig
+from regauge.inr.fitting import fit
 from regauge.inr.representation import Inr
 from regauge.training import Adam, AdamW
 from regauge_papers.experiment import Run, Scale

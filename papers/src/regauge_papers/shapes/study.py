@@ -14,7 +14,8 @@ from regauge.data.data_files import present
 from regauge.data.shapes import SHAPES_SHA256, SHARED_START, shape, shared_start
 from regauge.inr.fields.fields import CloudField
 from regauge.inr.fields.signal_samples import EVALUATION, Queries, Samples, field_samples
-from regauge.inr.fitting import FitConfig, bce, fit
+from regauge.inr.fit_config import FitConfig
+from regauge.inr.fitting import bce, fit
 from regauge.inr.representation import Inr
 from regauge.training import Adam
 from regauge_papers.experiment import Run, Scale

@@ -1,0 +1,43 @@
+"""Settings of the fit of a network to a signal, without torch, so that options can be built from them."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+from regauge.names import later
+from regauge.training.training_configs import DescentConfig
+
+if TYPE_CHECKING:
+    from regauge.training.optimizers import Optimizer
+
+LossName = Literal["bce", "mse", "focal"]
+Represented = Literal["unsigned", "signed", "occupancy"]
+"""Signal of a shape that a network represents."""
+RATE = 1e-4
+"""Learning rate unless given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig(DescentConfig):
+    """Settings of a fit: Adam on random samples, drawn with replacement. The defaults are those of paper 003.
+
+    Attributes:
+        steps: Steps of Adam.
+        batch: Samples of a step, of 500,000 for shapes and of all pixels for images.
+        loss: Cross entropy of distances, squared error of images and the focal loss of occupancy unless given.
+
+    Raises:
+        ValueError: A number is not positive, or there is no such loss.
+
+    References:
+        Paper 003, section 3.2.
+    """
+
+    steps: int | None = 500
+    batch: int | None = 10_000
+    optimizer: "Optimizer" = field(default_factory=later("regauge.training.optimizers:Adam", lr=RATE))
+    loss: LossName | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss not in (None, *get_args(LossName)):
+            raise ValueError(f"there is no loss {self.loss!r}; choose from {', '.join(get_args(LossName))}")
