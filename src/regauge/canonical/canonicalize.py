@@ -21,10 +21,9 @@ from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
-from regauge.core.families import balanced_matrices
+from regauge.core.families import balanced_matrices, move_tensor
 from regauge.core.given import as_params
 from regauge.core.interpolation import distance
-from regauge.core.movable import move_tensor
 from regauge.core.params import Params, require_finite, require_same_shapes
 from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,6 @@ from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.memory_limit import read_size
 from regauge.checkpoints.plain_files import parse_object
 from regauge.checkpoints.writing import SUFFIX, Shard
-
-if TYPE_CHECKING:
-    from regauge.checkpoints.checkpoint import Checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 """Dtypes that a network can be written in, by their names."""
@@ -102,24 +99,6 @@ class Form:
 
 AS_STORED = Form()
 """The form of the files that a network takes over."""
-
-
-def list_dtypes(networks: "Sequence[Checkpoint]") -> str | None:
-    """The dtypes of the floating-point tensors of each network, for a sentence; None where all have the same."""
-    kinds = {}
-    for network in networks:
-        found = {one.dtype for one in network.stored.values() if one.dtype.is_floating_point}
-        kinds[network.label] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
-    return None if len(set(kinds.values())) <= 1 else "; ".join(f"{label} in {own}" for label, own in kinds.items())
-
-
-def dtype_notes(networks: "Sequence[Checkpoint]") -> tuple[str, ...]:
-    """A sentence about the dtype of a merged network that takes over the files of the first one, where they differ."""
-    first, *_ = networks
-    listed = list_dtypes(networks)
-    if listed is None or first.form.dtype is not None:
-        return ()
-    return (f"the networks differ in dtype ({listed}); the result has those of {first.label}, and --dtype chooses",)
 
 
 def _name(dtype: torch.dtype) -> str:

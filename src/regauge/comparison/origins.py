@@ -14,7 +14,7 @@ from regauge.checkpoints.outputs.provenance import Input, hash_file, read_proven
 from regauge.core.counted import shorten
 from regauge.core.element import Element
 from regauge.core.escaping import escape
-from regauge.core.movable import move_tensor
+from regauge.core.families import move_tensor
 from regauge.core.symmetry import Symmetry
 
 CHOOSING = ("align", "canonicalize", "apply", "merge")

@@ -7,7 +7,8 @@ from functools import cached_property
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.core.movable import VALUES, row_ranges
+from regauge.core.families import row_ranges
+from regauge.core.movable import VALUES
 from regauge.core.params import Params, work_dtype
 from regauge.core.symmetry import Symmetry
 

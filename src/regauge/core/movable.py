@@ -1,25 +1,16 @@
-"""Tensors that can be moved or averaged: they hold values, no codes, counters or masks; one by one, and in pieces."""
+"""Checks that tensors can be moved or averaged: they must hold values, not codes of values, counters or masks."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regauge.core import act as _act
-from regauge.core.element import Element
 from regauge.core.groups import Group
-
-if TYPE_CHECKING:
-    from regauge.core.symmetry import Symmetry
 
 VALUES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 """Dtypes whose numbers are the values of a network. Float8 is a code: its scales lie in other tensors."""
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 """Dtypes of masks, indices and counters, which may be quantized weights, too."""
-CHUNK = 1 << 25
-"""Bytes, as float32, of the pieces in which tensors are read that need not be there as a whole."""
 
 
 def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffers: Collection[str]) -> None:
@@ -66,30 +57,6 @@ def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> No
                 f"{name!r} is {first.dtype} and differs between the networks, but only values in float16, bfloat16, "
                 f"float32 or float64 have a mean; {_remedy(first.dtype)}"
             )
-
-
-def row_ranges(
-    symmetry: "Symmetry", name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
-) -> list[tuple[int, int] | None]:
-    """Ranges of axis 0 in which a tensor may be read and moved, of `chunk` bytes as float32; None for all of it.
-
-    The shape is needed where the symmetry does not move the tensor.
-    """
-    shape = symmetry.shapes[name] if shape is None else shape
-    sites = symmetry.sites.get(name, [])
-    used = {axis for site in sites for axis in site.axes}
-    if not shape or 0 in used or 0 in shape:
-        return [None]
-    rows = max(1, chunk // (4 * math.prod(shape[1:])))
-    return [(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows)]
-
-
-def move_tensor(symmetry: "Symmetry", element: Element, name: str, tensor: Tensor) -> Tensor:
-    """A tensor, or a piece of it, moved by an element."""
-    if name not in symmetry.sites:
-        return tensor
-    sites = {name: symmetry.sites[name]}
-    return _act.act(symmetry.groups, sites, element, {name: tensor}, {name: tensor.ndim})[name]
 
 
 def _is_same(first: Tensor, other: Tensor) -> bool:

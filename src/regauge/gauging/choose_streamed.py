@@ -8,7 +8,7 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
-from regauge.core.movable import row_ranges
+from regauge.core.families import row_ranges
 from regauge.core.params import require_finite
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments

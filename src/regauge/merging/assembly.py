@@ -9,7 +9,8 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.core.element import Element
-from regauge.core.movable import VALUES, move_tensor, require_shared, row_ranges
+from regauge.core.families import move_tensor, row_ranges
+from regauge.core.movable import VALUES, require_shared
 from regauge.core.rounding import require_held, round_to
 from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry

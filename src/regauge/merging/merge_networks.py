@@ -10,7 +10,6 @@ import torch
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.form import dtype_notes
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
@@ -22,7 +21,7 @@ from regauge.core.params import label, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge
-from regauge.merging.blend import Blend
+from regauge.merging.blend import Blend, dtype_notes
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.rules.average import Average

@@ -16,9 +16,9 @@ from regauge.alignment.streamed.passes import Passes
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts, count_frozen_gains
 from regauge.core.element import Element, Value
+from regauge.core.families import row_ranges
 from regauge.core.groups import Group
 from regauge.core.matrices import root_of
-from regauge.core.movable import row_ranges
 from regauge.core.params import Params, require_finite, work_dtype
 from regauge.core.symmetry import Symmetry
 

@@ -15,8 +15,7 @@ from regauge.alignment.streamed.plan import Plan, WorkingSet
 from regauge.alignment.streamed.source import Source, Total, part_cost
 from regauge.alignment.streamed.state import ClimbState
 from regauge.core.element import Element, Value
-from regauge.core.families import Tensors, barycenter
-from regauge.core.movable import row_ranges
+from regauge.core.families import Tensors, barycenter, row_ranges
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""

@@ -20,7 +20,7 @@ from regauge.alignment.streamed.state import ClimbState, State
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import count_frozen_gains
 from regauge.core.element import Element
-from regauge.core.movable import move_tensor
+from regauge.core.families import move_tensor
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 
