@@ -111,11 +111,11 @@ def align(
             populations; no element carries the structure of the second into that of the first; the method needs a task
             or a generator; or the memory does not suffice.
     """
-    from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+    from regauge.checkpoints.alignments import Alignment, save_alignment
 
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        ways: Any = {"beside": alignment_path, "work": "aligning", "symmetry": symmetry, "generator": generator}
+        ways: Any = {"work": "aligning", "symmetry": symmetry, "generator": generator}
         named = {"a": params_a, "b": params_b}
         job = open_call("rg.align", {"method": repr(method)}, named, number=1, out=out, memory=memory, **ways)
     if job is not None:
@@ -294,13 +294,11 @@ def _open_many(
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
     """Open checkpoints of which each may be written: a job for each."""
-    from regauge.checkpoints.alignments import alignment_path
-
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):
         raise ValueError(f"there are {len(params)} networks, but {len(outputs)} outputs; give one for each, or None")
-    ways: Any = {"beside": alignment_path, "work": "merging", "symmetry": symmetry, "generator": generator}
+    ways: Any = {"work": "aligning many networks", "symmetry": symmetry, "generator": generator}
     for k, one in enumerate(outputs):
         settings, named = {"method": repr(method), "number": k}, {"networks": params}
         job = open_call("rg.align_many", settings, named, networks=params, number=k, out=one, memory=memory, **ways)

@@ -13,7 +13,7 @@ from regauge.alignment.streamed.source import move_pieces
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ScaleStep, plan
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.alignments import Alignment, save_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -103,7 +103,7 @@ def canonicalize(
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
     """
     settings = {"parts": parts, "method": None if method is None else repr(method)}
-    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": alignment_path, "work": "canonicalizing"}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "work": "canonicalizing"}
     named = {"network": params, "reference": reference}
     job = open_call("rg.canonicalize", settings, named, out=out, memory=memory, **ways)
     if job is not None:

@@ -37,7 +37,6 @@ def open_checkpoints(
     paths: Sequence[Path],
     out: rg.Output,
     *,
-    beside: Callable[[Path], Path] | None = None,
     memory: str | MemoryLimit | None = None,
     work: str = "aligning",
 ) -> FileJob:
@@ -46,11 +45,10 @@ def open_checkpoints(
     Args:
         paths: The checkpoints.
         out: The output, with the names and the form of the first.
-        beside: Function from the output to the file that is written next to it.
         memory: The limit on memory.
         work: The work in memory, such as "pruning".
     """
-    job = open_job(paths, 0, beside, out=out, memory=memory or None, work=work)
+    job = open_job(paths, 0, out=out, memory=memory or None, work=work)
     assert job is not None
     job.require_output()
     return job

@@ -39,7 +39,7 @@ def run(options: Merge) -> None:
     weights = options.weights or None
     if options.tokenizer is not None:
         return _merge_folders(options, rule, weights)
-    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=rg.merging.card_path)
+    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0)
     task, test = None, None
     if options.data is not None or options.test is not None:
         from regauge.cli.tasks import matching_tasks  # what runs models takes a while to import
