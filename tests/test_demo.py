@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import LIMITED, Kind, check_kind
 
 import regauge as rg
 from regauge.checkpoints.alignments import load_alignment
@@ -105,6 +106,32 @@ def test_text_in_results_is_escaped(demo_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results))
     (tmp_path / "pictures.safetensors").write_bytes((demo_folder / "pictures.safetensors").read_bytes())
     assert "<script" not in demo_page(tmp_path)
+
+
+@LIMITED
+@pytest.mark.parametrize("examples", [pytest.param(6), pytest.param(60, marks=pytest.mark.thorough)])
+def test_changed_results_are_shown_or_refused(examples: int, demo_folder: Path, tmp_path: Path) -> None:
+    """The results of one network, because figures take most of the time."""
+
+    def right(folder: Path) -> Any:
+        (folder / "pictures.safetensors").write_bytes((demo_folder / "pictures.safetensors").read_bytes())
+        found = json.loads((demo_folder / "results.json").read_text())
+        return found | {"models": found["models"][:1]}
+
+    def read(folder: Path, document: Any) -> str:
+        (folder / "results.json").write_text(json.dumps(document))
+        return demo_page(folder)
+
+    check_kind(Kind(read, right, "results.json", use=str), tmp_path, examples)
+
+
+@pytest.mark.parametrize("name", ["results.json", "pictures.safetensors"])
+def test_damaged_files_of_the_demo_are_named(name: str, demo_folder: Path, tmp_path: Path) -> None:
+    for one in ("results.json", "pictures.safetensors"):
+        content = (demo_folder / one).read_bytes()
+        (tmp_path / one).write_bytes(content[:-9] if one == name else content)
+    with pytest.raises(ValueError, match=name):
+        demo_page(tmp_path)
 
 
 def test_figures_are_the_same_bytes_every_time() -> None:

@@ -22,14 +22,14 @@ FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in 
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
-DEEP_IMPORTS = 56  # goal: 60
+DEEP_IMPORTS = 55  # goal: 60
 PUBLIC_NAMES = 466  # goal: 480
-CLI_LINES = 4939  # goal: 5,000
+CLI_LINES = 4916  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15
 RIDDLES = 0  # goal: 120
-CODE_LINES = 56248  # goal: 49,000
+CODE_LINES = 56256  # goal: 49,000
 WAY_OF_MERGE = 74  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
@@ -173,7 +173,10 @@ def test_file_names_stand_once() -> None:
 
 def test_docstrings_say_what_a_thing_is_or_does() -> None:
     found = []
-    for path, tree in TREES.items():
+    papers = Path(__file__).parents[1] / "papers" / "src"
+    others = {path.relative_to(papers): ast.parse(path.read_text(encoding="utf-8")) for path in papers.rglob("*.py")}
+    assert others
+    for path, tree in [*TREES.items(), *sorted(others.items())]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 words = (ast.get_docstring(node) or "").split()

@@ -121,3 +121,17 @@ def test_an_alignment_is_applied_and_undone(files: tuple[Path, Path], tmp_path: 
         inverse=True,
     )
     assert all(torch.allclose(back[name], tensor, atol=1e-6) for name, tensor in network(1).items())
+
+
+def test_a_comparison_writes_its_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = rg.compare(network(0), network(1), SYMMETRY, out=page)
+    first = page.read_text(encoding="utf-8")
+    assert found.reason in first
+    assert "<code>a network in memory</code>" in first
+    with pytest.raises(FileExistsError, match="exists already"):
+        rg.compare(network(0), network(1), SYMMETRY, out=page)
+    rg.compare(network(0), network(0), SYMMETRY, out=rg.Output(page, overwrite=True))
+    assert page.read_text(encoding="utf-8") != first
+    with pytest.raises(ValueError, match=r"must end in \.html"):
+        rg.compare(network(0), network(1), SYMMETRY, out=tmp_path / "page.md")

@@ -1,12 +1,15 @@
 """Architectures: built from text, known by their tensors, the same after a round trip."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from regauge.checkpoints.formats.headers import TensorSpec, layout_of
-from regauge.nets.mlp import mlp
-from regauge.storage.architecture import Architecture
+from regauge.nets.mlp import ResidualMLP, mlp
+from regauge.storage import Store
+from regauge.storage.architecture import MOVED, Architecture, import_object
 
 CASES = (
     Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [5, 4, 3], "activation": {"import": "torch:tanh"}}),
@@ -82,7 +85,8 @@ def test_reading_the_text_form_imports_nothing() -> None:
     [
         (None, {}, "neither a factory nor a layout"),
         ("mlp", {}, "write package.module:name"),
-        ("regauge.nets.mlp:absent", {}, "'regauge.nets.mlp' has no 'absent'"),
+        ("torch:absent", {}, "'torch' has no 'absent'"),
+        ("regauge.nets.mlp:absent", {}, "'regauge.nets.mlp:absent' is no longer part of regauge, or never was"),
         ("torch:pi", {}, "is a float, not a function"),
         ("regauge.nets.mlp:mlp", {"width": [3, 2]}, "cannot be called with .*width"),
         ("regauge.nets.mlp:mlp", {"widths": [3]}, "needs at least inputs and outputs"),
@@ -109,6 +113,49 @@ def test_what_cannot_be_built(factory: str | None, settings: dict[str, object], 
 def test_what_cannot_be_read(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Architecture.from_json(text)
+
+
+RESIDUAL = {"in_features": 4, "stream": 3, "hidden": 5, "blocks": 1, "classes": 2}
+
+
+def test_factories_of_old_stores_are_found_where_they_are_now() -> None:
+    for old, new in MOVED.items():
+        assert import_object(old) is import_object(new)
+    old = Architecture("residual", "regauge.nets.residual_mlp:ResidualMLP", RESIDUAL)
+    assert old.layout == Architecture("residual", "regauge.nets.mlp:ResidualMLP", RESIDUAL).layout
+
+
+class OwnMLP(ResidualMLP):
+    """A user's copy of a network that regauge had once."""
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "regauge.nets.unet:UNet",
+        "regauge.nets.densenet:DenseNet",
+        "regauge.nets.mobilenet:MobileNetV2",
+        "regauge.nets.convnext:ConvNeXt",
+        "regauge.nets.siren:common_siren",
+    ],
+)
+def test_a_store_of_a_network_that_regauge_has_no_longer(factory: str, tmp_path: Path) -> None:
+    """It is read as ever; its module is refused with a remedy, and the remedy works."""
+    known = Architecture("old", "regauge.nets.mlp:ResidualMLP", RESIDUAL)
+    store = Store.create(tmp_path / "store", known)
+    params = {spec.name: torch.randn(2, *spec.shape) for spec in known.layout}
+    store.append(params, [{"id": k, "step": 0} for k in range(2)], name="s")
+    manifest = store.folder / "store.json"
+    manifest.write_text(manifest.read_text().replace("regauge.nets.mlp:ResidualMLP", factory))
+    old = Store.open(store.folder)
+    assert torch.equal(old.read([1])["head.bias"], params["head.bias"][1:])
+    with pytest.raises(ValueError, match=rf"'{factory}' is no longer part of regauge.*\"factory\" in its store.json"):
+        old.architecture.module()
+    manifest.write_text(manifest.read_text().replace(factory, f"{__name__}:OwnMLP"))
+    new = Store.open(store.folder)
+    assert isinstance(new.architecture.module(), OwnMLP)
+    assert new.key == store.key
+    assert torch.equal(new.read([1])["head.bias"], params["head.bias"][1:])
 
 
 def test_networks_without_a_factory_have_no_module() -> None:

@@ -388,6 +388,13 @@ def test_blocks_are_the_matrix(tmp_path: Path) -> None:
     np.testing.assert_allclose(every.matrix(), whole, atol=1e-9)
     with pytest.raises(FileExistsError, match="another matrix"):
         plan_comparison(tmp_path / "zoo", tmp_path / "parts", [1, 2], squared_distances, size=2)
+    part = tmp_path / "all" / "000000-000001.npy"
+    np.save(part, np.ones((2, 2)))
+    with pytest.raises(ValueError, match=r"000000-000001\.npy' has the shape \(2, 2\), not \(3, 2\); remove it"):
+        every.matrix()
+    part.write_bytes(part.read_bytes()[:90])
+    with pytest.raises(ValueError, match=r"000000-000001\.npy' cannot be read as an array"):
+        every.matrix()
 
 
 def test_a_store_records_the_library_of_matrix_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,19 +210,27 @@ def plane(case: Case) -> tuple[Numbers, Numbers]:
 
 
 def compare(case: Case) -> tuple[Numbers, Numbers]:
-    said = case.run("compare", "a.safetensors", "b.safetensors", *case.options())
-    found = rg.compare(
-        case.params("a"),
-        case.params("b"),
-        case.symmetry,
-        task=case.tasks()[1],
-        generator=torch.Generator().manual_seed(0),
-    )
+    files, chance = ("a.safetensors", "b.safetensors"), torch.Generator().manual_seed(0)
+    said = case.run("compare", *files, *case.options(), "-o", "said.html")
+    found = rg.compare(*files, case.symmetry, task=case.tasks()[1], generator=chance, out="found.html")
     numbers = {name: value for name, value in found.numbers.items() if value is not None}
+    said_page, page = (Path(name).read_text(encoding="utf-8") for name in ("said.html", "found.html"))
     return (
-        {"verdict": said["verdict"], "numbers": {row["name"]: row["value"] for row in said["numbers"]}},
-        {"verdict": found.verdict, "numbers": numbers},
+        {
+            "verdict": said["verdict"],
+            "numbers": {row["name"]: row["value"] for row in said["numbers"]},
+            "page": said_page,
+        },
+        {"verdict": found.verdict, "numbers": numbers, "page": page},
     )
+
+
+def compare_many(case: Case) -> tuple[Numbers, Numbers]:
+    files = [f"{letter}.safetensors" for letter in "abc"]
+    said = case.run("compare", *files, *case.options(data=False), "-o", "said_tree.html")
+    rg.comparison.compare_files(files, symmetry=case.symmetry, out=rg.Output("tree.html"))
+    pages = [Path(name).read_text(encoding="utf-8") for name in ("said_tree.html", "tree.html")]
+    return {"written": said["written"], "page": pages[0]}, {"written": ["said_tree.html"], "page": pages[1]}
 
 
 def gauge(case: Case) -> tuple[Numbers, Numbers]:
@@ -333,6 +341,7 @@ FACES: dict[str, Face] = {
     "line": line,
     "plane": plane,
     "compare": compare,
+    "compare many": compare_many,
     "gauge": gauge,
     "prune": prune,
     "canonicalize": canonicalize,

@@ -119,7 +119,7 @@ class Table:
         return [list(line) for line in zip(*columns, strict=True)]
 
     def excerpt(self, columns: Sequence[str]) -> "Table":
-        """The same table with these quantities alone, in this order.
+        """A copy of the table with these quantities alone, in this order.
 
         Raises:
             ValueError: It has no quantity of that name.

@@ -76,7 +76,7 @@ class Way:
         return b, time.thread_time() - began
 
     def judge(self, judge: rg.Task, fitting: rg.Task) -> rg.Task | TemperedJudge:
-        """What evaluates the networks of the line; temperatures, if the way says so, are fitted to the other task."""
+        """Choose the judge of the networks of a line; temperatures, if any, are fitted to the other task."""
         return TemperedJudge(judge, fitting) if self.is_tempered else judge
 
     def path(self, module: nn.Module, batches: Sequence[Tensor]) -> Path:

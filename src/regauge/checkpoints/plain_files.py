@@ -62,14 +62,15 @@ def short_paths(paths: Sequence[str]) -> list[str]:
     return ["+".join(os.path.relpath(p, root) if os.path.isabs(p) else p for p in parts) for parts in every]
 
 
-def read_inside(path: Path) -> bytes:
-    """The content of a file of a folder, for a copy of it.
-
-    Raises:
-        ValueError: It is a link to a place outside of the folder, whose content may not be meant for others.
-    """
+def require_inside(path: Path) -> None:
+    """Raise if a file of a folder is a link to a place outside of it, whose content may not be meant for others."""
     if leads_out(path, path.parent):
         raise ValueError(f"{str(path)!r} is a link out of its folder, so it is not copied; put the file itself there")
+
+
+def read_inside(path: Path) -> bytes:
+    """The content of a file of a folder, for a copy of it; a link out of the folder is a ValueError."""
+    require_inside(path)
     return path.read_bytes()
 
 

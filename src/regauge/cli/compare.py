@@ -10,17 +10,18 @@ import regauge as rg
 from regauge.cli.compare_options import Compare
 from regauge.cli.main import sentence
 from regauge.cli.options import UsageError
-from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table
-from regauge.cli.result_files import require_page, write_page
+from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.streaming import show_work
 from regauge.cli.tasks import matching_tasks
 from regauge.comparison import compare_files, find_checkpoints, open_relatives, tree_lines
+from regauge.comparison.comparison_report import require_page
 from regauge.hub import read_symmetry
 
 
 def run(options: Compare) -> None:
     """Print the verdict with the evidence, and write the page."""
-    require_page(options.output, overwrite=options.overwrite)
+    out = None if options.output is None else rg.Output(options.output, options.overwrite)
+    require_page(out)
     paths = find_checkpoints(options.checkpoints)
     if len(paths) < 2:
         raise UsageError(f"{len(paths)} checkpoints are given; two or more are compared")
@@ -30,13 +31,12 @@ def run(options: Compare) -> None:
         "tracing": vars(options.inputs),
         "memory": options.memory or None,
     }
-    if len(paths) > 2:
-        _compare_many(options, paths, settings)
-    else:
-        _compare_two(options, paths, settings)
+    (_compare_many if len(paths) > 2 else _compare_two)(options, paths, settings, out)
+    if options.output is not None:
+        tell_written(options.output)
 
 
-def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any]) -> None:
+def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:
     """Compare two networks, with their outputs on data if there are any."""
     with show_status("building and tracing the model, and reading the checkpoints"):
         opened = open_relatives(paths, **settings, data=options.data is not None)
@@ -45,18 +45,13 @@ def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str,
     with show_work("comparing", is_streamed=opened.is_streamed) as progress:
         a, b = opened.networks.checkpoints
         chance = torch.Generator().manual_seed(options.seed)
-        found = opened.compare(a, b, task=task, draws=options.draws, generator=chance, progress=progress)
+        found = opened.compare(a, b, task=task, draws=options.draws, generator=chance, out=out, progress=progress)
     facts = found.facts
     tell(f"{found.verdict}: {found.reason}", verdict=found.verdict, reason=found.reason)
     tell_table("numbers", [{"": name, "value": value} for name, value in facts["numbers"].items()], digits=6)
     tell_table("layers", found.layers, "\nshare of A that B explains, as stored and after alignment")
     tell("", **{name: facts[name] for name in ("tested_groups", "draws", "tensors")})
     tell_notes((*found.notes, *filter(None, [opened.note, _statistics(choosing, task)])))
-    if options.output is not None:
-        from regauge.report.comparison_page import comparison_page
-
-        facts |= {"a": str(paths[0]), "b": str(paths[1]), "version": rg.__version__, "seed": options.seed}
-        write_page(comparison_page(facts), options.output)
 
 
 def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
@@ -69,13 +64,13 @@ def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
     )
 
 
-def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any]) -> None:
+def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:
     """Compare networks of one architecture with one another, and say which have another one."""
     if options.data is not None:
         raise UsageError("--data is for two checkpoints; compare the pair of interest with it")
     chance = torch.Generator().manual_seed(options.seed)
     with show_progress() as progress:
-        found = compare_files(paths, **settings, draws=options.draws, generator=chance, progress=progress)
+        found = compare_files(paths, **settings, draws=options.draws, generator=chance, out=out, progress=progress)
     facts = found.facts
     tell_notes(found.notes)
     tell_table("pairs", facts["pairs"])
@@ -92,9 +87,3 @@ def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str
         names = ", ".join(found.left_out)
         tell(f"left out, because no other network that was compared has their tensors: {names}")
     tell("", **{name: facts[name] for name in ("left_out", "families", "averages", "trees")})
-    if options.output is not None:
-        from regauge.report.comparison_page import lineage_page
-
-        matrices = {f"{len(one.names)} networks": one.distances.numpy() for one in found.lineages}
-        facts |= {"version": rg.__version__, "seed": options.seed}
-        write_page(lineage_page(facts, matrices), options.output)

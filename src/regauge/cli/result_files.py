@@ -23,22 +23,10 @@ def require_pictures(path: Path, *, overwrite: bool) -> None:
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
 
 
-def require_page(path: Path | None, *, overwrite: bool) -> None:
-    """Raise unless a page can be written, if one is wanted."""
-    if path is not None:
-        require_writable(path, overwrite=overwrite, suffixes=(".html",))
-
-
 def require_results(page: Path, *, overwrite: bool) -> None:
     """Raise unless a page and its numbers, of the same name with .json, can be written."""
-    require_page(page, overwrite=overwrite)
+    require_writable(page, overwrite=overwrite, suffixes=(".html",))
     require_writable(page.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
-
-
-def write_page(page: str, path: Path) -> None:
-    """Write a page, and tell where it is."""
-    save_text(page, path)
-    tell_written(path)
 
 
 def name_files(paths: Sequence[Path]) -> list[str]:

@@ -15,7 +15,9 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.location import ALIGNMENT, locate
 from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
 from regauge.comparison.comparison import Comparison
+from regauge.comparison.comparison_report import require_page, write_page
 from regauge.comparison.independence import DRAWS
 from regauge.comparison.lineage import Lineage, compare_many
 from regauge.comparison.origins import named_parents
@@ -79,6 +81,7 @@ def compare_files(
     tracing: Mapping[str, Any] = NO_TRACING,
     draws: int = DRAWS,
     generator: torch.Generator | None = None,
+    out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Lineages:
@@ -94,16 +97,19 @@ def compare_files(
         tracing: Further settings of `rg.open_model`, for a model that is named.
         draws: Random elements of each test of independence.
         generator: Their source, from whose state the test of each pair begins; one with seed 0 unless given.
+        out: The page of matrices and trees, as in `rg.compare`.
         memory: The limit on memory, as in `rg.compare`.
         progress: Counts pairs.
 
     Raises:
+        FileExistsError: The page exists and may not be replaced.
         FileNotFoundError: A checkpoint does not exist.
         KeyError: None of the networks could be opened, because a parameter that the symmetry moves is missing.
         ValueError: A checkpoint is named twice; none could be opened, or no two have anything in common.
     """
     names = dict(zip(_short([Path(path) for path in paths]), map(Path, paths), strict=True))
-    state = (given_or_seed(generator)).get_state()
+    page, generator = require_page(out), given_or_seed(generator)
+    state = generator.get_state()
     places, failures = _open(
         names, partial(open_relatives, model=model, symmetry=symmetry, tracing=tracing, memory=memory)
     )
@@ -125,7 +131,11 @@ def compare_files(
         raise ValueError(f"no two of the {len(names)} checkpoints have tensors of the same names and shapes")
     left_out = tuple(name for name in names if name not in places)
     notes = dict.fromkeys(note for place in places.values() for note in place.relatives.networks.notes)
-    return Lineages(tuple(lineages), left_out, tuple(failures), tuple(notes))
+    result = Lineages(tuple(lineages), left_out, tuple(failures), tuple(notes))
+    if page is not None:
+        distances = {f"{len(one.names)} networks": one.distances for one in result.lineages}
+        write_page(page, result.facts, generator, distances=distances)
+    return result
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -9,8 +10,10 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
 from regauge.comparison.common import find_common
 from regauge.comparison.comparison import Comparison
+from regauge.comparison.comparison_report import require_page, write_page
 from regauge.comparison.independence import DRAWS
 from regauge.comparison.match_streamed import match_streamed, without_widths
 from regauge.comparison.match_whole import match_whole
@@ -36,6 +39,7 @@ def compare(
     references: Sequence[Mapping[str, Tensor]] = (),
     draws: int = DRAWS,
     generator: torch.Generator | None = None,
+    out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Comparison:
@@ -77,11 +81,13 @@ def compare(
             rank of the second network's fingerprint among theirs, by distance from the first one's.
         draws: Random elements of the test of independence.
         generator: Their source; one with seed 0 unless given, so that the outcome is always the same.
+        out: The page of the comparison, an `.html` file that needs nothing but itself: a path, or an `Output`.
         memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
             unless given. Those that need more are streamed, without fingerprints.
         progress: Shows each pass over streamed files.
 
     Raises:
+        FileExistsError: The page exists and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: One network is in a file and the other one is not.
         ValueError: The networks have nothing in common that the symmetry moves, or one lacks single tensors; they do
@@ -91,7 +97,9 @@ def compare(
     generator = given_or_seed(generator)
     if draws < 1:
         raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
+    page = require_page(out)
     job = open_job((params_a, params_b), 1, memory=memory)
+    name_a, name_b = ["a network in memory"] * 2 if job is None else [one.label for one in job.checkpoints]
     if job is not None:
         job = job.named_by(symmetry)
         params_a, params_b = job.checkpoints
@@ -107,22 +115,26 @@ def compare(
                 f"a task runs both networks by one model, but they differ: {common.notes[0]}; leave it out"
             )
         origins = origins.cut
-    if common is not None and common.widths is not None:
-        a, b = _in_memory(params_a), _in_memory(params_b)
-        matched = match_widths(a, b, symmetry, common, references=references)
-        found = weigh(matched, common, origins, draws=draws, generator=generator)
-        return found if found.p_value is not None else replace(found, notes=(*found.notes, NO_ORDER))
-    if common is not None:
+    has_widths = common is not None and common.widths is not None
+    if common is not None and not has_widths:
         symmetry, params_a, params_b = common.symmetry, common.of(params_a), common.of(params_b)
         references = [_in_memory(common.of(one)) for one in references]
-    if job is not None and isinstance(params_a, Checkpoint) and isinstance(params_b, Checkpoint):
-        job = replace(job, checkpoints=(params_a, params_b))
-    if job is not None and job.is_streamed:
+        if job is not None and isinstance(params_a, Checkpoint) and isinstance(params_b, Checkpoint):
+            job = replace(job, checkpoints=(params_a, params_b))
+    if common is not None and has_widths:
+        a, b = _in_memory(params_a), _in_memory(params_b)
+        matched = match_widths(a, b, symmetry, common, references=references)
+    elif job is not None and job.is_streamed:
         matched = match_streamed(job, symmetry, task=task, references=references, progress=progress)
     else:
         a, b = _in_memory(params_a), _in_memory(params_b)
         matched = match_whole(a, b, symmetry, task=task, references=references)
-    return weigh(matched, common, origins, draws=draws, generator=generator)
+    found = weigh(matched, common, origins, draws=draws, generator=generator)
+    if has_widths and found.p_value is None:
+        found = replace(found, notes=(*found.notes, NO_ORDER))
+    if page is not None:
+        write_page(page, found.facts | {"a": name_a, "b": name_b}, generator)
+    return found
 
 
 def _in_memory(network: Mapping[str, Tensor] | Checkpoint) -> Mapping[str, Tensor]:

@@ -14,6 +14,7 @@ from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.job import open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident
 from regauge.checkpoints.names.from_transformers import name_by
+from regauge.checkpoints.output import Output
 from regauge.comparison.common import find_common
 from regauge.comparison.compare_networks import compare
 from regauge.comparison.comparison import Comparison
@@ -68,6 +69,7 @@ class Relatives:
         task: Task | None = None,
         draws: int = DRAWS,
         generator: torch.Generator | None = None,
+        out: Output | str | Path | None = None,
         progress: Progress = no_progress,
     ) -> Comparison:
         """Compare two of the networks as `rg.compare` does; tensors that are read for that are not kept."""
@@ -78,6 +80,7 @@ class Relatives:
             task=task,
             draws=draws,
             generator=generator,
+            out=out,
             memory=self.limit,
             progress=progress,
         )

@@ -131,7 +131,10 @@ class Configuration:
     def module(self) -> nn.Module:
         """The model of the edited configuration, without values."""
         with self.as_folder() as folder:
-            return build_folder(folder, "never")[0]
+            try:
+                return build_folder(folder, "never")[0]
+            except ValueError as error:  # about the temporary folder, which nobody else knows
+                raise ValueError(str(error).replace(str(folder), str(self.folder))) from error
 
     def build(self) -> Params:
         """The tensors of its model, without values."""
@@ -209,7 +212,9 @@ def _same_part(one: Configuration, other: Configuration) -> dict[str, Any]:
 def _renumber(document: dict[str, Any], number: Callable[[int], int | None]) -> None:
     for key, value in list(document.items()):
         if key.endswith("forced_decoder_ids") and isinstance(value, list):  # pairs of a position and a token
-            pairs = [(pair[0], _renumbered(pair[1], number)) for pair in value if isinstance(pair, list)]
+            pairs = [
+                (pair[0], _renumbered(pair[1], number)) for pair in value if isinstance(pair, list) and len(pair) == 2
+            ]
             document[key] = [list(pair) for pair in pairs if pair[1] is not None]
         elif holds_tokens(key) and value is not None:
             document[key] = _renumbered(value, number)

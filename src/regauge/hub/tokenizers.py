@@ -12,7 +12,7 @@ from typing import Any
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.outputs.provenance import DESCRIBING, IN_FOLDER
-from regauge.checkpoints.plain_files import read_json
+from regauge.checkpoints.plain_files import read_json, read_object, require_inside
 from regauge.core.counted import shorten
 
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
@@ -20,6 +20,8 @@ TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special
 CONFIG = "config.json"
 WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files of a tokenizer that alone do not move tokens to other rows, unless they add some."""
+READ_AS_PATHS = ("vocab", "merges", "init_inputs", "gguf_file")
+"""Settings of a tokenizer whose texts transformers opens as files, wherever they lie."""
 TEMPLATE = "chat_template.jinja"
 NUMBERED = ("_token_id", "_token_ids", "_token_index", "suppress_tokens", "_words_ids", "forced_decoder_ids", "_to_id")
 """Endings of settings that name tokens by number: one, a list, lists of them, or numbers by names."""
@@ -86,8 +88,9 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a folder, as transformers reads it; code in the folder is never run.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: It cannot be read, or would be read from files outside of the folder.
     """
+    _require_own_files(folder)
     try:
         from transformers import AutoTokenizer
 
@@ -98,6 +101,20 @@ def load_tokenizer(folder: Path) -> Any:
             f"the tokenizer in {str(folder)!r} cannot be read ({type(error).__name__}: {reason}); it is needed because "
             "the folders have other tokenizer files: correct it, or make the files equal"
         ) from error
+
+
+def _require_own_files(folder: Path) -> None:
+    """Raise if a tokenizer is, or names, a file outside of its folder: its lines would become tokens of a result."""
+    for path in _describing(folder).values():
+        require_inside(path)
+    for path in (folder / name for name in WITHOUT_TOKENS):
+        settings = read_object(path) if path.is_file() else {}
+        # Paths in tokenizer_config.json are those of the machine that wrote it, and not read.
+        are_read = [
+            k for k in settings if k in READ_AS_PATHS or (k.endswith("_file") and path.name != WITHOUT_TOKENS[0])
+        ]
+        for key in [key for key in are_read if settings[key]]:
+            raise ValueError(f"{str(path)!r} sets {key!r}, which may name a file outside of its folder; take it out")
 
 
 def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:

@@ -166,19 +166,29 @@ def unite(
         {token: k for token, k in one.get_vocab().items() if k < count}
         for one, count in zip(tokenizers, rows, strict=True)
     ]
-    place = places[0] if isinstance(wanted.source, str) else places[folders.index(wanted.source)]
+    giver = 0 if isinstance(wanted.source, str) else folders.index(wanted.source)
+    place = places[giver]
     tokenizer = load_tokenizer(place)  # A new one, to which tokens are added.
     added = _added(tokenizer, tokenizers, known) if wanted.source == "union" else []
     added += [token for token in wanted.tokens if token not in tokenizer.get_vocab() and token not in added]
     tokenizer.add_tokens(added)
     vocabulary = tokenizer.get_vocab()
-    if wanted.source == "base":
-        vocabulary = {token: k for token, k in vocabulary.items() if k < rows[0] or token in wanted.tokens}
-    elif wanted.source == "shared":
+    if wanted.source == "shared":
         in_order = sorted(known[0], key=known[0].__getitem__)
         shared = [token for token in in_order if all(token in own for own in known)]
         vocabulary = {token: k for k, token in enumerate(shared)}
+        if not shared:
+            raise ValueError(
+                f"{' and '.join(map(str, folders))} have no token in common; give networks of one language"
+            )
+    elif wanted.source != "union":
+        vocabulary = {token: k for token, k in vocabulary.items() if k < rows[giver] or token in wanted.tokens}
     size = -(-(max(vocabulary.values()) + 1) // wanted.multiple) * wanted.multiple
+    if size > 2 * (sum(rows) + len(vocabulary)) + wanted.multiple:  # Before memory is taken for rows.
+        raise ValueError(
+            f"the tokens of {folders[giver]} would need {size:,} rows of embeddings, but there are {len(vocabulary):,} "
+            f"tokens, and networks with {' and '.join(f'{count:,}' for count in rows)} rows; correct the tokenizers"
+        )
     is_plain = wanted.multiple == 1 and not wanted.tokens
     are_alike = not any(Difference.of(known[0], other) for other in known)
     is_own = not Difference.of(known[source], vocabulary)

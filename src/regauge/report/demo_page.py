@@ -1,16 +1,16 @@
 """The demo's report: one HTML page that needs nothing but itself, from the files that the demo wrote."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
+from regauge.checkpoints.array_files import read_arrays
+from regauge.checkpoints.plain_files import parse_object
 from regauge.report.figures import data_uris, permutation_figure, weights_figures
 from regauge.report.line_figures import line_figure
-from regauge.report.pages import page_template
+from regauge.report.pages import page_template, reading
 
 RESULTS, PICTURES, PAGE = "results.json", "pictures.safetensors", "report.html"
 """Names of the demo's files: numbers, arrays that are drawn, and the page."""
@@ -19,13 +19,19 @@ LABELS = {"a": "network A", "before": "network B", "after": "B, aligned"}
 
 
 def demo_page(folder: str | Path) -> str:
-    """The page for a folder with the demo's results."""
-    folder = Path(folder)
-    results: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    pictures: dict[str, NDArray[Any]] = dict(load_file(folder / PICTURES))
-    models = [model | {"figures": _figures(model, pictures)} for model in results["models"]]
+    """The page for a folder with the demo's results.
+
+    Raises:
+        ValueError: A file of the folder is damaged, or does not hold what the page shows.
+    """
+    numbers, arrays = Path(folder) / RESULTS, Path(folder) / PICTURES
+    results, tensors = parse_object(numbers.read_bytes(), numbers), read_arrays(arrays)
     page = page_template("demo.html.j2", loss="{:.3f}".format, percent="{:.1%}".format, thousands="{:,}".format)
-    return page.render(results | {"models": models})
+    with reading(numbers):
+        pictures = {name: tensor.numpy() for name, tensor in tensors.items()}
+        return page.render(
+            results | {"models": [model | {"figures": _figures(model, pictures)} for model in results["models"]]}
+        )
 
 
 def _figures(model: Mapping[str, Any], pictures: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

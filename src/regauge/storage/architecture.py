@@ -17,6 +17,8 @@ from regauge.core.typed_json import require_fields
 
 FORMAT = "regauge.architecture"
 VERSION = 1
+MOVED = {"regauge.nets.residual_mlp:ResidualMLP": "regauge.nets.mlp:ResidualMLP"}
+"""Factories of earlier versions, which old stores name, and where they are now."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +143,22 @@ class Architecture:
 
 
 def import_object(text: str) -> Any:
-    """The object `package.module:name`."""
-    place, colon, name = text.rpartition(":")
+    """The object `package.module:name`, also where old stores name its earlier place."""
+    place, colon, name = MOVED.get(text, text).rpartition(":")
     if not (place and colon and name):
         raise ValueError(f"{text!r} does not name an object; write package.module:name")
+    is_own = place.startswith("regauge.")
     try:
         module = import_module(place)
     except ImportError as error:
-        raise ValueError(f"{text!r} cannot be imported ({error}); is its package installed?") from error
+        if not (is_own and place == error.name):
+            raise ValueError(f"{text!r} cannot be imported ({error}); is its package installed?") from error
+        module = None
+    if is_own and not hasattr(module, name):
+        raise ValueError(
+            f"{text!r} is no longer part of regauge, or never was; put it into a package of your own and name that, "
+            'for the networks of a store as "factory" in its store.json'
+        )
     if not hasattr(module, name):
         raise ValueError(f"{place!r} has no {name!r}")
     return getattr(module, name)

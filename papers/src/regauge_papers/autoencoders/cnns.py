@@ -141,7 +141,7 @@ def judge(networks: "Networks", study: Study, run: Run, coder: Coder) -> Record:
 
 
 def score(found: NDArray[np.float64], measured: NDArray[np.float64]) -> Record:
-    """How accuracies differ from measured ones."""
+    """Score accuracies by their differences from measured ones."""
     scores = Target("accuracy", "fractions").score(found, measured)
     return {"L1": scores["absolute error"], "tau": scores["tau"], "R2": scores["R2"]}
 
@@ -159,7 +159,7 @@ class Networks:
 
     @classmethod
     def of(cls, store: Store, settings: PopulationConfig, images: int, run: Run) -> "Networks":
-        """Those of a store, with images of the data that it was trained on."""
+        """Take the networks of a store, with images of the data that it was trained on."""
         rows = store.rows
         chosen = np.intersect1d(rows.final(), rows.where(is_diverged=False, is_finite=True))
         parts = split_runs(rows["id"][chosen], run.generator("split"))

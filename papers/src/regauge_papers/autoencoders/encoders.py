@@ -116,7 +116,7 @@ def sine_coders(seconds: float, width: int = 64, latent: int = 128) -> dict[str,
 
 
 def spread(auto: learn.Autoencoder, networks: Params, symmetry: rg.Symmetry, generator: torch.Generator) -> list[float]:
-    """How far random elements of the whole group move the latent vectors, relative to how far these are apart."""
+    """Distances by which random elements of the whole group move latent vectors, in typical distances between these."""
     count = len(next(iter(networks.values())))
     moved = symmetry.act(symmetry.random(generator, batch=(count,)), networks)
     latents, others = auto.encode(networks).double(), auto.encode(moved).double()

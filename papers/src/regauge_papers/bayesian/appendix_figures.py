@@ -36,7 +36,7 @@ TIMES = (
 
 
 def mirrored_config(scale: Scale) -> None:
-    """The same at every scale."""
+    """No settings: all scales match one Gaussian to its mirror image."""
 
 
 def match_mirrored(config: None, run: Run) -> Table:

@@ -188,7 +188,7 @@ def small_residual(norm: Norm, width: int) -> Family:
 
 
 def tiny(family: Family) -> Family:
-    """The same kind of posterior, of digits and in seconds."""
+    """A small version of a family, which is trained on digits in seconds."""
     return replace(
         family,
         data="digits",

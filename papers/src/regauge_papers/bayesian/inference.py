@@ -116,7 +116,7 @@ def name_inference(inference: VariationalConfig) -> Name:
 
 
 def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
-    """That many posteriors; points are posteriors whose parameters are all certain."""
+    """Fit `count` posteriors of a family; points are posteriors whose parameters are all certain."""
     if not run.has_bfloat16:
         family = replace(family, is_bfloat16=False)
 

@@ -8,7 +8,7 @@ from regauge.weightspace.layers.reading import Pooling
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """How a `ChainDWS` is built: by default as Deep-Align's code builds it, with the two faults named here.
+    """Settings of a `ChainDWS`; the defaults are those of Deep-Align's code, with the two faults named here.
 
     Attributes:
         hidden: Features of every entry of every tensor, between the layers.

@@ -17,7 +17,7 @@ from regauge_papers.chains.reading import Chain, axes_of
 
 
 class ChainDWS(nn.Module):
-    """What the code of DWSNets and Deep-Align computes on chains of linear layers, to compare with.
+    """The nets of the code of DWSNets and Deep-Align, for chains of linear layers, to compare with.
 
         net = ChainDWS(symmetry, ChainConfig(inputs_to=8), head=UnitFeatures(128), generator=generator)
         net(population)                       # {group: [models, units, 128]}, as Deep-Align matches by

@@ -10,7 +10,7 @@ Readout = Literal["outputs", "everything"]
 
 @dataclass(frozen=True)
 class ChainScaleConfig:
-    """How a `ChainScaleGMN` is built: by default as the published code does for images of digits, forward.
+    """Settings of a `ChainScaleGMN`; the defaults are those of the published code for images of digits, forward.
 
     Attributes:
         hidden: Features of every unit and every weight.

@@ -17,7 +17,7 @@ Weights = Mapping[int, Signal]
 
 @dataclass(frozen=True)
 class Needs:
-    """What one layer must make.
+    """The states and features that one layer must make.
 
     Attributes:
         places: Whose states.
@@ -30,7 +30,7 @@ class Needs:
     backward: frozenset[int]
 
     def before(self, last: int, *, is_bidirectional: bool, has_backward: bool) -> "Needs":
-        """What the layer before must make for this one, on a chain with a last place."""
+        """The needs of the layer before, which computes what this one reads, on a chain with a last place."""
         later = {place for place in self.places if place > 0}
         earlier = {place for place in self.places if place < last and is_bidirectional}
         weights = self.weights | {place - 1 for place in later}
@@ -41,7 +41,7 @@ class Needs:
 
 
 def kind_of(place: int, last: int) -> Kind:
-    """What a place of a chain is."""
+    """The kind of a place of a chain: its first, its last or a hidden one."""
     return "first" if place == 0 else "last" if place == last else "hidden"
 
 
@@ -115,7 +115,7 @@ class ScaleLayer(nn.Module):
     def _hear(
         self, place: int, states: States, forward: Weights, backward: Weights, places: Mapping[int, Tensor]
     ) -> list[Tensor]:
-        """What the units of a place hear from those before them, and from those after them."""
+        """Collect the messages to the units of a place, from those before them and from those after them."""
         own, kind = torch.zeros_like(states[place]), kind_of(place, self.last)
         heard = [own]
         if place > 0:

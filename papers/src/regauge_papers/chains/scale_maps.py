@@ -49,7 +49,7 @@ class Signal:
         return x if self.factor is None else x * self.factor
 
     def rest(self, rest: Rest) -> "Signal":
-        """What no sign, or no scale, changes."""
+        """The part that no sign, or no scale, changes."""
         if rest == "absolute":
             return Signal(self.x.abs(), None if self.factor is None else self.factor.abs())
         norm = self.x.norm(dim=-1, keepdim=True)
@@ -71,17 +71,17 @@ class Perceptron(nn.Module):
         return self.finish(self.first(x))
 
     def finish(self, x: Tensor) -> Tensor:
-        """What follows the first map."""
+        """Apply all that follows the first map."""
         made: Tensor = self.last(self.activate(x))
         return made
 
     def activate(self, x: Tensor) -> Tensor:
-        """What comes between the maps."""
+        """Apply the normalization and SiLU between the two maps."""
         return silu(self.norm(x))
 
 
 class Remainder(nn.Module):
-    """What no sign, or no scale, changes in vectors, for a perceptron to read."""
+    """The part of vectors that no sign, or no scale, changes, for a perceptron to read."""
 
     def __init__(self, rest: Rest, width: int, hidden: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Product(nn.Module):
 
 
 class Message(nn.Module):
-    """What the units of one place hear from those of another, summed: a product of states and features of weights."""
+    """Sums of messages from the units of one place to those of another: products of states and features of weights."""
 
     def __init__(self, product: Product, width: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class WeightUpdate(nn.Module):
         self.gate = Perceptron(2 * width, width, outputs, generator)
 
     def pull(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What the states of units add to the perceptron, as those at the first end and at the second."""
+        """Map states to their terms in the perceptron: of units at the first end, and of units at the second."""
         first, second = self.gate.first.weight.chunk(2, 1)
         bias = self.gate.first.bias
         stacked = torch.cat([first, second])

@@ -27,7 +27,7 @@ ENTRIES = 2**21
 
 
 class ChainScaleGMN(nn.Module):
-    """What the code of ScaleGMN computes on chains of linear layers, to compare with.
+    """The nets of the code of ScaleGMN, for chains of linear layers, to compare with.
 
         net = ChainScaleGMN(symmetry, ChainScaleConfig(), head=Invariant(10), generator=generator)
         net(population)                       # [models, 10]
@@ -111,14 +111,14 @@ class ChainScaleGMN(nn.Module):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is respected exactly; see the faults in `ChainScaleConfig`."""
+        """The parts of the symmetry that are respected exactly; see the faults in `ChainScaleConfig`."""
         config = self.config
         is_mixed = config.are_weights_placed and config.are_classes_mixed and self.chain.sizes[-1] > 1
         is_lost = self.has_backward and not config.is_backward_inverted
         return (*(() if is_mixed else ("permutation",)), *(() if is_lost else (self.part,)))
 
     def _plan(self) -> list[Needs]:
-        """What every layer must make for what the next one, or the head, reads of it."""
+        """Plan the needs of every layer from what the next one, or the head, reads."""
         config, last = self.config, self.count
         if isinstance(self.head, Equivariant):
             plan = [Needs(frozenset(range(1, last + 1)), frozenset(range(last)), frozenset())]
@@ -150,7 +150,7 @@ class ChainScaleGMN(nn.Module):
         return self.chain.write(joined)
 
     def _run(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
-        """What the head gives for a few networks."""
+        """Run the layers and the head on a few networks."""
         config, count = self.config, self.count
         states = self._begin(tensors[count:])
         places = dict(enumerate(self._places())) if config.are_messages_placed else {}

@@ -38,5 +38,5 @@ def config(scale: Scale, *, is_common: bool = False) -> Study:
 
 
 def from_one_start(scale: Scale) -> Study:
-    """As `config`, but all CNNs start from the same weights."""
+    """The study of `config`, for CNNs that all start from the same weights."""
     return config(scale, is_common=True)

@@ -1,4 +1,4 @@
-"""How strongly flows of breast cancer are guided (table 7.1), chosen without the cases that they are judged on.
+"""Guidance of flows of breast cancer (table 7.1), whose strength is chosen without the cases that judge them.
 
 The cases that populations are trained on are cut into three parts. Networks and a flow know two of them, guidance uses
 the same two, and what has the least loss on the third is chosen. The cases for testing only say what that choice gives.
@@ -63,12 +63,12 @@ def first() -> Examples:
 
 
 def second() -> Examples:
-    """As `first`, without the second third."""
+    """All cases that populations are trained on but the second third of that order."""
     return _leave_out(1)
 
 
 def third() -> Examples:
-    """As `first`, without the last third."""
+    """All cases that populations are trained on but the last third of that order."""
     return _leave_out(2)
 
 
@@ -186,7 +186,7 @@ class Fold:
         return made.sample(self.study.drawn, generator=chance, steps=self.study.steps, guidance=guidance)
 
     def judge(self, params: Params) -> Record:
-        """How good networks are on every part of the data, and how new and how spread they are."""
+        """Measure how good networks are on every part of the data, and how new and how spread they are."""
         known = self.examples
         parts = {
             "": [(known.validation_inputs, known.validation_targets)],

@@ -99,7 +99,7 @@ def measure(study: Study, run: Run) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What drawn networks are compared with."""
+    """The networks and examples that drawn networks are compared with."""
 
     study: Study
     networks: Networks

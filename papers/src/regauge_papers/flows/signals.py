@@ -126,7 +126,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _judge(study: Study, label: str, store: Store, run: Run) -> Record:
-    """What is drawn from a flow to a population, and the controls, by class."""
+    """Judge networks drawn from a flow to a population, and the controls, by class."""
     parts, symmetry = split(store), store.require_symmetry()
     made = _fit(study, label, store, parts, run)
     classes = {name: torch.as_tensor(store.rows["label"][numbers]).long() for name, numbers in parts.items()}

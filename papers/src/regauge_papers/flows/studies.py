@@ -43,7 +43,7 @@ PAIRINGS = (
 
 @dataclass(frozen=True)
 class Drawing:
-    """How networks are drawn."""
+    """Settings by which networks are drawn."""
 
     label: str
     solver: Literal["heun", "euler", "thesis"] = "heun"
@@ -178,7 +178,7 @@ def in_components(seconds: float, scale: Scale, count: int = COMPONENTS, net: fl
 
 
 def by_transport(fitted: Fitted) -> Fitted:
-    """The same flow, unguided, fitted with the starts of a batch assigned to its ends."""
+    """The unguided flow, fitted with the starts of a batch assigned to its ends by optimal transport."""
     drawing = fitted.drawings[0]
     return replace(
         fitted,

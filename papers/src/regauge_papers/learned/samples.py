@@ -100,7 +100,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _place(lessons: Lessons, axis: str, networks: int) -> float:
-    """Where a matcher of all networks lies on a curve."""
+    """The place of a matcher of all networks on a curve."""
     return float(networks if axis == "networks" else getattr(lessons.matching, axis))
 
 

@@ -52,7 +52,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What a matcher is trained on, and how."""
+    """Populations, examples and settings that a matcher is trained with."""
 
     populations: tuple[Population, ...]
     matching: MatchingConfig
@@ -245,7 +245,7 @@ def rescaled(init: Method | None) -> Method:
 
 @dataclass(frozen=True, repr=False)
 class _Alone(Method):
-    """What the vectors of a matcher say, and sweeps if there are any, whatever the data say."""
+    """Matching by a matcher's vectors, and sweeps if there are any, without data."""
 
     matcher: learn.LearnedMatching
     sweeps: int = 0
@@ -305,7 +305,7 @@ def rows_of(
 
 
 def notes_of(networks: Networks) -> tuple[str, ...]:
-    """How pairs are judged."""
+    """Notes on how pairs are judged."""
     examples = networks.examples
     where = "all examples" if examples.validation_inputs is examples.inputs else "examples kept from training"
     return (
@@ -318,7 +318,7 @@ def notes_of(networks: Networks) -> tuple[str, ...]:
 
 
 def _tell_accuracy(networks: Networks) -> tuple[str, ...]:
-    """How good the networks are, if they are classifiers."""
+    """A note on the accuracy of the networks; none unless they are classifiers."""
     if not networks.examples.is_classification:
         return ()
     found = np.asarray(networks.store.rows["validation_accuracy"], np.float64)
@@ -328,7 +328,7 @@ def _tell_accuracy(networks: Networks) -> tuple[str, ...]:
 
 
 def describe_training(matcher: learn.LearnedMatching, lessons: Lessons) -> str:
-    """What a matcher was trained on, in words."""
+    """Describe the training of a matcher in words."""
     return (
         f"a matcher trained on {matcher.about['networks']['train']} networks for {matcher.about['seconds']:.0f} "
         f"seconds: {matcher.about['steps']} steps of {lessons.matching.batch} pairs, with {lessons.examples:,} "

@@ -96,7 +96,7 @@ def measure(config: Pruning, run: Run) -> Table:
 
 
 def _agree(cloud: PointCloud, one: Shape) -> Record:
-    """How far the points that were found are from the shape; nothing where there are none."""
+    """Measure how far the points that were found are from the shape; None where there are none."""
     count = len(cloud.points)
     if not count:
         return {"points found": 0.0, "Chamfer distance": None, "F-score": 0.0}

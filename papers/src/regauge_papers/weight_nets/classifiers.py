@@ -39,7 +39,7 @@ class KnownCoordinates(Known):
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What was learned: classes of networks, multiplications for each, and how often each network was read."""
+    """A trained classifier: classes of networks, multiplications for each, and how often each network was read."""
 
     predict: Predict
     products: float = 0.0

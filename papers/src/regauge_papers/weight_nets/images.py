@@ -99,7 +99,7 @@ def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
 
 
 def worth(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
-    """The same net with more and more of the symmetry, and an MLP that is to learn it from random elements."""
+    """One net with more and more of the symmetry, and an MLP that is to learn it from random elements."""
     whole = _config(seconds, width)
     return (
         Net("whole group", whole),

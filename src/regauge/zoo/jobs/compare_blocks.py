@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regauge.checkpoints.array_files import map_array
 from regauge.checkpoints.writing import save_text, whole_file
 from regauge.core.params import Params
 from regauge.storage import Store
@@ -58,10 +59,14 @@ class CompareBlocks:
 
         Raises:
             FileNotFoundError: A part is missing; run the jobs.
+            ValueError: A part is damaged; remove it and run the jobs.
         """
         matrix = np.empty((len(self.networks), len(self.networks)))
         for i, j in self.keys:
-            part = np.load(self._path((i, j)), allow_pickle=False)
+            path, shape = self._path((i, j)), (len(self._block(i)), len(self._block(j)))
+            part = map_array(path)
+            if part.shape != shape:
+                raise ValueError(f"{str(path)!r} has the shape {part.shape}, not {shape}; remove it and run again")
             rows, columns = (slice(k * self.size, (k + 1) * self.size) for k in (i, j))
             matrix[rows, columns] = part
             matrix[columns, rows] = part.T
@@ -112,7 +117,7 @@ def plan_comparison(
     manifest = folder / MANIFEST
     with suppress(FileExistsError):
         save_text(text, manifest, is_new=True)
-    if manifest.read_text(encoding="utf-8") != text:
+    if manifest.read_bytes() != text.encode():
         raise FileExistsError(f"{str(folder)!r} holds the parts of another matrix; choose another folder")
     return CompareBlocks(opened.folder, folder, places, compare, size)
 

@@ -1,0 +1,50 @@
+"""The page of a comparison in a file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.writing import require_writable, save_text
+from regauge.names import VERSION
+
+
+def require_page(out: Output | str | Path | None) -> Path | None:
+    """The path of a page, if one is wanted.
+
+    Raises:
+        FileExistsError: It exists and may not be replaced.
+        FileNotFoundError: Its folder does not exist.
+        ValueError: Its name does not end in `.html`.
+    """
+    if out is None:
+        return None
+    output = Output.of(out)
+    require_writable(output.path, overwrite=output.overwrite, suffixes=(".html",))
+    return output.path
+
+
+def write_page(
+    path: Path,
+    facts: Mapping[str, Any],
+    generator: torch.Generator,
+    *,
+    distances: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the page of two networks, or of many where their distances are given.
+
+    Args:
+        path: The page, `.html`.
+        facts: `Comparison.facts` with the names of both networks, `a` and `b`; or `Lineages.facts`.
+        generator: The source of chance, whose seed the page names.
+        distances: Matrices of distances, by their labels.
+    """
+    # Pages are drawn by a package above this one, which a comparison that writes nothing does not need.
+    from regauge.report.comparison_page import comparison_page, lineage_page
+
+    facts = {**facts, "version": VERSION, "seed": generator.initial_seed()}
+    matrices = None if distances is None else {label: one.numpy() for label, one in distances.items()}
+    save_text(comparison_page(facts) if matrices is None else lineage_page(facts, matrices), path)
