@@ -16,6 +16,7 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob, Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -111,8 +112,6 @@ def align(
             populations; no element carries the structure of the second into that of the first; the method needs a task
             or a generator; or the memory does not suffice.
     """
-    from regauge.checkpoints.alignments import Alignment, save_alignment
-
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
         ways: Any = {"work": "aligning", "symmetry": symmetry, "generator": generator}
@@ -139,8 +138,7 @@ def align(
     if job is not None:
         result = replace(result, notes=(*result.notes, *job.source.notes))
     if job is not None and job.out is not None:
-        alignment = Alignment(result.symmetry, result.element)
-        job.write(result.params, lambda path: save_alignment(alignment, path, overwrite=True), progress)
+        job.write(result.params, partial(result.save, overwrite=True), progress)
     return result
 
 
@@ -278,10 +276,7 @@ def align_many(
         element = view.whole.compose(element, stack(before))
     for k, (job, network) in enumerate(zip(jobs, (first, *moved), strict=False)):
         if job.out is not None:
-            from regauge.checkpoints.alignments import Alignment, save_alignment
-
-            alignment = Alignment(view.whole, element.item(k))
-            job.write(network, partial(save_alignment, alignment, overwrite=True))
+            job.write(network, partial(Alignment(view.whole, element.item(k)).save, overwrite=True))
     return replace(found, symmetry=view.whole, element=element, params=(first, *moved))
 
 

@@ -13,7 +13,7 @@ from regauge.alignment.streamed.source import move_pieces
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ScaleStep, plan
-from regauge.checkpoints.alignments import Alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -121,7 +121,7 @@ def canonicalize(
         alignment = Alignment(symmetry, element)
         # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
         pieces = _canonical_pieces(job.source, symmetry, element, whole)
-        return cast(Params, job.write(pieces, lambda path: save_alignment(alignment, path, overwrite=True)))
+        return cast(Params, job.write(pieces, lambda path: alignment.save(path, overwrite=True)))
     moved = symmetry.act(element, whole)
     return {name: tensor.to(params[name]) for name, tensor in moved.items()}
 

@@ -220,7 +220,7 @@ def open_model(
         name: A folder with config.json in Hugging Face style; `org/model`, which is read from the cache of the Hugging
             Face hub on this machine; `package.module:factory` or `file.py:factory`, a function that returns a module,
             (module, example_inputs) or (module, example_inputs, example_kwargs); or a file of weights whose header
-            describes its network, as `rg.inr.save_inr` writes them.
+            describes its network, as `rg.inr.Inr.save` writes them.
         input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of those that the model brings.
         input_dtype: Their dtypes, for example `["int64"]`; float32 unless given.
         outputs: Names of the outputs that must not change; all tensors unless given.
