@@ -6,8 +6,8 @@ import regauge as rg
 from regauge.checkpoints import alignment_path
 from regauge.checkpoints.output import alignment_label
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
+from regauge.cli.checkpoint_options import Canonicalize
 from regauge.cli.models import read_networks
-from regauge.cli.options import Canonicalize
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
 from regauge.core.counted import shorten
 from regauge.hub import bring_together
