@@ -235,7 +235,7 @@ def test_nothing_heavy_before_parsing(name: str) -> None:
                 "regauge.cli.inr_options",
                 "regauge.cli.learn_options",
                 "regauge.cli.trained_net_options",
-                "regauge.checkpoints.checkpoint_names",
+                "regauge.checkpoints.location",
                 "regauge.checkpoints.formats.file_formats",
                 "regauge.checkpoints.plain_files",
             }
