@@ -28,7 +28,7 @@ from torch import Tensor
 import regauge as rg
 from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.writing import Shard, write_index, write_shard
 from regauge.core import act as _act
 from regauge.core.element import Element

@@ -13,7 +13,7 @@ from folder_cases import SMALL_LLAMA
 
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.formats.adapters import read_config
-from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.location import MANIFEST
 from regauge.checkpoints.outputs.ledger import require_own
 from regauge.checkpoints.outputs.provenance import read_provenance, summarize
 from regauge.checkpoints.writing import save

@@ -16,7 +16,7 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
-from regauge.checkpoints.alignments import Alignment, alignment_path
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob, Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -114,7 +114,7 @@ def align(
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        ways: Any = {"beside": alignment_path, "work": "aligning", "symmetry": symmetry, "generator": generator}
+        ways: Any = {"work": "aligning", "symmetry": symmetry, "generator": generator}
         named = {"a": params_a, "b": params_b}
         job = open_call("rg.align", {"method": repr(method)}, named, number=1, out=out, memory=memory, **ways)
     if job is not None:
@@ -289,13 +289,11 @@ def _open_many(
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
     """Open checkpoints of which each may be written: a job for each."""
-    from regauge.checkpoints.alignments import alignment_path
-
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):
         raise ValueError(f"there are {len(params)} networks, but {len(outputs)} outputs; give one for each, or None")
-    ways: Any = {"beside": alignment_path, "work": "merging", "symmetry": symmetry, "generator": generator}
+    ways: Any = {"work": "aligning many networks", "symmetry": symmetry, "generator": generator}
     for k, one in enumerate(outputs):
         settings, named = {"method": repr(method), "number": k}, {"networks": params}
         job = open_call("rg.align_many", settings, named, networks=params, number=k, out=one, memory=memory, **ways)
@@ -318,7 +316,9 @@ def _view(
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]
     symmetry = bind_networks([dictionaries[0] for dictionaries in several], symmetry, hint)
-    carried = [carry(symmetry, several[0][0], dictionaries[0]) for dictionaries in several]
+    carried: list[Element | None] = [None] * len(several)
+    if symmetry.structure:
+        carried = [carry(symmetry, several[0][0], dictionaries[0]) for dictionaries in several]
     several = [
         network
         if element is None

@@ -12,19 +12,15 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.described import describe_kind
-from regauge.checkpoints.formats.file_formats import is_single_file
-from regauge.checkpoints.output import Output
-from regauge.checkpoints.writing import save
+from regauge.checkpoints.location import ALIGNMENT
+from regauge.checkpoints.writing import path_beside, save
 from regauge.core.element import Element, Value
 from regauge.core.given import describe
 from regauge.core.symmetry import Symmetry
 
 FORMAT = "regauge.alignment"
 VERSION = "1"
-IN_FOLDER = "regauge" + ALIGNMENT
-"""The alignment of a checkpoint that is a folder."""
 
 
 class Aligned(Protocol):
@@ -75,14 +71,7 @@ class Alignment:
 def alignment_path(checkpoint: str | Path) -> Path:
     """The path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a folder."""
     path = Path(checkpoint)
-    if path.name.endswith(ALIGNMENT):
-        return path
-    return path.with_name(path.stem + ALIGNMENT) if is_single_file(path) else path / IN_FOLDER
-
-
-def alignment_label(out: Output | str | Path | None) -> str:
-    """The name of that file for a provenance, which is the same for all names of outputs."""
-    return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else IN_FOLDER
+    return path if path.name.endswith(ALIGNMENT) else path_beside(path, ALIGNMENT)
 
 
 def load_alignment(path: str | Path) -> Alignment:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.formats.file_formats import weight_suffixes
-from regauge.checkpoints.formats.location import locate
+from regauge.checkpoints.location import ALIGNMENT, locate
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.comparison.comparison import Comparison

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.engine.climbs import portions
-from regauge.alignment.engine.copies import match_frames
-from regauge.alignment.engine.frames import Scales
+from regauge.alignment.engine.frames import Scales, match_frames
 from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.location import find_cached
 from regauge.checkpoints.yaml_files import REFUSED, compose_yaml
 from regauge.hub.tokens import TokenSource, Vocabulary
 from regauge.merging.recipes.recipe import Parameter, Parameters, Recipe, Slice, Source
