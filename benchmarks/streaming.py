@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.writing import Shard, write_index, write_shard
 from regauge.core import act as _act
 from regauge.core.element import Element
@@ -102,7 +102,7 @@ def make(options: argparse.Namespace) -> None:
             write_shard(shard, folder, lambda name, one=(is_moved, seed): values(name, *one))
         write_index(shards, folder)
         config.save_pretrained(folder)
-    save_alignment(Alignment(symmetry, element), options.folder / "hidden.alignment.safetensors", overwrite=True)
+    Alignment(symmetry, element).save(options.folder / "hidden.alignment.safetensors", overwrite=True)
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     print(f"{count:,} values in {len(shards)} shards: {options.folder}/a, b and c")
 

@@ -231,7 +231,7 @@ def test_what_cannot_be_encoded_gets_a_sentence(tmp_path: Path) -> None:
         learn.fit_autoencoder([networks, members("cnn")[2]], [symmetry, members("cnn")[1]], TINY, generator=generator())
     with pytest.raises(FileNotFoundError, match="there is no autoencoder"):
         learn.load_autoencoder(tmp_path / "none.safetensors")
-    ws.save_net(auto.encoder, tmp_path / "net.safetensors")
+    auto.encoder.save(tmp_path / "net.safetensors")
     with pytest.raises(ValueError, match="is no autoencoder"):
         learn.load_autoencoder(tmp_path / "net.safetensors")
 

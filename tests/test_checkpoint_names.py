@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint, load
-from regauge.checkpoints.checkpoint_names import find_cached, say_absent
+from regauge.checkpoints.location import find_cached, say_absent
 from regauge.checkpoints.names.prefixes import unwrap
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main

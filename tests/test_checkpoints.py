@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment
 from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.writing import save
@@ -250,7 +250,7 @@ def _alignment() -> Alignment:
 
 def test_alignment_round_trip(tmp_path: Path) -> None:
     alignment = _alignment()
-    path = save_alignment(alignment, alignment_path(tmp_path / "b.safetensors"))
+    path = alignment.save(alignment_path(tmp_path / "b.safetensors"))
     assert path.name == "b.alignment.safetensors"
     assert alignment_path(path) == path
     again = load_alignment(path)
@@ -279,7 +279,7 @@ def test_alignments_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"scale of group 'h' should have shape \(1, 4\)"):
         load_alignment(other)
     with pytest.raises(ValueError, match="is a batch of shape"):
-        save_alignment(Alignment(alignment.symmetry, alignment.element.expand(2)), tmp_path / "e.safetensors")
+        Alignment(alignment.symmetry, alignment.element.expand(2)).save(tmp_path / "e.safetensors")
 
 
 def test_an_alignment_whose_order_is_no_permutation(tmp_path: Path) -> None:

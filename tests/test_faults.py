@@ -19,8 +19,8 @@ from torch import Tensor
 import regauge as rg
 from regauge.alignment.streamed.state import State, save_state
 from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.outputs.staging import Staging, partial_of
-from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import Shard, save, write_index, write_shard
 from regauge.cli.main import main
 from regauge.core.params import Params

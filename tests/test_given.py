@@ -215,11 +215,11 @@ def test_the_order_of_a_group_is_a_vector_and_a_matrix() -> None:
 
 def test_alignments_are_saved_and_loaded(tmp_path: Any) -> None:
     aligned = rg.align(a, b, SYMMETRY)
-    loaded = rg.checkpoints.load_alignment(rg.checkpoints.save_alignment(aligned, tmp_path / "b.alignment.safetensors"))
+    loaded = rg.checkpoints.load_alignment(aligned.save(tmp_path / "b.alignment.safetensors"))
     moved = loaded.symmetry.act(loaded.element, b)
     assert all(torch.equal(moved[name], aligned.params[name]) for name in b)
     with pytest.raises(FileExistsError):
-        rg.checkpoints.save_alignment(aligned, tmp_path / "b.alignment.safetensors")
+        aligned.save(tmp_path / "b.alignment.safetensors")
 
 
 WRITE_SYMMETRY = r"write symmetry = regauge.discover\(module, example_inputs\)"

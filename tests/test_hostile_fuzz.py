@@ -13,7 +13,7 @@ from folder_cases import SMALL_LLAMA
 
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.formats.adapters import read_config
-from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.location import MANIFEST
 from regauge.checkpoints.outputs.ledger import require_own
 from regauge.checkpoints.outputs.provenance import read_provenance, summarize
 from regauge.checkpoints.writing import save
@@ -112,6 +112,18 @@ DOCUMENTS: dict[str, Kind] = {
             "base_model": str(folder / "m"),
             "dtype": "float32",
             "parameters": {"normalize": True},
+            "chat_template": "auto",
+            "tokenizer": {
+                "source": "union",
+                "pad_to_multiple_of": 8,
+                "tokens": {
+                    "<a>": {
+                        "source": {"kind": "model_token", "model": str(folder / "n"), "token_id": 5},
+                        "force": True,
+                    },
+                    "<b>": {"source": {"kind": "zero"}},
+                },
+            },
             "slices": [
                 {
                     "sources": [

@@ -182,7 +182,7 @@ def _left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Pat
     Path("s.json").write_text(SYMMETRY.to_json())
     arguments = ["align", "a.safetensors", "b.safetensors", "--symmetry", "s.json", "-o", "out.safetensors"]
     with monkeypatch.context() as patch:
-        patch.setattr("regauge.alignment.streamed.job.save_alignment", _stop)
+        patch.setattr("regauge.checkpoints.alignments.Alignment.save", _stop)
         with pytest.raises(Stop):
             main(arguments)
     (kept,) = Path("out.safetensors.partial").glob("*progress.safetensors")

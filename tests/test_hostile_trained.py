@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from damage import EXAMPLES, LIMITED, Kind, bounded, check_kind, damage_bytes
+from page_cases import DRAWN, PAGES
 
 import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
-from regauge.checkpoints.alignments import Alignment, load_alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment, load_alignment
 from regauge.checkpoints.array_files import read_arrays
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import save
@@ -23,17 +24,14 @@ from regauge.core.escaping import UNSEEN
 from regauge.core.symmetry import Symmetry
 from regauge.flow import Config, Flow, Perceptron, fit, load_flow
 from regauge.gauging import read_mappings
-from regauge.inr import Inr, load_inr, save_inr
+from regauge.inr import Inr, load_inr
 from regauge.learn.autoencoder import Autoencoder
 from regauge.learn.learned_matching import LearnedMatching
 from regauge.learn.predictor import CONSTANT, NET, Predictor
 from regauge.learn.targets import Target
-from regauge.report.flow_page import GOOD, NEW, flow_page
-from regauge.report.gauge_page import gauge_page
-from regauge.report.predictor_page import predictor_page
-from regauge.report.prune_page import prune_page
+from regauge.report.flow_page import flow_page
 from regauge.weightspace.decoder import MLPDecoder
-from regauge.weightspace.files import load_net, save_net
+from regauge.weightspace.net_files import load_net
 
 PARAMS = {"w": torch.ones(4, 3), "b": torch.zeros(4), "v": torch.ones(2, 4)}
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "signed"}).bind(PARAMS)
@@ -49,7 +47,7 @@ def _metanet(head: Any, layer: Any = None) -> ws.Metanet:
 
 
 def _save_net(path: Path) -> None:
-    save_net(_metanet(ws.Invariant(1)), path, about={"a": 1})
+    _metanet(ws.Invariant(1)).save(path, about={"a": 1})
 
 
 def _save_matcher(path: Path) -> None:
@@ -75,12 +73,12 @@ def _save_plain_flow(path: Path) -> None:
 
 
 def _save_alignment(path: Path) -> None:
-    save_alignment(Alignment(SYMMETRY, SYMMETRY.random(_generator())), path)
+    Alignment(SYMMETRY, SYMMETRY.random(_generator())).save(path)
 
 
 def _save_inr(path: Path) -> None:
     inr = Inr(in_features=2, width=4, depth=2)
-    save_inr(inr.start(_generator()), inr, path)
+    inr.save(inr.start(_generator()), path)
 
 
 def _document(make: Callable[[Path], None]) -> Callable[[Path], Any]:
@@ -153,60 +151,6 @@ def _table(folder: Path, document: Any) -> object:
     return read_mappings(folder / "table.yml")
 
 
-GAUGED = {
-    "checkpoint": "a.safetensors", "method": "hadamard", "seed": 0, "regauge": "1", "ones": ["n"], "notes": ["note"],
-    "certificate": {"exact": 1e-9, "tolerance": 1e-6, "stored": 0.1, "dtype": "float32", "per_group": {"h": 1e-9}},
-    "rotated": [{"group": "h", "kind": "orthogonal", "size": 4, "copies": 1}],
-    "trials": {"measure": "loss", "judged": {"as is": 1.0}, "whole": 1.0, "values": {"as is": 1.0}, "kept": "as is"},
-    "totals": [{"rounding": "4 bits", "before": 0.1, "after": 0.2}],
-    "fixed": [{"name": "h", "reason": "softmax"}],
-    "layers": [
-        {
-            "layer": "up",
-            "ranges": {"before": [1.0, 2.0], "after": [1.0, 1.5]},
-            "errors": [{"rounding": "4 bits", "before": 0.1, "after": 0.2}],
-        }
-    ],
-}  # fmt: skip
-PRUNED = {
-    "checkpoint": "a.safetensors", "criterion": "output", "share": 0.5, "seed": 0, "regauge": "1",
-    "values": {"before": 9, "after": 5},
-    "certificate": {"ok": True, "given": 0.1, "exact": 1e-9, "tolerance": 1e-6, "cut": 1e-9},
-    "groups": [{"group": "h", "before": 4, "after": 2}],
-    "exact": {"dead units": ["h 0"]},
-    "losses": {"given": {"loss": 1.0}, "at the end": {"loss": 2.0}},
-    "config": {"hidden_size": {"before": 4, "after": 2}},
-    "data": ["a.npz", "b.npz"],
-    "fixed": [{"name": "o", "reason": "softmax"}],
-}  # fmt: skip
-DRAWN = {
-    "scores": [
-        {"name": kind, "networks": 9} | dict.fromkeys((*GOOD, *NEW), 0.123) for kind in ("generated", "held-out")
-    ],
-    "losses": {kind: [0.5, 1.5] for kind in ("generated", "held-out")},
-    "places": {kind: [[0.0, 1.0], [1.0, 0.0]] for kind in ("training", "held-out", "generated")},
-    "networks": {"train": 1, "validation": 1, "test": 1},
-    "verdict": ["The drawn networks work.", "They are new."], "is_working": True, "is_copier": False, "share": 0.3,
-    "reliability": {}, "history": [], "version": "1", "seed": 0, "settings": "Config()",
-    "samples": "a", "flow": "b", "store": "c",
-}  # fmt: skip
-PREDICTED = {
-    "scores": {name: {"R2": 0.5, "tau": 0.4} for name in ("net", "the same for all")},
-    "target": {"name": "loss", "kind": "numbers", "classes": []},
-    "tested": {"measured": [0.1, 0.2], "predicted": [0.1, 0.3]},
-    "verdict": "The predictor is better.", "is_informed": True, "parts": ["permutation"], "parameters": 9,
-    "networks": {"train": 1, "validation": 1, "test": 1},
-    "history": [], "version": "1", "seed": 0, "settings": "Config()", "store": "c",
-}  # fmt: skip
-PAGES: dict[str, tuple[Callable[[str | Path], str], dict[str, Any]]] = {
-    "gauge": (gauge_page, GAUGED),
-    "prune": (prune_page, PRUNED),
-    "flow": (flow_page, DRAWN),
-    "predictor": (predictor_page, PREDICTED),
-}
-"""Pages with the numbers that they are made of."""
-
-
 def _page(make: Callable[[str | Path], str], right: dict[str, Any]) -> Kind:
     def read(folder: Path, document: Any) -> str:
         (folder / "numbers.json").write_text(json.dumps(document))
@@ -277,6 +221,7 @@ REPEATED = "- &a [x]\n" + "".join(
         ("? {a: b}\n: c", "has a value that cannot be read"),
         ("x" * (1 << 21), "has more than"),
         ("\x00", "is no YAML file"),
+        ('- {smooth_layer: "\\ud800"}', "holds half of a character"),
     ],
 )
 def test_hostile_tables(text: str, sentence: str, tmp_path: Path) -> None:

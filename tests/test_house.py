@@ -22,15 +22,15 @@ FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in 
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
-DEEP_IMPORTS = 55  # goal: 60
-PUBLIC_NAMES = 466  # goal: 480
-CLI_LINES = 4916  # goal: 5,000
+DEEP_IMPORTS = 54  # goal: 60
+PUBLIC_NAMES = 463  # goal: 480
+CLI_LINES = 4832  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15
 RIDDLES = 0  # goal: 120
-CODE_LINES = 56256  # goal: 49,000
-WAY_OF_MERGE = 98  # goal: 80
+CODE_LINES = 56265  # goal: 49,000
+WAY_OF_MERGE = 74  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
 """First words of docstrings that do not say what a thing is or does; "The same" is another."""
@@ -200,11 +200,13 @@ from pathlib import Path
 import regauge
 from regauge.cli.main import main
 
-source, entered = str(Path(regauge.__file__).parent), set()
+source, entered, here = str(Path(regauge.__file__).parent), set(), threading.local()
 
 def watch(frame, event, argument):
-    code = frame.f_code
-    if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(source):
+    code, importing = frame.f_code, getattr(here, "importing", 0)
+    if code.co_name == "<module>":
+        here.importing = importing + {"call": 1, "return": -1}.get(event, 0)
+    elif event == "call" and not importing and code.co_filename.startswith(source):
         entered.add(code.co_filename[len(source) + 1 :])
 
 threading.setprofile(watch)
@@ -213,7 +215,7 @@ main(sys.argv[1:])
 sys.setprofile(None)
 print(*sorted(entered), sep="\\n", file=sys.stderr)
 """
-"""Runs a command and prints the files whose functions or classes it enters; the bodies of modules are left out."""
+"""Runs a command and prints the files that it enters; what runs while a module is imported is left out."""
 
 NET = """
 import torch

@@ -22,7 +22,7 @@ from regauge.inr.named_signals import (
     read_signal,
     signal_samples,
 )
-from regauge.inr.representation import Inr, load_inr, save_inr
+from regauge.inr.representation import Inr, load_inr
 from regauge.storage import Store
 
 SMALL = ("--width", "8", "--depth", "2", "--steps", "3")
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Image.fromarray(ramp).save("gray.png")
     Image.fromarray(np.stack([ramp, ramp[::-1], ramp], -1)).save("color.png")
     for seed, name in enumerate("ab"):
-        save_inr(BLOB.start(seeded(seed)), BLOB, f"{name}.safetensors")
+        BLOB.save(BLOB.start(seeded(seed)), f"{name}.safetensors")
     return tmp_path
 
 
@@ -142,7 +142,7 @@ def test_render_shapes(folder: Path, refused: Callable[..., str]) -> None:
             "layers.1.weight": factor * torch.ones(1, 6),
             "layers.1.bias": bias,
         }
-        save_inr(params, inr, f"{name}.safetensors")
+        inr.save(params, f"{name}.safetensors")
     main(["inr", "render", "signed.safetensors", "-o", "s.ply", "--resolution", "24"])
     mesh = read_signal("s.ply")
     assert isinstance(mesh, ShapeSignal)
@@ -157,7 +157,7 @@ def test_render_shapes(folder: Path, refused: Callable[..., str]) -> None:
             assert picture.size == (640, 640)
     far = {"layers.0.weight": torch.cat([eye, -eye]), "layers.0.bias": torch.zeros(6)}
     far |= {"layers.1.weight": torch.zeros(1, 6), "layers.1.bias": torch.tensor([-9.0])}
-    save_inr(far, ball["unsigned"], "far.safetensors")
+    ball["unsigned"].save(far, "far.safetensors")
     assert "shows no surface" in refused("inr", "render", "far.safetensors", "-o", "far.png", "--points", "20")
     save(BLOB.start(seeded()), "plain.safetensors")
     assert "does not record which INR" in refused("inr", "render", "plain.safetensors", "-o", "p.ply")
@@ -186,7 +186,7 @@ def test_align_and_line_need_no_model(
     params, inr = load_inr("a.safetensors")
     points = torch.rand(4, 3, generator=seeded())
     symmetry = discover(inr.module(params), (points,)).bind(params)
-    save_inr(symmetry.act(symmetry.random(seeded(3)), params), inr, "moved.safetensors")
+    inr.save(symmetry.act(symmetry.random(seeded(3)), params), "moved.safetensors")
     main(["align", "a.safetensors", "moved.safetensors", "-o", "back.safetensors", "--data", "cloud.npz"])
     back, described = load_inr("back.safetensors")
     assert described == inr
@@ -208,7 +208,7 @@ def test_align_and_line_need_no_model(
 
 def test_images_have_a_line(folder: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]) -> None:
     inr = Inr("siren", 2, 1, 8, 1, "image", pixels=(6, 8))
-    save_inr(inr.start(seeded()), inr, "image.safetensors")
+    inr.save(inr.start(seeded()), "image.safetensors")
     line = ("line", "image.safetensors", "image.safetensors", "--data", "gray.png", "--points", "3")
     assert "--loss mse" in refused(*line)
     main([*line, "--loss", "mse"])

@@ -26,7 +26,7 @@ from regauge.inr.fields.signal_samples import (
     labels_of,
     voxel_samples,
 )
-from regauge.inr.representation import Inr, load_inr, read_inr, save_inr
+from regauge.inr.representation import Inr, load_inr, read_inr
 from regauge.nets.siren import Siren
 
 INRS = [
@@ -86,7 +86,7 @@ def box_distance(queries: Tensor) -> Tensor:
 @pytest.mark.parametrize("inr", INRS, ids=str)
 def test_a_checkpoint_says_what_it_holds(inr: Inr, tmp_path: Path) -> None:
     params = inr.start(seeded(), dtype=torch.float64)
-    path = save_inr(params, inr, tmp_path / "x.safetensors")
+    path = inr.save(params, tmp_path / "x.safetensors")
     found, described = load_inr(path)
     assert described == read_inr(path) == inr
     assert found.keys() == params.keys()
@@ -116,10 +116,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has shape"):
         load_inr(wrong)
     with pytest.raises(ValueError, match="has shape"):
-        save_inr(params, replace(inr, width=7), tmp_path / "new.safetensors")
+        replace(inr, width=7).save(params, tmp_path / "new.safetensors")
     assert not (tmp_path / "new.safetensors").exists()
     with pytest.raises(FileExistsError):
-        save_inr(params, inr, plain)
+        inr.save(params, plain)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_a_matcher_is_saved_loaded_and_a_start_for_other_methods(tmp_path: Path)
         assert task.midpoint_loss(a, after.params) < task.midpoint_loss(a, b)
     assert rg.merge([a, b], symmetry, method=found).params.keys() == a.keys()
     net = ws.Metanet(symmetry, head=ws.Invariant(1))
-    ws.save_net(net, tmp_path / "net.safetensors")
+    net.save(tmp_path / "net.safetensors")
     with pytest.raises(ValueError, match="no matcher"):
         learn.load_matching(tmp_path / "net.safetensors")
     with pytest.raises(ValueError, match="UnitFeatures"):

@@ -11,13 +11,12 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.alignment.streamed.job import align_job, plan_job
-from regauge.checkpoints.alignments import alignment_path, load_alignment
+from regauge.checkpoints.alignments import load_alignment
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.form import DTYPES, Form
 from regauge.checkpoints.job import open_job
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.merging.merge_record import card_path
 from regauge.merging.streamed import merge_job
 
 SHAPES = {"fc1.weight": (12, 5), "fc1.bias": (12,), "fc2.weight": (7, 12), "fc2.bias": (7,), "head.weight": (4, 7)}
@@ -44,7 +43,7 @@ def _align_in_memory(a: Path, b: Path, out: Path, **form: Any) -> rg.Element:
 
 
 def _align_streamed(a: Path, b: Path, out: Path, **form: Any) -> rg.Element:
-    job = open_job([a, b], 1, alignment_path, out=rg.Output(out, overwrite=True, **form))
+    job = open_job([a, b], 1, out=rg.Output(out, overwrite=True, **form))
     assert job is not None
     return align_job(plan_job(job, SYMMETRY)).element
 
@@ -54,7 +53,7 @@ def _merge_in_memory(a: Path, b: Path, out: Path, **form: Any) -> Any:
 
 
 def _merge_streamed(a: Path, b: Path, out: Path, **form: Any) -> Any:
-    job = open_job([a, b], 0, card_path, out=rg.Output(out, overwrite=True, **form))
+    job = open_job([a, b], 0, work="merging", out=rg.Output(out, overwrite=True, **form))
     assert job is not None
     return merge_job(plan_job(job, SYMMETRY), rule=rg.merging.Average(), weights=None, has_base=False)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
@@ -109,7 +109,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("net.py").write_text(MODEL)
     for name, network in NETWORKS.items():
         save({key: tensor.half() for key, tensor in network.items()}, _file(name))
-    save_alignment(Alignment(SYMMETRY, FACTORS), "factors.alignment.safetensors")
+    Alignment(SYMMETRY, FACTORS).save("factors.alignment.safetensors")
     (x, y), *_ = BATCHES
     np.savez("data.npz", inputs=x.numpy(), targets=y.numpy())
 

@@ -487,7 +487,7 @@ def test_other_files_are_no_predictors_and_no_states(tmp_path: Path) -> None:
     _, symmetry, networks, values = sirens()
     net = ws.Metanet(symmetry, head=ws.Invariant(2), width=8, depth=1, generator=generator())
     with pytest.raises(ValueError, match="no predictor"):
-        learn.load_predictor(ws.save_net(net, tmp_path / "net.safetensors"))
+        learn.load_predictor(net.save(tmp_path / "net.safetensors"))
     state = save({"a": torch.zeros(2)}, tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match="no state of a training"):
         learn.fit_predictor(networks, values[:, 5], symmetry, CONFIG, generator=generator(), state=state)

@@ -160,7 +160,7 @@ def test_outputs_alone_are_read(case: str, inputs: Any, tmp_path: Path) -> None:
     trained = copy.deepcopy(found).train()
     trained(networks).sum().backward()
     assert not [n for n, p in trained.named_parameters() if p.grad is None or not bool(p.grad.abs().max() > 0)]
-    again, _ = ws.load_net(ws.save_net(found, tmp_path / "net.safetensors"), module=module(case).double())
+    again, _ = ws.load_net(found.save(tmp_path / "net.safetensors"), module=module(case).double())
     assert far(again(networks), found(networks)) < 1e-12
     with pytest.raises(ValueError, match="depth of at least 1"):
         found.read_weights(networks)
@@ -237,7 +237,7 @@ def test_probes_begin_as_examples_as_far_as_there_are_some() -> None:
 
 @pytest.mark.parametrize("case", ["siren", "hf_gpt2"])
 def test_a_net_with_probes_is_the_same_after_it_was_saved(case: str, tmp_path: Path) -> None:
-    path = ws.save_net(net(case), tmp_path / "net.safetensors")
+    path = net(case).save(tmp_path / "net.safetensors")
     networks = population(case)
     again, _ = ws.load_net(path, module=module(case).double())
     assert far(again(networks), net(case)(networks)) < 1e-12
@@ -320,9 +320,9 @@ def test_what_makes_no_sense_gets_a_sentence(tmp_path: Path) -> None:
         build(probes=ws.Probes(Otherwise(*mlp), (example,)))
     chosen = build(probes=ws.Probes(mlp, (example,), outputs=lambda output: output))
     with pytest.raises(ValueError, match="name the outputs"):
-        ws.save_net(chosen, tmp_path / "net.safetensors")
+        chosen.save(tmp_path / "net.safetensors")
     networks = population("mlp_relu", dtype=torch.float32)
-    plain = ws.save_net(build(), tmp_path / "plain.safetensors")
+    plain = build().save(tmp_path / "plain.safetensors")
     with pytest.raises(ValueError, match="none for a net without probes"):
         ws.load_net(plain, module=mlp)
     assert build(probes=ws.Probes(mlp, (example,)))(networks).shape == (3, 2)

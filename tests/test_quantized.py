@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.writing import save
 from regauge.core.interpolation import mean
@@ -127,7 +127,7 @@ def _write(folder: Path, params: Params, *, as_folder: bool) -> Path:
 def test_commands_refuse_codes(command: str, as_folder: bool, tmp_path: Path, refused: Callable[..., str]) -> None:
     symmetry = SCALED.bind(_params())
     (tmp_path / "symmetry.json").write_text(symmetry.to_json())
-    save_alignment(Alignment(symmetry, symmetry.identity()), tmp_path / "x.alignment.safetensors")
+    Alignment(symmetry, symmetry.identity()).save(tmp_path / "x.alignment.safetensors")
     a, b = (str(_write(tmp_path / name, _coded(torch.int8, k), as_folder=as_folder)) for k, name in enumerate("ab"))
     known = ["--symmetry", str(tmp_path / "symmetry.json")]
     out = ["-o", str(tmp_path / ("out" if as_folder and command in ("align", "merge") else "out.safetensors"))]

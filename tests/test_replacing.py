@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.outputs.replacing import own_files
 from regauge.checkpoints.outputs.staging import Staging, partial_of, require_place
-from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import Shard, save, whole_file, write_index, write_shard
 from regauge.cli.main import main
 from regauge.core.params import Params

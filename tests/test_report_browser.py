@@ -1,17 +1,12 @@
 """The report in a real browser, without a network: it opens, every picture is drawn, nothing complains."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-from regauge.report.comparison_page import lineage_page
-from regauge.report.flow_page import flow_page
-from regauge.report.predictor_page import predictor_page
+from page_cases import make_pages
 
 webdriver = pytest.importorskip("selenium.webdriver")
 
@@ -78,69 +73,13 @@ def test_the_report_opens(browser: "webdriver.Chrome", demo_folder: Path, width:
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")] == []
 
 
-def pages(folder: Path) -> Iterator[Path]:
-    """The pages with the widest tables."""
-    kinds = ("generated", "held-out", "normal, each value by itself")
-    good = ("loss", "loss_deviation", "accuracy", "calibration", "average_loss", "average_accuracy")
-    new = ("distance", "copied", "sources", "repeated", "spread", "disagreement", "divergence", "overlap", "two_sample")
-    drawn = {
-        "scores": [{"name": kind, "networks": 9} | dict.fromkeys((*good, *new), 0.123) for kind in kinds],
-        "losses": {kind: [0.5, 1.5] for kind in kinds},
-        "places": {kind: [[0.0, 1.0], [1.0, 0.0]] for kind in ("training", "held-out", "generated")},
-        "networks": {"train": 1, "validation": 1, "test": 1},
-        "settings": f"Config(representation=Representation(scales='keep',head={'x' * 50}))",
-        **{"verdict": ["The drawn networks work."], "is_working": True},
-        **{"is_copier": False, "share": 0.3, "reliability": {}, "history": [], "version": "1", "seed": 0},
-        **dict.fromkeys(("samples", "flow", "store"), "a.safetensors"),
-    }
-    numbers = folder / "flow.json"
-    numbers.write_text(json.dumps(drawn))
-    names = [f"experiments/a-long-name-of-a-network-{k}.safetensors" for k in range(3)]
-    facts = {
-        "pairs": [
-            {
-                "a": a,
-                "b": b,
-                "verdict": "descended",
-                "distance": 0.5,
-                "explained": 0.5,
-                "p-value": 0.001,
-                "compared": 0.9,
-            }
-            for a in names
-            for b in names
-        ],
-        "averages": [],
-        "trees": [[{"parent": names[0], "child": name, "length": 1.0} for name in names[1:]]],
-        **{"names": [names], "families": [names], "left_out": [], "version": "1", "seed": 0},
-    }
-    learned = folder / "predictor.json"
-    scores = dict.fromkeys(("R2", "tau", "absolute error"), 0.123456789)
-    labels = ("net", "statistics of layers, boosted trees", "the same for all")
-    predicted = {
-        "scores": dict.fromkeys(labels, scores),
-        "target": {"name": "validation_loss", "kind": "numbers", "classes": []},
-        "tested": {"measured": [0.1, 0.2], "predicted": [0.1, 0.3]},
-        **{"verdict": "The predictor is worse.", "is_informed": False, "parts": ["permutation"], "parameters": 9},
-        **{name: drawn[name] for name in ("networks", "settings", "history", "version", "seed", "store")},
-    }
-    learned.write_text(json.dumps(predicted))
-    texts = {
-        "flow": flow_page(numbers),
-        "predictor": predictor_page(learned),
-        "lineage": lineage_page(facts, {"3": np.ones((3, 3))}),
-    }
-    for name, text in texts.items():
-        page = folder / f"{name}.html"
-        page.write_text(text)
-        yield page
-
-
 def test_tables_fit_a_phone_and_a_dark_page_is_dark_but_for_its_pictures(
-    browser: "webdriver.Chrome", tmp_path: Path
+    browser: "webdriver.Chrome", demo_folder: Path, tmp_path: Path
 ) -> None:
     color = "return getComputedStyle({}).backgroundColor.match(/[\\d.]+/g).map(Number)"
-    for page in pages(tmp_path):
+    for name, text in [*make_pages(tmp_path), ("demo", (demo_folder / "report.html").read_text())]:
+        page = tmp_path / f"{name}.html"
+        page.write_text(text)
         for scheme, is_dark in (("light", False), ("dark", True)):
             open_page(browser, page, 375, scheme)
             assert browser.execute_script("return document.documentElement.scrollWidth") <= 375

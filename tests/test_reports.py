@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import regauge as rg
-from regauge.checkpoints.alignments import Alignment, save_alignment
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.writing import save
 from regauge.cli import output
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save(module.state_dict(), f"{name}.safetensors")
     symmetry = rg.discover(module.eval(), (torch.ones(2, 4),))
     generator = torch.Generator().manual_seed(0)
-    save_alignment(Alignment(symmetry, symmetry.random(generator)), "b.alignment.safetensors")
+    Alignment(symmetry, symmetry.random(generator)).save("b.alignment.safetensors")
     return tmp_path
 
 

@@ -328,7 +328,7 @@ def test_wrong_inputs_get_a_sentence() -> None:
 @pytest.mark.parametrize("head", list(HEADS))
 def test_a_net_is_the_same_after_it_was_saved(tmp_path: Path, layer: str, head: str) -> None:
     net = make("vit", layer, HEADS[head](), values=ws.Fourier(2), depth=1, reads_moments=True).float()
-    path = ws.save_net(net, tmp_path / "net.safetensors", about={"target": "accuracy"})
+    path = net.save(tmp_path / "net.safetensors", about={"target": "accuracy"})
     again, about = ws.load_net(path)
     networks = population("vit", dtype=torch.float32)
     assert about == {"target": "accuracy"}

@@ -230,7 +230,7 @@ def test_shares_keep_the_symmetry_and_every_gradient(layer: str) -> None:
 
 def test_readers_are_saved_with_the_net(tmp_path: Path) -> None:
     net = make("mlp", ws.Propagation(), ws.Invariant(3))
-    again, _ = ws.load_net(ws.save_net(net, tmp_path / "net.safetensors"))
+    again, _ = ws.load_net(net.save(tmp_path / "net.safetensors"))
     assert again.settings == net.settings
     assert far(again(networks("mlp")), net(networks("mlp"))) == 0.0
 

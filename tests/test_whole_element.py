@@ -16,9 +16,8 @@ from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.plan import make_plan
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import save
-from regauge.core.balance import balance, balance_alike
+from regauge.core.balance import balance, balance_alike, count_frozen_gains
 from regauge.core.element import Value
-from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.matrices import balancing
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb, relative_change

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
+from regauge.checkpoints.formats.headers import TensorSpec, layout_of
 from regauge.nets.mlp import ResidualMLP, mlp
 from regauge.storage import Store
 from regauge.storage.architecture import MOVED, Architecture, import_object

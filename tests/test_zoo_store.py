@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regauge.checkpoints import writing
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.writing import whole_file
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry

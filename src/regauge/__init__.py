@@ -8,8 +8,9 @@ __getattr__, __dir__, __all__ = attach(
     moved=dict.fromkeys(("BestOf", "DataMatching", "JointMatching", "MergeMany", "MixedMatching"), "regauge.alignment")
     | dict.fromkeys(("BestGauge", "Chain", "LearnedRotation", "RandomRotation", "Smooth"), "regauge.gauging")
     | dict.fromkeys(("plane", "reset_batchnorm"), "regauge.connect")
-    | dict.fromkeys(("load_alignment", "save_alignment"), "regauge.checkpoints")
     | {
+        "load_alignment": "regauge.checkpoints",
+        "save_alignment": "regauge.checkpoints:Alignment.save",
         "align_pairs": "regauge.alignment",
         "fingerprint": "regauge.comparison",
         "fold": "regauge.discovery",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge.connect import Curve
-from regauge.core.markdown import markdown_table
+from regauge.core.escaping import markdown_table
 from regauge.report.pictures import Chart, Images, Panel, Picture, Series, Style, Surface
 
 Record = dict[str, Any]

@@ -16,6 +16,7 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob, Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -111,11 +112,9 @@ def align(
             populations; no element carries the structure of the second into that of the first; the method needs a task
             or a generator; or the memory does not suffice.
     """
-    from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
-
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        ways: Any = {"beside": alignment_path, "work": "aligning", "symmetry": symmetry, "generator": generator}
+        ways: Any = {"work": "aligning", "symmetry": symmetry, "generator": generator}
         named = {"a": params_a, "b": params_b}
         job = open_call("rg.align", {"method": repr(method)}, named, number=1, out=out, memory=memory, **ways)
     if job is not None:
@@ -139,8 +138,7 @@ def align(
     if job is not None:
         result = replace(result, notes=(*result.notes, *job.source.notes))
     if job is not None and job.out is not None:
-        alignment = Alignment(result.symmetry, result.element)
-        job.write(result.params, lambda path: save_alignment(alignment, path, overwrite=True), progress)
+        job.write(result.params, partial(result.save, overwrite=True), progress)
     return result
 
 
@@ -278,10 +276,7 @@ def align_many(
         element = view.whole.compose(element, stack(before))
     for k, (job, network) in enumerate(zip(jobs, (first, *moved), strict=False)):
         if job.out is not None:
-            from regauge.checkpoints.alignments import Alignment, save_alignment
-
-            alignment = Alignment(view.whole, element.item(k))
-            job.write(network, partial(save_alignment, alignment, overwrite=True))
+            job.write(network, partial(Alignment(view.whole, element.item(k)).save, overwrite=True))
     return replace(found, symmetry=view.whole, element=element, params=(first, *moved))
 
 
@@ -294,13 +289,11 @@ def _open_many(
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
     """Open checkpoints of which each may be written: a job for each."""
-    from regauge.checkpoints.alignments import alignment_path
-
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):
         raise ValueError(f"there are {len(params)} networks, but {len(outputs)} outputs; give one for each, or None")
-    ways: Any = {"beside": alignment_path, "work": "merging", "symmetry": symmetry, "generator": generator}
+    ways: Any = {"work": "aligning many networks", "symmetry": symmetry, "generator": generator}
     for k, one in enumerate(outputs):
         settings, named = {"method": repr(method), "number": k}, {"networks": params}
         job = open_call("rg.align_many", settings, named, networks=params, number=k, out=one, memory=memory, **ways)
@@ -323,7 +316,9 @@ def _view(
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]
     symmetry = bind_networks([dictionaries[0] for dictionaries in several], symmetry, hint)
-    carried = [carry(symmetry, several[0][0], dictionaries[0]) for dictionaries in several]
+    carried: list[Element | None] = [None] * len(several)
+    if symmetry.structure:
+        carried = [carry(symmetry, several[0][0], dictionaries[0]) for dictionaries in several]
     several = [
         network
         if element is None

@@ -38,7 +38,7 @@ def apply(
         ValueError: The checkpoint does not fit the symmetry of the alignment.
     """
     found = alignment if isinstance(alignment, Alignment) else load_alignment(alignment)
-    ways: Any = {"networks": [checkpoint], "symmetry": found.symmetry, "work": "aligning"}
+    ways: Any = {"networks": [checkpoint], "symmetry": found.symmetry, "work": "applying an alignment"}
     named = {"alignment": None if isinstance(alignment, Alignment) else alignment, "checkpoint": checkpoint}
     job = open_call("rg.alignment.apply", {"inverse": inverse}, named, out=out, **ways)
     assert job is not None

@@ -7,8 +7,15 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, ladder
-from regauge.alignment.engine.copies import are_moved_copies, have_equal_variances
-from regauge.alignment.engine.frames import Scales, balances_of, is_stretched, move_by, notes_on
+from regauge.alignment.engine.frames import (
+    Scales,
+    are_moved_copies,
+    balances_of,
+    have_equal_variances,
+    is_stretched,
+    move_by,
+    notes_on,
+)
 from regauge.alignment.engine.refit import refit
 from regauge.alignment.problem import ManyProblem, batch_of_one
 from regauge.alignment.result import ManyResult

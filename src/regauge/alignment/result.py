@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from regauge.checkpoints.alignments import Alignment
 from regauge.core.counted import count
 from regauge.core.element import Element, concatenate
 from regauge.core.params import Params
@@ -57,6 +58,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     is_converged: Flag | None
     is_judged: bool
     notes: tuple[str, ...] = ()
+
+    save = Alignment.save
 
     @property
     def elements(self) -> tuple[Element, ...]:

@@ -13,7 +13,7 @@ from regauge.alignment.streamed.source import move_pieces
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ScaleStep, plan
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
@@ -21,11 +21,10 @@ from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS, Element, require_parts, select_parts
+from regauge.core.families import balanced_matrices, move_tensor
 from regauge.core.given import as_params
 from regauge.core.interpolation import distance
-from regauge.core.matrices import balanced_matrices
 from regauge.core.params import Params, require_finite, require_same_shapes
-from regauge.core.pieces import move_tensor
 from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -104,7 +103,7 @@ def canonicalize(
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
     """
     settings = {"parts": parts, "method": None if method is None else repr(method)}
-    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": alignment_path, "work": "canonicalizing"}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "work": "canonicalizing"}
     named = {"network": params, "reference": reference}
     job = open_call("rg.canonicalize", settings, named, out=out, memory=memory, **ways)
     if job is not None:
@@ -122,7 +121,7 @@ def canonicalize(
         alignment = Alignment(symmetry, element)
         # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
         pieces = _canonical_pieces(job.source, symmetry, element, whole)
-        return cast(Params, job.write(pieces, lambda path: save_alignment(alignment, path, overwrite=True)))
+        return cast(Params, job.write(pieces, lambda path: alignment.save(path, overwrite=True)))
     moved = symmetry.act(element, whole)
     return {name: tensor.to(params[name]) for name, tensor in moved.items()}
 

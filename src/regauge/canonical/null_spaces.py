@@ -9,9 +9,8 @@ from torch import Tensor
 
 from regauge.core import act as _act
 from regauge.core.element import Element, Value
-from regauge.core.families import unit_values
+from regauge.core.families import balanced_matrices, unit_values
 from regauge.core.groups import Group
-from regauge.core.matrices import balanced_matrices
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 

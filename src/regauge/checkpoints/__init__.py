@@ -2,4 +2,6 @@
 
 from regauge.names import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(
+    __name__, __file__, moved={"save_alignment": "regauge.checkpoints:Alignment.save"}
+)

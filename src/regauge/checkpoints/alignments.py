@@ -12,40 +12,15 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.described import describe_kind
-from regauge.checkpoints.formats.file_formats import is_single_file
-from regauge.checkpoints.output import Output
-from regauge.checkpoints.writing import save
+from regauge.checkpoints.location import ALIGNMENT
+from regauge.checkpoints.writing import path_beside, save
 from regauge.core.element import Element, Value
 from regauge.core.given import describe
 from regauge.core.symmetry import Symmetry
 
 FORMAT = "regauge.alignment"
 VERSION = "1"
-IN_FOLDER = "regauge" + ALIGNMENT
-"""The alignment of a checkpoint that is a folder."""
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """The element that aligned network B to network A, by `symmetry.act(element, params_b)`, and its symmetry."""
-
-    symmetry: Symmetry
-    element: Element
-
-
-def alignment_path(checkpoint: str | Path) -> Path:
-    """The path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a folder."""
-    path = Path(checkpoint)
-    if path.name.endswith(ALIGNMENT):
-        return path
-    return path.with_name(path.stem + ALIGNMENT) if is_single_file(path) else path / IN_FOLDER
-
-
-def alignment_label(out: Output | str | Path | None) -> str:
-    """The name of that file for a provenance, which is the same for all names of outputs."""
-    return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else IN_FOLDER
 
 
 class Aligned(Protocol):
@@ -58,38 +33,49 @@ class Aligned(Protocol):
     def element(self) -> Element: ...
 
 
-def save_alignment(alignment: Aligned, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write an alignment to a safetensors file, whole or not at all; `regauge apply` reads it too.
+@dataclass(frozen=True)
+class Alignment:
+    """The element that aligned network B to network A, by `symmetry.act(element, params_b)`, and its symmetry."""
 
-    Args:
-        alignment: The result of `regauge.align`, or an `Alignment`.
-        path: The file, named `....safetensors`.
-        overwrite: Whether a file of that name may be replaced.
+    symmetry: Symmetry
+    element: Element
 
-    Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        TypeError: There is no element in what was given.
-        ValueError: The element is a batch.
-    """
-    if not isinstance(getattr(alignment, "element", None), Element):
-        raise TypeError(
-            f"the alignment is {describe(alignment)}, but the result of `regauge.align` is expected, which has the "
-            "element and its symmetry; give the result itself, not its parameters"
-        )
-    if alignment.element.batch:
-        raise ValueError(
-            f"the element is a batch of shape {alignment.element.batch}; store one alignment per file, "
-            "`element.item(k)` picks one"
-        )
-    tensors = {
-        f"{group}/{field}": tensor for group, value in alignment.element.items() for field, tensor in value.items()
-    }
-    header = {"kind": FORMAT, "version": VERSION, "symmetry": alignment.symmetry.to_json()}
-    return save(tensors, path, overwrite=overwrite, metadata=header)
+    def save(self: Aligned, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the element and its symmetry to a safetensors file, whole or not at all; `regauge apply` reads it too.
+
+        Args:
+            path: The file, named `....safetensors`.
+            overwrite: Whether a file of that name may be replaced.
+
+        Raises:
+            FileExistsError: The file exists, and `overwrite` is false.
+            TypeError: There is no element in what was given.
+            ValueError: The element is a batch.
+        """
+        if not isinstance(getattr(self, "element", None), Element):
+            raise TypeError(
+                f"the alignment is {describe(self)}, but the result of `regauge.align` is expected, which has the "
+                "element and its symmetry; give the result itself, not its parameters"
+            )
+        if self.element.batch:
+            raise ValueError(
+                f"the element is a batch of shape {self.element.batch}; store one alignment per file, "
+                "`element.item(k)` picks one"
+            )
+        values = self.element.items()
+        tensors = {f"{group}/{field}": tensor for group, value in values for field, tensor in value.items()}
+        header = {"kind": FORMAT, "version": VERSION, "symmetry": self.symmetry.to_json()}
+        return save(tensors, path, overwrite=overwrite, metadata=header)
+
+
+def alignment_path(checkpoint: str | Path) -> Path:
+    """The path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in a folder."""
+    path = Path(checkpoint)
+    return path if path.name.endswith(ALIGNMENT) else path_beside(path, ALIGNMENT)
 
 
 def load_alignment(path: str | Path) -> Alignment:
-    """Read what `save_alignment` or `regauge align` wrote; `symmetry.act(element, params)` applies it.
+    """Read what `.save` of an alignment, or `regauge align`, wrote; `symmetry.act(element, params)` applies it.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint_names import find_cached, split_entry
 from regauge.checkpoints.form import AS_STORED, Form
 from regauge.checkpoints.formats.file_formats import format_of, weight_suffixes
 from regauge.checkpoints.formats.file_formats import load as load_named
-from regauge.checkpoints.formats.headers import PROVENANCE, OpenedFile, StoredTensor
-from regauge.checkpoints.formats.location import ADAPTER_CONFIG, ADAPTER_FILES, is_adapter, locate, shards_of, split_sum
+from regauge.checkpoints.formats.headers import PROVENANCE, OpenedFile, StoredTensor, TensorSpec
 from regauge.checkpoints.formats.quantized import require_unquantized
-from regauge.checkpoints.formats.state_dicts import match, shorten
+from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.location import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    find_cached,
+    is_adapter,
+    locate,
+    shards_of,
+    split_entry,
+    split_sum,
+)
 from regauge.checkpoints.plain_files import read_json, require_plain
-from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import SUFFIX, Shard, save
+from regauge.core.counted import shorten
 from regauge.core.params import Params, work_dtype
 from regauge.core.rounding import require_held, round_to
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.memory_limit import read_size
 from regauge.checkpoints.plain_files import parse_object
-from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.checkpoints.writing import SUFFIX, Shard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}

@@ -15,35 +15,50 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.checkpoint import Checkpoint, require_same_kinds
-from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.disk import require_space
 from regauge.checkpoints.form import AS_STORED
 from regauge.checkpoints.formats.file_formats import weight_suffixes
-from regauge.checkpoints.formats.location import ADAPTER_CONFIG
 from regauge.checkpoints.formats.state_dicts import match
+from regauge.checkpoints.location import ADAPTER_CONFIG, ALIGNMENT
 from regauge.checkpoints.memory_limit import MemoryLimit, size_text
 from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for, share
-from regauge.checkpoints.output import Output
+from regauge.checkpoints.output import Output, alignment_label
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
-from regauge.checkpoints.writing import Pieces, Shard, require_writable, save_text
+from regauge.checkpoints.writing import Pieces, Shard, path_beside, require_writable, save_text
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.names import VERSION
 
-COPIES = {
-    "aligning": 2.5,
-    "merging": 8,
-    "canonicalizing": 4,
-    "choosing a gauge": 8,
-    "learning a gauge by function": 96,
-    "pruning": 12,
-    "repairing": 4,
-}
-"""Copies in float32 of each network that work in memory holds besides the stored values, measured with few networks."""
-
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """Parameters by name, or a checkpoint: its path, or opened (which is a mapping, too)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work on networks in memory.
+
+    Attributes:
+        copies: Copies in float32 of each network that it holds besides the stored values, measured with few networks.
+        beside: The ending of the file that it writes next to its output, if any; see `path_beside`.
+    """
+
+    copies: float
+    beside: str = ""
+
+
+WORKS = {
+    "aligning": Work(2.5, ALIGNMENT),
+    "aligning many networks": Work(8, ALIGNMENT),
+    "applying an alignment": Work(2.5),
+    "merging": Work(8, ".md"),
+    "canonicalizing": Work(4, ALIGNMENT),
+    "choosing a gauge": Work(8, ".gauge.json"),
+    "learning a gauge by function": Work(96, ".gauge.json"),
+    "pruning": Work(12, ".prune.json"),
+    "repairing": Work(4),
+}
+"""Each kind of work, by its name in sentences."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +68,13 @@ class FileJob:
     Attributes:
         number: The index of the checkpoint whose names, dtypes and files the output takes over.
         output: The place of the result; None if it is not written.
-        beside: The path of a further file, if any, by the name of the output: next to a `.safetensors` file or in a
-            folder.
         limit: The limit on memory.
-        work: The work in memory, one of `COPIES`.
+        work: The work in memory, one of `WORKS`.
     """
 
     checkpoints: tuple[Checkpoint, ...]
     number: int
     output: Output | None = None
-    beside: Callable[[Path], Path] | None = None
     limit: MemoryLimit = field(default_factory=lambda: MemoryLimit.of(None))
     work: str = "aligning"
 
@@ -91,7 +103,7 @@ class FileJob:
     def nbytes(self) -> int:
         """The bytes that working in memory holds at once."""
         values = sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values())
-        copies = COPIES[self.work] * len(self.checkpoints)
+        copies = WORKS[self.work].copies * len(self.checkpoints)
         return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + int(4 * copies * values)
 
     @property
@@ -152,21 +164,22 @@ class FileJob:
         if self.out.name.endswith(ALIGNMENT):
             raise ValueError(f"the output {str(self.out)!r} is the name of an alignment; leave {ALIGNMENT} out")
         require_place(self.out, overwrite=self.output.overwrite)
-        if self.beside is not None and not self.output.resume and self.output.is_file:
-            beside = self.beside(self.out)
+        ending = WORKS[self.work].beside
+        if ending and not self.output.resume and self.output.is_file:
+            beside = path_beside(self.out, ending)
             require_writable(beside, overwrite=self.output.overwrite, suffixes=(beside.suffix,))
 
     def write(
         self,
         made: Mapping[str, Tensor] | Pieces,
-        save_beside: Callable[[Path], object] | None = None,
+        beside: str | Callable[[Path], object] | None = None,
         progress: Progress = no_progress,
     ) -> Checkpoint:
         """Write a result, whole or not at all, and open it; what an interrupted run left is made anew.
 
         Args:
             made: The result in memory, or its tensors piece by piece.
-            save_beside: Writes the file that belongs next to it, under the name that it is given.
+            beside: The text of the file that belongs next to it, or what writes that file under a name.
             progress: Shows how much is written.
         """
         assert self.output is not None
@@ -174,8 +187,9 @@ class FileJob:
         output = replace(self.output, overwrite=self.output.overwrite or self.output.resume, resume=False)
         with replace(self, output=output).stage(None) as staging:
             staging.write(self.shards, pieces, progress)
-            if save_beside is not None and self.beside is not None:
-                save_beside(staging.content / self.beside(staging.out).name)
+            if beside is not None:
+                path = staging.content / path_beside(staging.out, WORKS[self.work].beside).name
+                save_text(beside, path) if isinstance(beside, str) else beside(path)
             written = staging.publish(self.shards, self.source)
         written.notes = self.source.notes
         return written
@@ -230,7 +244,6 @@ class FileJob:
 def open_job(
     networks: Sequence[Network],
     number: int,
-    beside: Callable[[Path], Path] | None = None,
     *,
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
@@ -272,7 +285,7 @@ def open_job(
         raise ValueError(
             f"{source.label!r} gets other ranks, which its {ADAPTER_CONFIG} has to say: give a folder as the output"
         )
-    return FileJob(checkpoints, number, output, beside, MemoryLimit.of(memory), work)
+    return FileJob(checkpoints, number, output, MemoryLimit.of(memory), work)
 
 
 def open_call(
@@ -281,7 +294,6 @@ def open_call(
     named: Mapping[str, Any],
     *,
     work: str,
-    beside: Callable[[Path], Path] | None = None,
     networks: Sequence[Network] | None = None,
     number: int = 0,
     symmetry: Symmetry | None = None,
@@ -305,13 +317,11 @@ def open_call(
     given = [one for one in named.values() if one is not None] if networks is None else networks
     output = None if out is None else Output.of(out)
     if output is not None and output.provenance is None:
-        from regauge.checkpoints.alignments import alignment_label, alignment_path
-
         seed = None if generator is None else generator.initial_seed()
-        element = alignment_label(output) if beside is alignment_path else None
+        element = alignment_label(output) if WORKS[work].beside == ALIGNMENT else None
         origin = Provenance(command, {**settings, **output.form.settings}, name_networks(**named), seed, element)
         output = replace(output, provenance=origin)
-    job = open_job(given, number, beside, out=output, memory=memory, work=work)
+    job = open_job(given, number, out=output, memory=memory, work=work)
     if job is None:
         return None
     job.require_output()

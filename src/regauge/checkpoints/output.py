@@ -8,6 +8,7 @@ import torch
 
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.file_formats import is_single_file
+from regauge.checkpoints.location import ALIGNMENT
 from regauge.checkpoints.outputs.provenance import Provenance
 
 
@@ -69,3 +70,8 @@ class Output:
     def form(self) -> Form:
         """The form in which the network is written."""
         return Form.of(self.dtype, self.shard_size)
+
+
+def alignment_label(out: Output | str | Path | None) -> str:
+    """The name of the alignment next to an output for a provenance, which is the same for all names of outputs."""
+    return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else f"regauge{ALIGNMENT}"

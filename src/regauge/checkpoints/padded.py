@@ -18,9 +18,9 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.adapters import Factors, read_factors
-from regauge.checkpoints.formats.location import ADAPTER_CONFIG
-from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
+from regauge.core.counted import shorten
 from regauge.core.params import work_dtype
 from regauge.core.rounding import round_to
 

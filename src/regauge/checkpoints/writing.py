@@ -14,9 +14,8 @@ from torch import Tensor
 
 from regauge.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
 from regauge.checkpoints.formats.file_formats import is_single_file, weight_suffixes, writer_of
-from regauge.checkpoints.formats.headers import encode_header
+from regauge.checkpoints.formats.headers import TensorSpec, encode_header, layout_of
 from regauge.checkpoints.plain_files import require_suffix
-from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
 from regauge.core.rounding import round_to
 
 SUFFIX = ".safetensors"

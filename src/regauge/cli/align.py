@@ -7,7 +7,8 @@ import torch
 import regauge as rg
 from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.source import measure_distances
-from regauge.checkpoints.alignments import alignment_label, alignment_path
+from regauge.checkpoints import alignment_path
+from regauge.checkpoints.output import alignment_label
 from regauge.cli.align_options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
@@ -18,7 +19,7 @@ def run(options: Align) -> None:
     """Write the aligned checkpoint and its alignment, and print what they gained."""
     method = method_of(options)
     element, pair = alignment_label(options.output), (options.a, options.b)
-    job, found, tokens = read_job(options, pair, source=1, beside=alignment_path, element=element)
+    job, found, tokens = read_job(options, pair, source=1, element=element)
     task, test = matching_tasks(options, found)
     if job.is_streamed:
         show_plan(plan_job(job, found.symmetry, method, task))

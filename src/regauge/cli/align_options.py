@@ -14,16 +14,10 @@ from regauge.cli.options import (
     Batch,
     Checkpoint,
     Checkpoints,
-    ExampleInputs,
     Existing,
-    Json,
-    Loss,
-    Model,
+    JudgedOptions,
     Output,
     OverwriteAll,
-    Seed,
-    SymmetryFile,
-    Test,
     Written,
 )
 from regauge.merging import RULES
@@ -48,11 +42,9 @@ Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching:
+class Matching(JudgedOptions):
     """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
 
-    model: Model = None
-    symmetry: SymmetryFile = None
     method: MethodName = "auto"
     """Method of matching; docs/alignment.md compares them. Unless given: data where there are any, else weights;
     `merge` matches the weights of each network to the mean of the others, or to the base."""
@@ -69,15 +61,9 @@ class Matching:
     over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
     all, so that values are moved and never multiplied (but by signs and rotations)."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
-    test: Test = None
-    loss: Loss = "cross-entropy"
-    """The loss on the data."""
     batch: Batch = 512
     overwrite: OverwriteAll = False
-    seed: Seed = 0
-    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
-    json: Json = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more are read
     in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
@@ -85,11 +71,6 @@ class Matching:
     """Print what would be read, held and written, and stop."""
     resume: bool = False
     """Continue what an interrupted run left in OUT.partial; what is done in memory is done anew."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs that must not change, and that the data are compared with."""
-        return self.inputs.outputs
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 import regauge as rg
 from regauge.checkpoints import alignment_path
-from regauge.cli.checkpoint_jobs import output_of
-from regauge.cli.options import Apply
+from regauge.cli.checkpoint_jobs import output_of, provenance_of
+from regauge.cli.checkpoint_options import Apply
 from regauge.cli.output import show_progress, tell_notes, tell_written
-from regauge.cli.provenance import provenance_of
 
 
 def run(options: Apply) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import regauge as rg
-from regauge.checkpoints.alignments import alignment_label, alignment_path
-from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints import alignment_path
+from regauge.checkpoints.output import alignment_label
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of
+from regauge.cli.checkpoint_options import Canonicalize
 from regauge.cli.models import read_networks
-from regauge.cli.options import Canonicalize
 from regauge.cli.output import show_status, tell, tell_notes, tell_written
+from regauge.core.counted import shorten
 from regauge.hub import bring_together
 
 WORDS: dict[str, Callable[[rg.Group], bool]] = {
@@ -25,7 +26,7 @@ def run(options: Canonicalize) -> None:
     """Write the canonical checkpoint and its element, and print the manifold on which it lies."""
     paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
     out = output_of(options, element=alignment_label(options.output))
-    job = open_checkpoints(paths, out, beside=alignment_path, memory=options.memory, work="canonicalizing")
+    job = open_checkpoints(paths, out, memory=options.memory, work="canonicalizing")
     job.require_memory()
     found = read_networks(options, bring_together(job.checkpoints).networks)
     checkpoint, *references = found.checkpoints

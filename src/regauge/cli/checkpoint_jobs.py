@@ -1,14 +1,17 @@
-"""The checkpoints that a command reads and the output that it writes, opened and checked before any work."""
+"""The checkpoints that a command reads, and the output that it writes with its provenance, checked before any work."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import regauge as rg
 from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
-from regauge.checkpoints.outputs.provenance import Provenance
-from regauge.cli.provenance import provenance_of
+from regauge.checkpoints.outputs.provenance import Input, Provenance
+
+WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace", "json")
+"""Options that leave the values of the output alone."""
 
 
 def output_of(
@@ -34,7 +37,6 @@ def open_checkpoints(
     paths: Sequence[Path],
     out: rg.Output,
     *,
-    beside: Callable[[Path], Path] | None = None,
     memory: str | MemoryLimit | None = None,
     work: str = "aligning",
 ) -> FileJob:
@@ -43,11 +45,47 @@ def open_checkpoints(
     Args:
         paths: The checkpoints.
         out: The output, with the names and the form of the first.
-        beside: Function from the output to the file that is written next to it.
         memory: The limit on memory.
         work: The work in memory, such as "pruning".
     """
-    job = open_job(paths, 0, beside, out=out, memory=memory or None, work=work)
+    job = open_job(paths, 0, out=out, memory=memory or None, work=work)
     assert job is not None
     job.require_output()
     return job
+
+
+def provenance_of(options: Any, *, element: str | None = None, **places: Path) -> Provenance:
+    """The command of some options, its settings, and as inputs the files and folders that they name.
+
+    Args:
+        options: The options of a command.
+        element: The name of the file of the element that moves the checkpoint.
+        places: For options that name a file in short: the file.
+    """
+    settings: dict[str, Any] = {}
+    inputs: list[Input] = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in (*WITHOUT_EFFECT, "seed"):
+            continue
+        several = list(value) if isinstance(value, tuple) else [value]
+        found = [Input(field.name, str(one), places.get(field.name)) for one in several if _is_input(one)]
+        if found:
+            inputs += found
+        else:
+            settings[field.name.replace("_", "-")] = _plain(value)
+    command = type(options).__name__.lower()
+    return Provenance(command, settings, tuple(inputs), getattr(options, "seed", None), element)
+
+
+def _is_input(value: object) -> bool:
+    """Whether a value names a file or folder: options that may name one also take other words."""
+    return isinstance(value, Path) or (isinstance(value, str) and bool(value) and bool(Input("", value).files))
+
+
+def _plain(value: Any) -> Any:
+    """A value ready for JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.name not in WITHOUT_EFFECT]
+        return {name.replace("_", "-"): _plain(getattr(value, name)) for name in names}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,28 +1,15 @@
 """Options of `regauge compare`. Nothing here imports torch, so that `--help` answers at once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from regauge.cli.options import (
-    DATA_HELP,
-    Batch,
-    Checkpoints,
-    ExampleInputs,
-    Json,
-    Loss,
-    MaybeOutput,
-    Model,
-    Overwrite,
-    Seed,
-    SymmetryFile,
-    Test,
-)
+from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, Loss, MaybeOutput, Overwrite
 
 
-@dataclass(frozen=True)
-class Compare:
+@dataclass(frozen=True, kw_only=True)
+class Compare(JudgedOptions):
     """Judge whether B is the same network as A, in another gauge, its descendant, or neither.
 
     B is aligned to A, and what is left is measured: distances, what B explains of each layer of A, and whether units
@@ -35,10 +22,7 @@ class Compare:
     checkpoints: Positional[Checkpoints]
     output: MaybeOutput = None
     """Write a page to this file, .html: with the picture of all layers, or with the matrix and the trees."""
-    model: Model = None
-    symmetry: SymmetryFile = None
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
-    test: Test = None
     loss: Loss = "cross-entropy"
     """The loss on the data: with them outputs, barriers and the loss of the merge are compared, too."""
     batch: Batch = 512
@@ -48,11 +32,3 @@ class Compare:
     """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more
     are read in sweeps over their files, and have no fingerprints."""
     overwrite: Overwrite = False
-    seed: Seed = 0
-    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
-    json: Json = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs that must not change, and that the data are compared with."""
-        return self.inputs.outputs

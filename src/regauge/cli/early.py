@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from regauge.checkpoints.checkpoint_names import find_cached, say_absent, split_entry
+from regauge.checkpoints.location import find_cached, say_absent, split_entry
 from regauge.checkpoints.plain_files import require_suffix
 from regauge.cli.options import CHECKPOINT, Endings, Existing, UsageError
 

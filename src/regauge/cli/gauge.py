@@ -44,7 +44,7 @@ def run(options: Gauge) -> None:
     settings: Any = {"is_loss": options.data is not None, "steps": options.steps, "by": options.by}
     out = output_of(options, page=gauge_page)
     work = "choosing a gauge"
-    job = open_checkpoints([options.checkpoint], out, beside=gauge_path, memory=options.memory, work=work)
+    job = open_checkpoints([options.checkpoint], out, memory=options.memory, work=work)
     if options.method not in ROTATING or options.data is not None:
         job.require_memory(", or use --method hadamard without --data")
     job = job.of(*bring_together(job.checkpoints).networks)

@@ -6,24 +6,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from regauge.cli.options import (
-    BATCHES_HELP,
-    Batch,
-    Checkpoint,
-    ExampleInputs,
-    Json,
-    Loss,
-    Model,
-    Output,
-    Seed,
-    SymmetryFile,
-    Test,
-    Written,
-)
+from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, ModelOptions, Output, Seed, Written
 
 
 @dataclass(frozen=True)
-class Gauge:
+class Gauge(JudgedOptions):
     """Move a checkpoint to where it rounds better: other weights, the same function, ready for any quantizer.
 
     The output loads as the checkpoint did. What was moved, how far outputs differ, and the rounding errors of
@@ -34,8 +21,6 @@ class Gauge:
     checkpoint: Checkpoint
     output: Output
     """The moved checkpoint: a .safetensors file or a folder."""
-    model: Model = None
-    symmetry: SymmetryFile = None
     method: Literal["best", "equalize", "smooth", "hadamard", "random", "learned"] = "best"
     """best: equalize, hadamard and learned are tried, and what loses least by rounding is kept. equalize: scales until
     ranges agree; smooth: scales between activations and weights, as AWQ searches them, which needs data; hadamard and
@@ -46,8 +31,6 @@ class Gauge:
     data: Annotated[
         str | None, arg(metavar="DATA", help=BATCHES_HELP + "the loss after rounding, which then decides.")
     ] = None
-    test: Test = None
-    loss: Loss = "cross-entropy"
     batch: Batch = 16
     bits: int = 4
     """Bits of the rounding that a gauge is chosen for."""
@@ -65,17 +48,14 @@ class Gauge:
     output is larger by that tensor, and config.json says so."""
     overwrite: bool = False
     """Replace the output and the files next to it if they exist."""
-    seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """Limit on memory, for example 4GB; half of the machine's memory where left out. Of what does not fit,
     rotations alone are tried, tensor by tensor, and the model is not run."""
-    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
-    json: Json = False
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(ModelOptions):
     """Try a table of scale pairs of a quantization tool on a model: which rows change the function, and what they miss.
 
     Each pair is scaled alone by random factors, and the model is run before and after, in float64.
@@ -85,8 +65,4 @@ class Audit:
     mappings: Annotated[Path, arg(metavar="FILE")]
     """JSON or YAML: rows of smooth_layer and balance_layers (AWQ), or [balance layers, smooth layer] (SmoothQuant), or
     a recipe with these under mappings. Names are the ends of names of modules, or re: and a regular expression."""
-    model: Model = None
-    symmetry: SymmetryFile = None
     seed: Seed = 0
-    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
-    json: Json = False

@@ -8,7 +8,7 @@ from typing import Any
 from regauge import Checkpoint
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.outputs.provenance import read_provenance, summarize
-from regauge.cli.options import Info
+from regauge.cli.checkpoint_options import Info
 from regauge.cli.output import tell, tell_table
 from regauge.core.escaping import escape
 

@@ -47,7 +47,7 @@ def fit(options: InrFit) -> None:
             progress=progress,
         )
     inr = made.inr
-    rg.inr.save_inr(made.params, inr, options.output, overwrite=options.overwrite)
+    inr.save(made.params, options.output, overwrite=options.overwrite)
     floor = "" if made.floor is None else f", of which {made.floor:.6g} are in the labels"
     tell(f"loss on all {made.samples:,} samples: {made.loss:.6g}{floor}")
     tell(f"written: {options.output}: {inr.kind} {'-'.join(map(str, inr.widths))}, {inr.signal}")

@@ -17,6 +17,7 @@ import tyro
 
 from regauge.checkpoints.plain_files import require_plain
 from regauge.cli.align_options import Align, Merge
+from regauge.cli.checkpoint_options import Apply, Canonicalize, Info
 from regauge.cli.commands import as_options, hide_empty_defaults, require_command, with_others
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
@@ -25,7 +26,7 @@ from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.inr_options import Inr
 from regauge.cli.learn_options import Learn
 from regauge.cli.line_options import Line, Plane, Repair
-from regauge.cli.options import Apply, Canonicalize, Demo, Discover, Info, UsageError
+from regauge.cli.options import Demo, Discover, UsageError
 from regauge.cli.prune_options import Prune
 from regauge.cli.zoo_options import Zoo
 from regauge.core.escaping import escape, escape_lines

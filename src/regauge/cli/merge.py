@@ -8,15 +8,12 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.alignment import Method
 from regauge.checkpoints.memory_limit import size_text
 from regauge.cli.align_options import Matching, Merge
-from regauge.cli.checkpoint_jobs import output_of
+from regauge.cli.checkpoint_jobs import output_of, provenance_of
 from regauge.cli.options import UsageError
 from regauge.cli.output import tell
-from regauge.cli.provenance import provenance_of
 from regauge.cli.streaming import (
-    configure,
     method_of,
     read_job,
     show_memory,
@@ -42,13 +39,14 @@ def run(options: Merge) -> None:
     weights = options.weights or None
     if options.tokenizer is not None:
         return _merge_folders(options, rule, weights)
-    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0, beside=rg.merging.card_path)
+    job, found, _ = read_job(options, [*bases, *options.checkpoints], source=0)
     task, test = None, None
     if options.data is not None or options.test is not None:
         from regauge.cli.tasks import matching_tasks  # what runs models takes a while to import
 
         task, test = matching_tasks(options, found)
-    method = _method(options, is_streamed=job.is_streamed)
+    is_pairwise = bool(bases) or job.is_streamed
+    method = method_of(options, rg.WeightMatching if is_pairwise else rg.alignment.MergeMany)
     ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task}
     if job.is_streamed:
         show_plan(rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
@@ -114,11 +112,10 @@ def _setting(options: Merge) -> dict[str, Any]:
     """Options of merges that are made tensor by tensor, as arguments."""
     if options.data is not None or options.refine:
         raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
-    method = method_of(options) if options.method != "auto" else configure(rg.WeightMatching(), options)
     return {
         "model": None if options.model is None else open_model(options.model, **vars(options.inputs), values="never"),
         "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),
-        "method": method,
+        "method": method_of(options),
         "generator": torch.Generator().manual_seed(options.seed),
         "memory": options.memory or None,
     }
@@ -150,13 +147,3 @@ def rule_of(options: Merge) -> Rule:
             "what it was trained from as --base with a rule for task vectors, such as task-arithmetic"
         )
     return rule
-
-
-def _method(options: Merge, *, is_streamed: bool) -> Method:
-    """By data where there are any, else weights of many networks at once, or of each against the first one."""
-    chosen = method_of(options)
-    if options.method != "auto" or options.data is not None:
-        return chosen
-    if options.base is None and not is_streamed:
-        return configure(rg.alignment.MergeMany(), options)
-    return configure(rg.WeightMatching(), options)

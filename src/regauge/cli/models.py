@@ -4,12 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regauge import Checkpoint
-from regauge.cli.align_options import Matching
-from regauge.cli.compare_options import Compare
-from regauge.cli.gauge_options import Audit, Gauge
-from regauge.cli.options import Canonicalize, ExampleInputs, UsageError
+from regauge.cli.options import ExampleInputs, ModelOptions, UsageError
 from regauge.cli.output import show_status, tell_notes
-from regauge.cli.prune_options import Prune
 from regauge.hub import Model, Networks, Values, name_model, open_model, open_networks, read_symmetry
 
 
@@ -39,7 +35,7 @@ def require_model(
 
 
 def read_networks(
-    options: Matching | Canonicalize | Compare | Gauge | Audit | Prune,
+    options: ModelOptions,
     paths: Sequence[Path | Checkpoint],
     *,
     values: Values = "if small",

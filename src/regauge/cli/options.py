@@ -113,6 +113,31 @@ class Written:
     """Bytes in one file of an output folder at most, for example 5GB."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of checkpoints and its symmetry, for the commands that move or compare networks."""
+
+    model: Model = None
+    symmetry: SymmetryFile = None
+    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
+    json: Json = False
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs that must not change, and that the data are compared with."""
+        return self.inputs.outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedOptions(ModelOptions):
+    """Settings of choices that data judge, and of chance."""
+
+    test: Test = None
+    loss: Loss = "cross-entropy"
+    """The loss on the data."""
+    seed: Seed = 0
+
+
 @dataclass(frozen=True)
 class Demo:
     """Train small networks on handwritten digits, align and merge them, and write an HTML report."""
@@ -139,57 +164,4 @@ class Discover:
     skip_verification: bool = False
     """Do not apply random elements and compare the outputs (in float64)."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
-    json: Json = False
-
-
-@dataclass(frozen=True)
-class Canonicalize:
-    """Bring a checkpoint to its canonical form: the same for all networks on its orbit, and of the same function.
-
-    The element that does it is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`.
-    """
-
-    checkpoint: Checkpoint
-    output: Output
-    """The canonical checkpoint: a .safetensors file or a folder."""
-    model: Model = None
-    symmetry: SymmetryFile = None
-    reference: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
-    """Fix signs and order by alignment to this checkpoint of the same architecture, instead of sums and sorting."""
-    overwrite: bool = False
-    """Replace the output and its element if they exist."""
-    memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """Limit on memory, for example 3GB; half of the machine's memory where left out. The values of the
-    checkpoint, in float64, must fit."""
-    inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
-    written: Annotated[Written, arg(name="")] = Written()
-    json: Json = False
-
-
-@dataclass(frozen=True)
-class Apply:
-    """Apply a stored alignment to another checkpoint of the same architecture, or undo it.
-
-    The checkpoint is read, moved and written tensor by tensor, so that it may be larger than memory.
-    """
-
-    alignment: Positional[Path]
-    """File that `regauge align` stored next to its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
-    checkpoint: Checkpoint
-    output: Output
-    """The moved checkpoint: a .safetensors file or a folder."""
-    inverse: bool = False
-    """Undo the alignment instead."""
-    overwrite: Overwrite = False
-    written: Annotated[Written, arg(name="")] = Written()
-    json: Json = False
-
-
-@dataclass(frozen=True)
-class Info:
-    """Say what a checkpoint is: tensors, dtypes, sizes, the strings in its header, and where it comes from."""
-
-    checkpoint: Checkpoint
-    tensors: bool = False
-    """List every tensor with its shape and dtype."""
     json: Json = False

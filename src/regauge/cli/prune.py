@@ -28,7 +28,7 @@ def run(options: Prune) -> None:
     if options.test is not None and options.data is None:
         raise UsageError("--test judges what --data chose: give --data, too")
     out = output_of(options, page=prune_page)
-    job = open_checkpoints([options.checkpoint], out, beside=prune_path, memory=options.memory, work="pruning")
+    job = open_checkpoints([options.checkpoint], out, memory=options.memory, work="pruning")
     job.require_memory()
     model = find_model(options.model, job.source, options.inputs, values="always")
     if model is None:

@@ -5,24 +5,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from regauge.cli.options import (
-    BATCHES_HELP,
-    Batch,
-    Checkpoint,
-    ExampleInputs,
-    Json,
-    Loss,
-    Model,
-    Output,
-    Seed,
-    SymmetryFile,
-    Test,
-    Written,
-)
+from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, Output, Written
 
 
 @dataclass(frozen=True)
-class Prune:
+class Prune(JudgedOptions):
     """Remove units of a checkpoint everywhere at once: hidden units, channels, heads; a smaller checkpoint that runs.
 
     What the network does not need goes first, checked on outputs: without --share, the function stays. The report is
@@ -32,8 +19,6 @@ class Prune:
     checkpoint: Checkpoint
     output: Output
     """The smaller checkpoint: a .safetensors file or a folder, whose config.json is changed, too."""
-    model: Model = None
-    symmetry: SymmetryFile = None
     share: float = 0.0
     """Share of the units of each group that are removed in all, from 0 to below 1."""
     criterion: Literal["magnitude", "taylor", "output", "random"] | None = None
@@ -43,14 +28,9 @@ class Prune:
     groups: tuple[str, ...] = ()
     """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "for criteria and the loss.")] = None
-    test: Test = None
     batch: Batch = 64
-    loss: Loss = "cross-entropy"
     overwrite: bool = False
     """Replace the output and the files next to it if they exist."""
-    seed: Seed = 0
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """Limit on memory, for example 4GB; half of the machine's memory where left out."""
-    inputs: Annotated[ExampleInputs, arg(name="")] = field(default_factory=ExampleInputs)
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
-    json: Json = False

@@ -11,7 +11,7 @@ from regauge.cli.tasks import read
 def run(options: Repair) -> None:
     """Write the repaired checkpoint, and print the variances of every layer and the losses, before and after."""
     out, weights = output_of(options), options.weights or None
-    job = open_checkpoints([options.merged, *options.endpoints], out)
+    job = open_checkpoints([options.merged, *options.endpoints], out, work="repairing")
     if not options.endpoints and (weights or options.align):
         raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
     if options.held != Held() and not options.align:

@@ -1,6 +1,6 @@
 """Commands that align checkpoints, which may be larger than memory: what they read, their method, plan and progress."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,6 @@ def read_job(
     paths: Sequence[Path],
     *,
     source: int,
-    beside: Callable[[Path], Path],
     element: str | None = None,
 ) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
@@ -37,13 +36,13 @@ def read_job(
     With them comes, where their tokens differ, which rows are taken from where.
 
     Networks that are streamed stay on the disk. What is imported and traced from here on counts as memory. The first
-    checkpoint stays; the output takes over names, dtypes and files of the one with the number `source`, and what else
-    is written is named by `beside`, with an `element`'s file in the provenance.
+    checkpoint stays; the output takes over names, dtypes and files of the one with the number `source`, and an
+    `element`'s file is named in the provenance.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     out = output_of(options, element=element)
     work = "aligning" if isinstance(options, Align) else "merging"
-    job = open_job(paths, source, beside, out=out, memory=limit, work=work)
+    job = open_job(paths, source, out=out, memory=limit, work=work)
     assert job is not None
     if not options.dry_run:
         job.require_output()
@@ -145,8 +144,8 @@ def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
     }
 
 
-def method_of(options: Matching) -> Method:
-    """The method that the options ask for."""
+def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Method:
+    """The method that the options ask for; `plain` where they name none and there is no data."""
     name, has_data = options.method, options.data is not None
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"
@@ -154,7 +153,8 @@ def method_of(options: Matching) -> Method:
         raise UsageError(f"--matcher is for the method learned, not {name!r}; add --method learned")
     if options.refine and not has_data:
         raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
-    method, needs_data = _method_named(name, options)
+    is_plain = options.method == "auto" and not has_data
+    method, needs_data = (plain(), False) if is_plain else _method_named(name, options)
     if options.restarts and not hasattr(method, "restarts"):
         raise UsageError(f"--restarts is for matching weights; the method {name!r} has none")
     if needs_data and not has_data:

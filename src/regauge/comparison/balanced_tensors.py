@@ -18,9 +18,9 @@ from regauge.checkpoints.memory_limit import size_text
 from regauge.core.act import Site
 from regauge.core.balance import has_balance
 from regauge.core.element import Element
+from regauge.core.families import move_tensor
 from regauge.core.movable import VALUES, require_movable
 from regauge.core.params import require_finite, work_dtype
-from regauge.core.pieces import move_tensor
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 

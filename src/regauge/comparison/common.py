@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.comparison.widths import Widths, find_widths, fit_widths
+from regauge.core.counted import shorten
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import ALIGNMENT
 from regauge.checkpoints.formats.file_formats import weight_suffixes
-from regauge.checkpoints.formats.location import locate
+from regauge.checkpoints.location import ALIGNMENT, locate
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.comparison.comparison import Comparison
@@ -135,7 +134,7 @@ def compare_files(
     result = Lineages(tuple(lineages), left_out, tuple(failures), tuple(notes))
     if page is not None:
         distances = {f"{len(one.names)} networks": one.distances for one in result.lineages}
-        write_page(page, result.facts, generator, distances=distances)
+        write_page(page, result.facts, generator.initial_seed(), distances)
     return result
 
 

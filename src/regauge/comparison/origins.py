@@ -10,11 +10,11 @@ from torch import Tensor
 from regauge.checkpoints.alignments import Alignment, alignment_path, load_alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.file_formats import weight_suffixes
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.outputs.provenance import Input, hash_file, read_provenance
+from regauge.core.counted import shorten
 from regauge.core.element import Element
 from regauge.core.escaping import escape
-from regauge.core.pieces import move_tensor
+from regauge.core.families import move_tensor
 from regauge.core.symmetry import Symmetry
 
 CHOOSING = ("align", "canonicalize", "apply", "merge")

@@ -7,9 +7,9 @@ from functools import cached_property
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.core.families import row_ranges
 from regauge.core.movable import VALUES
 from regauge.core.params import Params, work_dtype
-from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 
 COMPARED_BYTES = 1 << 26

@@ -14,8 +14,8 @@ from regauge.comparison.pair import Pair
 from regauge.comparison.tensor_shares import mean_share, measure_shares
 from regauge.comparison.verdicts import by_chance
 from regauge.core.element import Element
+from regauge.core.families import move_tensor
 from regauge.core.params import Params
-from regauge.core.pieces import move_tensor
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from regauge.comparison.pair import Pair
 from regauge.core.element import Element
-from regauge.core.families import average, dot
-from regauge.core.pieces import move_tensor
+from regauge.core.families import average, dot, move_tensor
 from regauge.core.symmetry import Symmetry
 
 CONSTANT_TENSOR = 1e-10

@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from regauge.connect.affine_layers import AffineLayer, layers_of
 from regauge.core.given import inputs_of, require_batches
+from regauge.core.outputs import evaluating
 from regauge.core.params import Params
-from regauge.core.task import arguments, evaluating
+from regauge.core.task import arguments
 from regauge.discovery.activations import IntermediateValues
 from regauge.discovery.registry import leaves_as_operators
 from regauge.discovery.trace import trace

@@ -6,9 +6,10 @@ axis instead, which needs no index as large as the tensor.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise, permutations
 from types import EllipsisType
 
 import torch
@@ -23,6 +24,8 @@ from regauge.core.rounding import require_held
 
 FLAT_LIMIT = 1 << 22
 """Above this many entries a batch of elements moves a parameter axis by axis, without a flat index."""
+LONGEST_SHARED_AXIS = 1 << 24
+"""Indices of an axis on which several groups are compared index by index."""
 LONG_ROW = 8
 """Least number of values behind an index for which whole rows are moved instead of single values."""
 
@@ -110,6 +113,37 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
         positions = (positions.unsqueeze(-1) + torch.arange(size) * stride).flatten()
         units = units.unsqueeze(-1).expand(-1, size).flatten()
     return positions, units
+
+
+def span(group: Group, place: Placement) -> tuple[int, int]:
+    """The first and the last index of a placement."""
+    return place.start, place.start + sum(
+        (size - 1) * stride for size, stride in ((group.size, place.stride), *place.repeats)
+    )
+
+
+def overlapping(
+    groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[Group, Group, Placement]]:
+    """Two groups that move one axis, and not independently: one changes the units of the other; and where."""
+    moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
+    for group in groups:
+        if group.size and (group.is_permuted or group.matrix != "none"):
+            for place in group.placements:
+                moving.setdefault((place.parameter, place.axis), []).append((group, place))
+    for (parameter, axis), several in moving.items():
+        shape = shapes[parameter]
+        spans = sorted(span(*one) for one in several)
+        are_apart = all(end < start for (_, end), (start, _) in pairwise(spans)) and spans[-1][1] < shape[axis]
+        if len(several) > 1 and not are_apart and shape[axis] > LONGEST_SHARED_AXIS:
+            raise ValueError(f"several groups share axis {axis} of {parameter!r}, which is too long to compare them")
+        found = [covered(*one, shape) for one in several] if len(several) > 1 and not are_apart else []
+        for (one, (positions, _)), (other, (there, units)) in permutations(zip(several, found, strict=False), 2):
+            owner = torch.full((shape[axis],), -1)
+            owner[there] = units
+            blocks = owner[positions].reshape(one[0].size, -1)
+            if not torch.equal(blocks, blocks[:1].expand_as(blocks)):
+                yield one[0], other[0], one[1]
 
 
 @dataclass(frozen=True)

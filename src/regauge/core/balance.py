@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog
 from torch import Tensor
 
 from regauge.core.element import Element, Value
-from regauge.core.families import connected
-from regauge.core.frozen_gains import count_frozen_gains
-from regauge.core.matrices import Matrices, balanced_matrices
+from regauge.core.families import balanced_matrices, connected
+from regauge.core.matrices import Matrices
 from regauge.core.params import Params, are_copies, select
+from regauge.core.remembered import remembered
 from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers
 from regauge.core.symmetry import Symmetry
 
@@ -31,6 +34,12 @@ JOINED = 1 << 20
 MEMORY = 6
 """Sweeps that an extrapolation looks back on."""
 
+Exponents = tuple[tuple[int, int], ...]
+"""The action of scales on some values of a tensor: numbers of families and exponents."""
+Terms = tuple[tuple[str, Exponents], ...]
+
+LENGTH_COST = 1e-4
+"""The cost of the length of a way, relative to the gain of a row that shrinks."""
 Buffers = Literal["move", "keep"]
 """Whether balancing may move running statistics."""
 
@@ -198,6 +207,34 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
     return connected([*scaled, *balanced_matrices(symmetry).values()])
 
 
+@remembered
+def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
+    """The symmetry, with those buffers among the parameters that balancing needs.
+
+    Where gains are buffers, as in a normalization that is not trained, filters around them could be made ever smaller
+    at their expense. So the buffers that move along such a way count. Which these are follows from the exponents of the
+    scales, not from values: a way is a vector t of logarithms, one for each family, along which no parameter grows,
+    `E t <= 0`, and some shrink. Running statistics of trained normalization lie on no such way. Where buffers are kept
+    nothing needs them.
+    """
+    families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
+    number = {family: k for k, family in enumerate(families)}
+    acting: dict[str, dict[int, list[Exponents]]] = {}
+    for group in symmetry.groups:
+        for place in group.placements:
+            if any(place.scale):
+                found = tuple((number[group.name, k], e) for k, e in enumerate(place.scale) if e)
+                acting.setdefault(place.parameter, {}).setdefault(place.axis, []).append(found)
+    if buffers == "keep" or not acting.keys() & set(symmetry.buffers):
+        return symmetry
+    # The values of a tensor of which each axis has one of several placements.
+    terms = tuple(
+        dict.fromkeys((name, sum(each, ())) for name, axes in acting.items() for each in product(*axes.values()))
+    )
+    needed = _frozen_gains(terms, frozenset(symmetry.buffers), len(families))
+    return replace(symmetry, buffers=tuple(n for n in symmetry.buffers if n not in needed)) if needed else symmetry
+
+
 def _minimize(
     directions: Sequence[Direction], squares: Squares, batch: int, tolerance: float, matrices: Matrices | None = None
 ) -> list[Logs]:
@@ -252,3 +289,38 @@ def _extrapolate(visited: Sequence[tuple[Logs, Logs]]) -> Logs:
     mix = np.linalg.solve(gram + ridge, moves @ steps[:, -1, :, None])
     found: Logs = last - (mix.swapaxes(1, 2) @ np.diff(points, axis=1))[:, 0]
     return found
+
+
+def _frozen_gains(terms: Terms, buffers: frozenset[str], count: int) -> frozenset[str]:
+    needed: frozenset[str] = frozenset()
+    while True:
+        compared = _exponents_of([term for term in terms if term[0] not in buffers - needed], count)
+        way = _shrinking_way(compared)
+        rest = [term for term in terms if term[0] in buffers - needed]
+        found = {
+            name for (name, _), change in zip(rest, _exponents_of(rest, count) @ way, strict=True) if abs(change) > 1e-6
+        }
+        if not found:
+            return needed
+        needed |= found
+
+
+def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray[np.float64]:
+    rows = np.zeros((len(terms), count))
+    for row, (_, exponents) in zip(rows, terms, strict=True):
+        for family, exponent in exponents:
+            row[family] += exponent
+    return rows
+
+
+def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A short way along which as many rows as possible shrink, by one at least, and none grows; else zero."""
+    terms, count = rows.shape
+    # Maximize sum s over 0 <= s <= 1 with rows (up - down) + s <= 0: at the optimum every s is zero or one.
+    costs = np.concatenate([np.full(2 * count, LENGTH_COST), -np.ones(terms)])
+    limits = np.concatenate([rows, -rows, np.eye(terms)], 1)
+    bounds = [(0, None)] * (2 * count) + [(0, 1)] * terms
+    found = linprog(costs, A_ub=limits, b_ub=np.zeros(terms), bounds=bounds).x
+    if found is None or found[2 * count :].max(initial=0) < 0.5:
+        return np.zeros(count)
+    return found[:count] - found[count : 2 * count]

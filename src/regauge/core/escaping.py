@@ -1,7 +1,8 @@
-"""Text out of files as it is shown: nothing in it can move a cursor, begin a line, or become markup."""
+"""Text out of files as it is shown: nothing in it can move a cursor, begin a line, become markup, or leave a table."""
 
 import json
 import re
+from collections.abc import Sequence
 
 UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -52,3 +53,16 @@ def escape_markdown(text: str) -> str:
 def escape_code(text: str) -> str:
     """A text as code on one line of Markdown; quotation marks take the place of backquotes."""
     return "`" + escape_html(text).replace("`", "'") + "`"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> list[str]:
+    r"""The lines of a table, its cells escaped; columns of numbers behind the first are aligned to the right.
+
+    >>> print("\n".join(markdown_table(["", "loss"], [["a|b", "0.1"]], is_numeric=True)))
+    |  | loss |
+    | --- | ---: |
+    | a\|b | 0.1 |
+    """
+    rule = ["---", *["---:" if is_numeric else "---"] * (len(header) - 1)]
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
+    return [f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:])]

@@ -1,5 +1,6 @@
-"""The algebra of a symmetry on tensors: families of groups, tensors unfolded where they act, and group averages."""
+"""The algebra of a symmetry on tensors: families of groups, tensors in pieces or unfolded, and group averages."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import Int, Num
 from torch import Tensor
 
+from regauge.core import act as _act
 from regauge.core import element as _element
 from regauge.core.act import Site, take
 from regauge.core.classes import class_means, class_sums
@@ -15,10 +17,13 @@ from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
 from regauge.core.products import matmul
+from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 Sites = Mapping[str, Sequence[Site]]
 Tensors = Mapping[str, Tensor]
+CHUNK = 1 << 25
+"""Bytes, as float32, of the pieces in which tensors are read that need not be there as a whole."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,41 @@ def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, 
         for into, tensor in zip(result, tensors, strict=True):
             into[name] = tensor.detach().to(device=tensors[0].device, dtype=dtype)
     return result
+
+
+@remembered
+def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
+    """The compared parameters on which each group of invertible matrices acts."""
+    return {
+        group.name: names
+        for group in symmetry.groups
+        if group.matrix == "linear"
+        and (names := frozenset(p.parameter for p in group.placements) - {*symmetry.buffers})
+    }
+
+
+def row_ranges(
+    symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
+) -> list[tuple[int, int] | None]:
+    """Ranges of axis 0 in which a tensor may be read and moved, of `chunk` bytes as float32; None for all of it.
+
+    The shape is needed where the symmetry does not move the tensor.
+    """
+    shape = symmetry.shapes[name] if shape is None else shape
+    sites = symmetry.sites.get(name, [])
+    used = {axis for site in sites for axis in site.axes}
+    if not shape or 0 in used or 0 in shape:
+        return [None]
+    rows = max(1, chunk // (4 * math.prod(shape[1:])))
+    return [(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows)]
+
+
+def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor) -> Tensor:
+    """A tensor, or a piece of it, moved by an element."""
+    if name not in symmetry.sites:
+        return tensor
+    sites = {name: symmetry.sites[name]}
+    return _act.act(symmetry.groups, sites, element, {name: tensor}, {name: tensor.ndim})[name]
 
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:

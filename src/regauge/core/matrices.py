@@ -10,9 +10,8 @@ from torch import Tensor
 from regauge.core import act as _act
 from regauge.core.act import Site
 from regauge.core.element import Element, Value
-from regauge.core.families import unit_values
+from regauge.core.families import balanced_matrices, unit_values
 from regauge.core.groups import Group
-from regauge.core.remembered import remembered
 from regauge.core.scales import Squares
 from regauge.core.symmetry import Symmetry
 
@@ -214,14 +213,3 @@ def root_of(product: Gram) -> Gram:
     values, vectors = torch.linalg.eigh(product)
     root: Tensor = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
     return root
-
-
-@remembered
-def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
-    """The compared parameters on which each group of invertible matrices acts."""
-    return {
-        group.name: names
-        for group in symmetry.groups
-        if group.matrix == "linear"
-        and (names := frozenset(p.parameter for p in group.placements) - {*symmetry.buffers})
-    }

@@ -1,6 +1,7 @@
-"""The choice of a model's outputs: part of the question that discovery answers."""
+"""A model as it is asked: in evaluation mode, and for the outputs that count."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,6 +47,18 @@ class SelectedOutputs(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         return output_tensors(self.module(*args, **kwargs), self.outputs)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode; afterwards every part is in its own mode again."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def _field(output: Any, name: str) -> Any:

@@ -3,14 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise, permutations
 from typing import Any
 
-import torch
-
-from regauge.core.act import covered
+from regauge.core.act import overlapping, span
 from regauge.core.counted import count
 from regauge.core.escaping import escape, escape_lines
 from regauge.core.groups import Frozen, Group, Placement
@@ -90,8 +87,6 @@ FORMAT = "regauge.symmetry"
 VERSION = 1
 LARGEST_EXPONENT = 1_000_000
 """An exponent at most."""
-LONGEST_SHARED_AXIS = 1 << 24
-"""Indices of an axis on which several groups are compared index by index."""
 
 
 def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
@@ -143,7 +138,7 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
     is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
     if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
-    if group.size and _span(group, place)[1] >= shapes[place.parameter][place.axis]:
+    if group.size and span(group, place)[1] >= shapes[place.parameter][place.axis]:
         raise ValueError(
             f"group {group.name!r} has more units than axis {place.axis} of {place.parameter!r} has places"
         )
@@ -161,37 +156,6 @@ def _require_nested(groups: Sequence[Group]) -> None:
             above += [other for other in within.get(one, ()) if other not in above]
         if name in above:
             raise ValueError(f"group {name!r} is repeated within itself")
-
-
-def _span(group: Group, place: Placement) -> tuple[int, int]:
-    """The first and the last index of a placement."""
-    return place.start, place.start + sum(
-        (size - 1) * stride for size, stride in ((group.size, place.stride), *place.repeats)
-    )
-
-
-def overlapping(
-    groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[Group, Group, Placement]]:
-    """Two groups that move one axis, and not independently: one changes the units of the other; and where."""
-    moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
-    for group in groups:
-        if group.size and (group.is_permuted or group.matrix != "none"):
-            for place in group.placements:
-                moving.setdefault((place.parameter, place.axis), []).append((group, place))
-    for (parameter, axis), several in moving.items():
-        shape = shapes[parameter]
-        spans = sorted(_span(*one) for one in several)
-        are_apart = all(end < start for (_, end), (start, _) in pairwise(spans)) and spans[-1][1] < shape[axis]
-        if len(several) > 1 and not are_apart and shape[axis] > LONGEST_SHARED_AXIS:
-            raise ValueError(f"several groups share axis {axis} of {parameter!r}, which is too long to compare them")
-        found = [covered(*one, shape) for one in several] if len(several) > 1 and not are_apart else []
-        for (one, (positions, _)), (other, (there, units)) in permutations(zip(several, found, strict=False), 2):
-            owner = torch.full((shape[axis],), -1)
-            owner[there] = units
-            blocks = owner[positions].reshape(one[0].size, -1)
-            if not torch.equal(blocks, blocks[:1].expand_as(blocks)):
-                yield one[0], other[0], one[1]
 
 
 def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:

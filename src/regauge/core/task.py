@@ -1,7 +1,6 @@
 """A task: the data and the loss by which methods judge networks of one architecture."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from regauge.core.chance import given_or_seed
 from regauge.core.counted import count
 from regauge.core.given import as_pair, describe, require_batches, require_module, require_tensors
 from regauge.core.interpolation import interpolate
-from regauge.core.outputs import Outputs, output_tensors
+from regauge.core.outputs import Outputs, evaluating, output_tensors
 from regauge.core.params import Params
 from regauge.core.split import split_batches
 
@@ -245,18 +244,6 @@ def _floats(values: Iterable[Any]) -> set[torch.dtype]:
 
 def _list_dtypes(dtypes: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode; afterwards every part is in its own mode again."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _count_targets(targets: Any) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from regauge.core.act import overlapping
 from regauge.core.groups import Group, Placement
 from regauge.core.probe import relative_change
 from regauge.core.symmetry import Symmetry
-from regauge.core.symmetry_text import overlapping
 
 LARGE_PARAMETER = 1 << 20
 """Parameters with more entries are tried axis by axis."""

@@ -19,8 +19,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from regauge.core.movable import INTEGERS
-from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs
-from regauge.core.task import evaluating
+from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
 from regauge.discovery.in_place import without_mutation
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored

@@ -15,8 +15,8 @@ from regauge.flow.nets import NETS, Metanetwork, TimeConditioning
 from regauge.flow.priors import PRIORS, Prior
 from regauge.flow.representation import Representation
 from regauge.flow.velocity import Velocity
-from regauge.weightspace.files import made_of, named
 from regauge.weightspace.layers import LAYERS
+from regauge.weightspace.named_settings import made_of, named
 
 
 def build_velocity(

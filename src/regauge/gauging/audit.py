@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from regauge.checkpoints.job import Network, open_job
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
-from regauge.core.outputs import Outputs
+from regauge.core.outputs import Outputs, evaluating
 from regauge.core.params import Params, require_finite
 from regauge.core.probe import InDouble, Probe, exact_probe, relative_change
 from regauge.core.scales import directions
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import evaluating
 from regauge.gauging.mappings import ScalePair, resolve_pair
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 

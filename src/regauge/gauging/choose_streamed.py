@@ -8,8 +8,8 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
+from regauge.core.families import row_ranges
 from regauge.core.params import require_finite
-from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, arguments
 from regauge.gauging.gauge_method import fixed_reasons

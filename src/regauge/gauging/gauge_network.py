@@ -21,7 +21,7 @@ from regauge.core.task import Task
 from regauge.gauging.certificate import certify
 from regauge.gauging.choose_streamed import choose_streamed
 from regauge.gauging.gauge_method import GaugeMethod, GaugeProblem, to_work
-from regauge.gauging.gauge_report import gauge_path, write_gauge
+from regauge.gauging.gauge_report import write_gauge
 from regauge.gauging.methods.best_gauge import BestGauge
 from regauge.gauging.methods.learned_rotation import LearnedRotation
 from regauge.gauging.methods.spreading_rotations import Rotation
@@ -96,7 +96,7 @@ def gauge(
     """
     method = BestGauge() if method is None else method
     settings = {"method": repr(method)}
-    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": gauge_path, "work": "choosing a gauge"}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "work": "choosing a gauge"}
     job = open_call("rg.gauge", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
     if job is None:
         assert isinstance(params, Mapping)

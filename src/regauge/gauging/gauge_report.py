@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from regauge.checkpoints.job import FileJob
+from regauge.checkpoints.job import WORKS, FileJob
 from regauge.checkpoints.writing import path_beside
 from regauge.core.params import Params
 from regauge.core.progress import Progress
@@ -22,7 +22,7 @@ NOT_RUN = "the model has no values here: it is larger than what is run, or is no
 
 def gauge_path(checkpoint: Path) -> Path:
     """The path of a moved checkpoint's report: `out.gauge.json` for `out.safetensors`, or a file in a folder."""
-    return path_beside(checkpoint, ".gauge.json")
+    return path_beside(checkpoint, WORKS["choosing a gauge"].beside)
 
 
 def write_gauge(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import find_cached
+from regauge.checkpoints.location import find_cached
 from regauge.checkpoints.writing import SUFFIX
 from regauge.hub.user_code import Values, call_factory
 
@@ -60,8 +60,8 @@ def build_model(name: str, values: Values = "if small") -> Built:
     Raises:
         ValueError: The name means nothing, or the model cannot be built.
     """
-    folder = find_cached(name) or Path(name)
-    if folder.is_dir():
+    folder = folder_of(name)
+    if folder is not None:
         from regauge.hub.folder_model import build_folder  # it imports code of transformers
 
         module, tried = build_folder(folder, values)
@@ -85,6 +85,12 @@ def build_model(name: str, values: Values = "if small") -> Built:
         f"the factory {name!r} returned a {type(made).__name__}; it must return a torch.nn.Module, "
         "(module, example_inputs) or (module, example_inputs, example_kwargs)"
     )
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder that a model is named by, also one in the cache of the hub; None for other names."""
+    folder = find_cached(name) or Path(name)
+    return folder if folder.is_dir() else None
 
 
 def name_model(checkpoint: Checkpoint) -> str | None:

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.core.counted import shorten
 from regauge.core.symmetry import Symmetry
 from regauge.discovery import TraceError, discover
-from regauge.hub.build_model import Built, build_model, describe_inputs
+from regauge.hub.build_model import Built, build_model, describe_inputs, folder_of
 from regauge.hub.symmetry_cache import Traced, Tracing, trace_once
 from regauge.hub.user_code import Values
 
@@ -108,8 +108,8 @@ class Model:
     @cached_property
     def traced(self) -> Traced:
         """The result of tracing the model, from the cache where an earlier run kept it."""
-        if self._given is not None or "_traced_now" in self.__dict__:
-            return self._traced_now
+        if self._given is not None or "_traced_now" in self.__dict__ or folder_of(self.name) is None:
+            return self._traced_now  # What a factory makes may change from run to run: nothing is kept.
         settings = [self.values, self.verify]
         return trace_once(self.name, self.tracing, settings, lambda: self._traced_now, retrace=self.retrace)
 
@@ -220,7 +220,7 @@ def open_model(
         name: A folder with config.json in Hugging Face style; `org/model`, which is read from the cache of the Hugging
             Face hub on this machine; `package.module:factory` or `file.py:factory`, a function that returns a module,
             (module, example_inputs) or (module, example_inputs, example_kwargs); or a file of weights whose header
-            describes its network, as `rg.inr.save_inr` writes them.
+            describes its network, as `rg.inr.Inr.save` writes them.
         input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of those that the model brings.
         input_dtype: Their dtypes, for example `["int64"]`; float32 unless given.
         outputs: Names of the outputs that must not change; all tensors unless given.

@@ -82,7 +82,8 @@ def open_networks(
             found, state, notes = model.symmetry, model.traced.state, model.traced.notes
         else:
             state = model.module.state_dict()
-        named = _name_all([unwrap(one, state.keys()) for one in checkpoints], model, state)
+        bare = [one if one.stored.keys() == state.keys() else unwrap(one, state.keys()) for one in checkpoints]
+        named = _name_all(bare, model, state)
     first, *others = _share(named, streamed=streamed)
     if streamed:
         match(first.on_meta(), named[0][1] or first.on_meta(), first.label)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.formats.state_dicts import memory_of
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.hub.build_model import folder_of
 from regauge.storage.cache import keep, recall
 
 KIND, NAMES = "symmetries", "names"
@@ -139,7 +139,9 @@ def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[
 
 def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | None:
     """All that the symmetry of a folder's model depends on; None if that is not known."""
-    folder = find_cached(name) or Path(name)
+    folder = folder_of(name)
+    if folder is None:
+        return None
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.outputs.provenance import DESCRIBING, IN_FOLDER
 from regauge.checkpoints.plain_files import read_json, read_object, require_inside
+from regauge.core.counted import shorten
 
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
 """Prefixes of the names of files that define the tokens."""

@@ -10,5 +10,6 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     __file__,
     moved={"EmbeddingTraining": "regauge.inr:EmbeddingConfig", "Fit": "regauge.inr:FitConfig"}
-    | {"labels_of": "regauge.inr.fields.signal_samples", "read_inr": "regauge.inr.representation"},
+    | {"labels_of": "regauge.inr.fields.signal_samples"}
+    | dict.fromkeys(("read_inr", "save_inr"), "regauge.inr.representation"),
 )

@@ -36,7 +36,6 @@ from .rendering.strips import render_strip as render_strip
 from .rendering.strips import save_strips as save_strips
 from .representation import Inr as Inr
 from .representation import load_inr as load_inr
-from .representation import save_inr as save_inr
 
 EmbeddingTraining = EmbeddingConfig
 Fit = FitConfig

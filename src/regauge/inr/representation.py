@@ -171,6 +171,17 @@ class Inr:
         sizes = {"in_features": self.in_features, "width": self.width, "out_features": self.out_features}
         return {**sizes, "depth": self.depth, "omega": self.omega, "bias": bias}
 
+    def save(self, params: Mapping[str, Tensor], path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the parameters of a network with this description: `load_inr` reads both, bit for bit.
+
+        Raises:
+            FileExistsError: The file exists, and `overwrite` is false.
+            FileNotFoundError: Its folder does not exist.
+            ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
+        """
+        named, header = match(params, blank(self), "this network"), {"kind": FORMAT, "inr": self.to_json()}
+        return save(named, path, overwrite=overwrite, metadata=header)
+
     def to_json(self) -> str:
         """The text form."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
@@ -192,19 +203,12 @@ class Inr:
 
 
 def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write an INR: `load_inr(save_inr(params, inr, path))` is what was given, bit for bit.
-
-    Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
-        ValueError: The parameters are not those of this architecture, or the name does not end in `.safetensors`.
-    """
-    named, header = match(params, blank(inr), "this network"), {"kind": FORMAT, "inr": inr.to_json()}
-    return save(named, path, overwrite=overwrite, metadata=header)
+    """The earlier name of `Inr.save`."""
+    return inr.save(params, path, overwrite=overwrite)
 
 
 def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
-    """Read what `save_inr` wrote.
+    """Read what `Inr.save` wrote.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -216,7 +220,7 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
         if inr.depth >= len(checkpoint) or max(inr.in_features, inr.width, inr.out_features) > most:
             raise ValueError(
                 f"{checkpoint.label!r} says that its INR has {inr.depth:,} hidden layers of {inr.width:,} units, but "
-                f"holds {len(checkpoint)} tensors of {most:,} values; write it again with `save_inr`"
+                f"holds {len(checkpoint)} tensors of {most:,} values; write it again with `Inr.save`"
             )
         return match(checkpoint.params, blank(inr), repr(checkpoint.label)), inr
 
@@ -233,7 +237,7 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
     if header.get("kind") != FORMAT or "inr" not in header:
         raise ValueError(
             f"{checkpoint.label!r} does not record which INR it holds: it is {describe_kind(header)}; `regauge inr "
-            "fit` and `save_inr` write files that do, and `save_inr` turns the parameters of another program into one"
+            "fit` and `Inr.save` write files that do, and `Inr.save` turns the parameters of another program into one"
         )
     try:
         return Inr.from_json(header["inr"])

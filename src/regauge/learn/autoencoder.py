@@ -21,9 +21,9 @@ from regauge.learn.populations import read_blocks, to_net
 from regauge.storage.architecture import Architecture
 from regauge.storage.collection import Collection, Networks
 from regauge.weightspace.decoders import DecoderSettings, decoder_of, describe_decoder
-from regauge.weightspace.files import describe_net, make_net
 from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.net_files import make_net
 
 KIND = "regauge autoencoder"
 VERSION = "1"
@@ -160,7 +160,7 @@ class Autoencoder:
         header = {
             "kind": KIND,
             "version": VERSION,
-            "encoder": json.dumps(describe_net(self.encoder)),
+            "encoder": json.dumps(self.encoder.describe()),
             "decoder": json.dumps(describe_decoder(self.settings)),
             "about": json.dumps(dict(self.about)),
         }

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment.engine.climbs import portions
-from regauge.alignment.engine.copies import match_frames
-from regauge.alignment.engine.frames import Scales
+from regauge.alignment.engine.frames import Scales, match_frames
 from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
 from regauge.alignment.problem import ManyProblem, Problem
@@ -23,9 +22,9 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.course import Trained
 from regauge.learn.populations import to_net
 from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, responses
-from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads.unit_features import UnitFeatures
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.net_files import load_net
 
 KIND = "matching"
 TIES = 1e-4
@@ -164,9 +163,9 @@ class LearnedMatching(Method):
         return {name: torch.cat([part[name] for part in read]).to(device) for name in read[0]}
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the matcher as one safetensors file; see `weightspace.save_net`."""
+        """Write the matcher as one safetensors file; see `weightspace.Metanet.save`."""
         settings = {"share": self.share, "sweeps": self.sweeps, "scales": self.scales}
-        return save_net(self.net, path, about={**self.about, "kind": KIND, "matching": settings}, overwrite=overwrite)
+        return self.net.save(path, about={**self.about, "kind": KIND, "matching": settings}, overwrite=overwrite)
 
 
 def completing(symmetry: Symmetry) -> int:

@@ -19,9 +19,9 @@ from regauge.learn.targets import Target
 from regauge.names import VERSION
 from regauge.storage import Store
 from regauge.storage.collection import Collection, Networks
-from regauge.weightspace.files import load_net, save_net
 from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.net_files import load_net
 
 KIND = "predictor"
 NET, CONSTANT = "net", "the same for all"
@@ -97,9 +97,9 @@ class Predictor:
         return self._outputs(networks).softmax(-1)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the predictor as one safetensors file; see `weightspace.save_net`."""
+        """Write the predictor as one safetensors file; see `weightspace.Metanet.save`."""
         about = {**self.about, "kind": KIND, "target": self.target.to_json()}
-        return save_net(self.net, path, about=about, overwrite=overwrite)
+        return self.net.save(path, about=about, overwrite=overwrite)
 
     def results(self) -> dict[str, Any]:
         """The course of the training, the scores and the predictions of the test networks, as JSON.

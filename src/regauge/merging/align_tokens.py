@@ -1,12 +1,12 @@
 """Alignment of networks with different tokens: the moved network gets the rows of tokens that it lacks."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from regauge.alignment import Method, Result, align
 from regauge.alignment.streamed.job import align_job, plan_job
-from regauge.checkpoints import Alignment, save_alignment
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
@@ -54,6 +54,5 @@ def align_tokens(
     if job.is_streamed:
         return align_job(plan_job(job, symmetry, method, task), progress, make=make)
     result: Result[Params] = align(a.params, b.params, symmetry, method=method, task=task, generator=generator)
-    alignment = Alignment(result.symmetry, result.element)
-    job.write(make(result.element), lambda path: save_alignment(alignment, path, overwrite=True), progress)
+    job.write(make(result.element), partial(result.save, overwrite=True), progress)
     return replace(result, notes=(*result.notes, *job.source.notes))

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.core.element import Element
+from regauge.core.families import move_tensor, row_ranges
 from regauge.core.movable import VALUES, require_shared
-from regauge.core.pieces import move_tensor, row_ranges
 from regauge.core.rounding import require_held, round_to
 from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.element import Element
+from regauge.core.families import move_tensor, row_ranges
 from regauge.core.interpolation import shares_of
 from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
-from regauge.core.pieces import move_tensor, row_ranges
 from regauge.core.rounding import require_held, round_to
 from regauge.core.symmetry import Symmetry
 from regauge.merging.rule import Rule, Target, combine_from, weighted_sum
@@ -201,6 +201,24 @@ class Blend:
         if self.elements is None or (k == 0 and self.base is None):
             return tensor
         return move_tensor(self.symmetry, self.elements[k], name, tensor)
+
+
+def list_dtypes(networks: Sequence[Checkpoint]) -> str | None:
+    """The dtypes of the floating-point tensors of each network, for a sentence; None where all have the same."""
+    kinds = {}
+    for network in networks:
+        found = {one.dtype for one in network.stored.values() if one.dtype.is_floating_point}
+        kinds[network.label] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+    return None if len(set(kinds.values())) <= 1 else "; ".join(f"{label} in {own}" for label, own in kinds.items())
+
+
+def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
+    """A sentence about the dtype of a merged network that takes over the files of the first one, where they differ."""
+    first, *_ = networks
+    listed = list_dtypes(networks)
+    if listed is None or first.form.dtype is not None:
+        return ()
+    return (f"the networks differ in dtype ({listed}); the result has those of {first.label}, and --dtype chooses",)
 
 
 def _dtype_of(network: Mapping[str, Tensor], name: str) -> torch.dtype:

@@ -10,11 +10,9 @@ import torch
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.dtypes import dtype_notes
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
-from regauge.checkpoints.writing import save_text
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.interpolation import distance
@@ -22,8 +20,8 @@ from regauge.core.params import label, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge
-from regauge.merging.blend import Blend
-from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
+from regauge.merging.blend import Blend, dtype_notes
+from regauge.merging.merge_record import MergeRecord, MergeResult, require_labels
 from regauge.merging.rule import Rule, draw_seed, require_networks
 from regauge.merging.rules.average import Average
 from regauge.merging.settings import Number, Setting, as_weights
@@ -105,7 +103,7 @@ def merge(
     told = None if weights is None else [str(one) if isinstance(one, Setting) else one for one in weights]
     settings = {"rule": repr(rule), "weights": told, "method": repr(method)}
     named: Any = {"networks": list(params), "base": base}
-    files: Any = {"beside": card_path, "work": "merging", "symmetry": symmetry, "generator": generator}
+    files: Any = {"work": "merging", "symmetry": symmetry, "generator": generator}
     job = open_call("rg.merge", settings, named, networks=given, out=out, memory=memory, **files)
     if job is not None:
         if job.is_streamed:
@@ -176,7 +174,7 @@ def merge(
     if job is not None and job.out is not None:
         origin = None if job.output is None else job.output.provenance
         record = replace(record, origin=() if origin is None else origin.facts())
-        job.write(merged, lambda path: save_text(record.card, path), progress)
+        job.write(merged, record.card, progress)
     return MergeResult(merged, aligned.elements[start:], aligned.symmetry, record)
 
 

@@ -4,19 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regauge.checkpoints.formats.file_formats import is_single_file
+from regauge.checkpoints.job import WORKS
 from regauge.checkpoints.plain_files import short_paths
+from regauge.checkpoints.writing import path_beside
 from regauge.core.element import Element
-from regauge.core.escaping import escape_code, escape_markdown
-from regauge.core.markdown import markdown_table
+from regauge.core.escaping import escape_code, escape_markdown, markdown_table
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.merging.settings import Number
 
 Metrics = Mapping[str, float]
-
-IN_FOLDER = "regauge.md"
-"""The card of a merged checkpoint that is a folder."""
 
 
 @dataclass(frozen=True)
@@ -145,4 +142,4 @@ def require_labels(labels: Sequence[str] | None, count: int, has_base: bool) -> 
 
 def card_path(checkpoint: Path) -> Path:
     """The path of a merged checkpoint's card: `out.md` for `out.safetensors`, or a file in a folder."""
-    return checkpoint.with_suffix(".md") if is_single_file(checkpoint) else checkpoint / IN_FOLDER
+    return path_beside(checkpoint, WORKS["merging"].beside)

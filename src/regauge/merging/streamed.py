@@ -8,7 +8,6 @@ from regauge.alignment import Method
 from regauge.alignment.streamed.job import StreamedJob, plan_job
 from regauge.alignment.streamed.match import StreamedResult
 from regauge.alignment.streamed.source import measure_distances
-from regauge.checkpoints.dtypes import dtype_notes
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import large_blocks_returned
 from regauge.checkpoints.writing import save_text
@@ -17,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.merging.blend import Blend
+from regauge.merging.blend import Blend, dtype_notes
 from regauge.merging.merge_record import MergeRecord, MergeResult, card_path, require_labels
 from regauge.merging.rule import Rule
 from regauge.merging.settings import Number, as_weights

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.core.families import unit_values
+from regauge.core.outputs import evaluating
 from regauge.core.params import Params
-from regauge.core.task import Task, evaluating
+from regauge.core.task import Task
 from regauge.pruning.compensation import SecondMoments, remove_compensated, values_read
 from regauge.pruning.network import Network
 

@@ -22,7 +22,7 @@ from regauge.core.task import Task, choose_and_try_to_judge
 from regauge.pruning.criteria import Criterion, Magnitude, OutputError
 from regauge.pruning.exact import Removal, apply_removals, find_removals
 from regauge.pruning.network import Network
-from regauge.pruning.prune_report import Configuration, prune_path, write_pruned
+from regauge.pruning.prune_report import Configuration, write_pruned
 from regauge.pruning.pruned import PruneCertificate, Pruned
 from regauge.pruning.resized_module import Accept, resize, shared_sizes
 from regauge.pruning.slices import cut_params, cut_symmetry
@@ -97,7 +97,7 @@ def prune(
     notes = (WITHOUT_DATA,) if criterion is None and not has_data and _is_any(share) else ()
     criterion = (OutputError() if has_data else Magnitude()) if criterion is None else criterion
     settings = {"share": share, "criterion": repr(criterion)}
-    ways: Any = {"symmetry": symmetry, "generator": generator, "beside": prune_path, "work": "pruning"}
+    ways: Any = {"symmetry": symmetry, "generator": generator, "work": "pruning"}
     job = open_call("rg.prune", settings, {"checkpoint": params}, out=out, memory=memory, **ways)
     if job is not None:
         job.require_memory()

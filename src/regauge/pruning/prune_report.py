@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import FileJob
+from regauge.checkpoints.job import WORKS, FileJob
 from regauge.checkpoints.writing import path_beside
 from regauge.pruning.criteria import CRITERIA, Criterion
 from regauge.pruning.pruned import Pruned
@@ -25,7 +25,7 @@ class Configuration(Protocol):
 
 def prune_path(checkpoint: Path) -> Path:
     """The path of a pruned checkpoint's report: `out.prune.json` for `out.safetensors`, or a file in a folder."""
-    return path_beside(checkpoint, ".prune.json")
+    return path_beside(checkpoint, WORKS["pruning"].beside)
 
 
 def write_pruned(

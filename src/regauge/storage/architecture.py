@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regauge.checkpoints.tensor_spec import TensorSpec, layout_of
+from regauge.checkpoints.formats.headers import TensorSpec, layout_of
 from regauge.core.params import Params
 from regauge.core.symmetry_text import read_versioned
 from regauge.core.typed_json import require_fields

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.writing import bytes_of
 from regauge.core.params import Params, count_models, select
 from regauge.core.progress import Progress, no_progress

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.state_file import StateFile, copy_exactly
+from regauge.core.outputs import evaluating
 from regauge.core.params import Params, below
 from regauge.core.progress import Progress, no_progress
-from regauge.core.task import Batch, Task, evaluating
+from regauge.core.task import Batch, Task
 from regauge.training.clock import Clock
 from regauge.training.optimizers import SGD, Optimizer, load_moments, moments_of, require_numbers, set_rate
 from regauge.training.schedules import Constant, Rate, Schedule

@@ -4,8 +4,6 @@ from .decoders import DECODERS as DECODERS
 from .encoder import Fourier as Fourier
 from .encoder import Logarithms as Logarithms
 from .encoder import Scalars as Scalars
-from .files import load_net as load_net
-from .files import save_net as save_net
 from .heads import HEADS as HEADS
 from .heads.equivariant import Equivariant as Equivariant
 from .heads.invariant import Invariant as Invariant
@@ -21,6 +19,7 @@ from .layers.scale_gmn import ScaleGMN as ScaleGMN
 from .layout.compile import Layout as Layout
 from .layout.compile import compile_layout as compile_layout
 from .metanet import Metanet as Metanet
+from .net_files import load_net as load_net
 from .probes.probes import Probes as Probes
 from .row_encoder import RowEncoder as RowEncoder
 from .row_encoder import weight_rows as weight_rows

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from regauge.weightspace.decoder import MLPDecoder
-from regauge.weightspace.files import made_of, named
 from regauge.weightspace.layers import LAYERS
+from regauge.weightspace.named_settings import made_of, named
 from regauge.weightspace.template_decoder import TemplateDecoder
 
 DecoderSettings = MLPDecoder | TemplateDecoder

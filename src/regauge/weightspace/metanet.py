@@ -1,30 +1,37 @@
 """A network over networks: values of weights to features, layers, and a head."""
 
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.writing import save
 from regauge.core.element import PARTS, Element, require_parts
 from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.unit_plans import Axis
 from regauge.weightspace.conditioning import Conditioning
-from regauge.weightspace.encoder import Encoder, Scalars, Values
+from regauge.weightspace.encoder import VALUES, Encoder, Scalars, Values
 from regauge.weightspace.features import Features, Read
-from regauge.weightspace.heads import Head
+from regauge.weightspace.heads import HEADS, Head
 from regauge.weightspace.heads.equivariant import Equivariant
 from regauge.weightspace.heads.invariant import Invariant
+from regauge.weightspace.layers import LAYERS
 from regauge.weightspace.layers.message_passing import MessagePassing
 from regauge.weightspace.layers.plan import Layer, LayerPlan
 from regauge.weightspace.layout.compile import Layout
+from regauge.weightspace.named_settings import named
 from regauge.weightspace.probes.probed import Probed
 from regauge.weightspace.probes.probes import ProbeEncoder, Probes
 from regauge.weightspace.reader import Reader, multiplied_blocks, require_values, tell_difference
 
+KIND = "regauge net over networks"
+VERSION = "1"
 LARGEST_ARRAY = 2**22
 """Numbers of the largest array on a CPU, whose allocators return larger ones to the system after each use."""
 
@@ -191,6 +198,46 @@ class Metanet(nn.Module):
     def layout(self) -> Layout:
         """The layout of the first architecture."""
         return self._readers[0].layout
+
+    def save(self, path: str | Path, *, about: Mapping[str, Any] | None = None, overwrite: bool = False) -> Path:
+        """Write the net to a `.safetensors` file, whole or not at all, with everything that makes it in the header.
+
+        Args:
+            path: Ends in `.safetensors`, in a folder that exists. Architectures that the net was adapted to are not
+                written: adapt it again.
+            about: Further facts, as JSON: what it was trained for.
+            overwrite: Whether a file of that name may be replaced.
+
+        Raises:
+            FileExistsError: The file exists, and `overwrite` is false.
+            FileNotFoundError: Its folder does not exist.
+            OSError: The disk is full.
+            ValueError: The name does not end in `.safetensors`, or a function chooses the outputs of probes.
+        """
+        made, facts = json.dumps(self.describe()), json.dumps(dict(about or {}))
+        header = {"kind": KIND, "version": VERSION, "net": made, "about": facts}
+        return save(self.state_dict(), path, overwrite=overwrite, metadata=header)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that makes the net but its tensors, as JSON.
+
+        Raises:
+            ValueError: A function chooses the outputs of probes.
+        """
+        settings = self.settings
+        return {
+            "layer": named(settings.layer, LAYERS),
+            "head": named(settings.head, HEADS),
+            "values": named(settings.values, VALUES),
+            "width": settings.width,
+            "depth": settings.depth,
+            "parts": list(settings.parts),
+            "reads_moments": settings.reads_moments,
+            "readers": [list(axis) for axis in settings.readers],
+            "conditions": settings.conditions,
+            "symmetries": [json.loads(symmetry.to_json()) for symmetry in self.symmetries],
+            "probes": [encoder.describe() for encoder in self.probes if isinstance(encoder, ProbeEncoder)],
+        }
 
     def reads(self, population: Mapping[str, Tensor]) -> bool:
         """Whether a population has the tensors of an architecture that this net reads."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.alignment import Result, align
-from regauge.checkpoints import Alignment, save_alignment
+from regauge.checkpoints import Alignment
 from regauge.checkpoints.writing import save
 from regauge.connect import line
 from regauge.core.interpolation import distance, mean
@@ -111,7 +111,7 @@ def study(
     for name, params in kept.items():
         save(params, folder / f"{case.key}-{name}.safetensors", overwrite=True)
     beside = folder / f"{case.key}-b-aligned.alignment.safetensors"
-    save_alignment(Alignment(symmetry, result.element), beside, overwrite=True)
+    Alignment(symmetry, result.element).save(beside, overwrite=True)
     (folder / f"{case.key}-symmetry.json").write_text(symmetry.to_json() + "\n", encoding="utf-8")
     return numbers, draw(case, a, b, result)
 

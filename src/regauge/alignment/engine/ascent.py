@@ -16,7 +16,7 @@ something is nested take steps relative to where they are instead.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,12 +24,12 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from regauge.alignment.engine.family_costs import FamilyCost
-from regauge.alignment.engine.neighborhoods import Neighborhoods
+from regauge.alignment.engine.joint_signs import SignPair, find_sign_pairs
 from regauge.alignment.engine.paired_networks import PairedNetworks, act_on, at
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, unit_signs
 from regauge.core.element import Element, Value
-from regauge.core.families import Family, Tensors, barycenter, complete
+from regauge.core.families import Family, Tensors, barycenter, complete, coupled_tensors
 
 ROUNDING = 16
 """A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
@@ -41,6 +41,45 @@ DAMPING = (0.1, 0.3, 1.0, 3.0)
 Solve = Callable[[Family, Tensors, Tensors], tuple[Element, Tensor]]
 """The best element of one family for each pair, and what it gains over the identity."""
 Rows = Int64[Tensor, " row"]
+
+
+@dataclass(frozen=True)
+class Neighborhoods:
+    """Families of groups and the dependencies between them.
+
+    Attributes:
+        families: The families whose elements are chosen.
+        coupled: Whether each acts on two axes of one tensor.
+        neighbors: The families whose best value depends on each of them.
+        sign_pairs: Families whose signs are chosen together at the end.
+        others: For the tensors of each family where other families act on them, by the number of the other one.
+        near: The numbers of the families that act on its tensors.
+    """
+
+    families: tuple[Family, ...]
+    coupled: tuple[bool, ...]
+    neighbors: tuple[tuple[int, ...], ...]
+    sign_pairs: tuple[SignPair, ...]
+    others: tuple[Mapping[str, Mapping[int, Sequence[Site]]], ...]
+    near: tuple[frozenset[int], ...]
+
+    @classmethod
+    def of(cls, families: Sequence[Family]) -> "Neighborhoods":
+        """Find the dependencies of families, whose sites ignore the leading axis of the tensors."""
+        coupled = tuple(bool(coupled_tensors(family)) for family in families)
+        neighbors = tuple(
+            tuple(
+                k
+                for k, other in enumerate(families)
+                if (coupled[k] if other is one else bool(other.sites.keys() & one.sites.keys()))
+            )
+            for one in families
+        )
+        others = tuple(_other_sites(families, k) for k in range(len(families)))
+        has_several = sum(one.root.signs > 0 for one in families) > 1  # Else no two share the signs of an axis.
+        sign_pairs = find_sign_pairs(families) if has_several else ()
+        near = tuple(frozenset(number for local in own.values() for number in local) for own in others)
+        return cls(tuple(families), coupled, neighbors, tuple(sign_pairs), others, near)
 
 
 class Ascent:
@@ -386,3 +425,18 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
         end.climb(torch.arange(end.pairs), MAX_SWEEPS)
     gains = [end.objectives() - before for end in ends]
     return ends[1].networks.element.where(gains[1] > gains[0], ends[0].networks.element), torch.maximum(*gains)
+
+
+def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
+    """The sites of other families on the tensors of family k, by tensor and number of the family."""
+    own = {group.name for group in (*families[k].members, *families[k].fixed)}
+    result: dict[str, dict[int, list[Site]]] = {}
+    for number, other in enumerate(families):
+        if number == k:
+            continue
+        skipped = own | {group.name for group in other.fixed}
+        for name in other.sites.keys() & families[k].sites.keys():
+            sites = [site for site in other.sites[name] if site.group.name not in skipped]
+            if sites:
+                result.setdefault(name, {})[number] = sites
+    return result

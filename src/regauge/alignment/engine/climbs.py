@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.engine.neighborhoods import Neighborhoods
+from regauge.alignment.engine.ascent import Ascent, Neighborhoods
 from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.alignment.result import extend
 from regauge.core import act as _act

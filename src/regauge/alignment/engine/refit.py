@@ -6,28 +6,41 @@ values of a product of matrices. When units are matched, scales and matrices can
 instead, and signs are chosen once more between the networks as they then are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import climb
-from regauge.alignment.engine.continuous_fit import fit_continuous, fitted_groups, squared_distances
-from regauge.alignment.engine.frames import Frame, notes_on
+from regauge.alignment.engine.frames import Frame, move_by, notes_on
 from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
-from regauge.core.balance import Buffers
-from regauge.core.element import Element
-from regauge.core.families import Tensors, compared
-from regauge.core.frozen_gains import count_frozen_gains
+from regauge.core.balance import Buffers, count_frozen_gains
+from regauge.core.element import Element, Value
+from regauge.core.families import Tensors, compared, connected, unit_values
+from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
 """Squared distance of nearly equal networks, as a share of the squared norm."""
 EXACT = 1e-13
 """Below this share nothing is left to fit."""
+SWEEPS = 100
+"""Most rounds over all groups."""
+SETTLED = 1e-5
+"""A round that lowers the squared distance by less than this share is the last one."""
+LONGEST_STEP = 1.0
+"""Norm of the longest step of the logarithms of a unit's factors, or of the entries of a matrix."""
+FLAT = 1e-11
+"""A direction whose curvature is below this share of the largest changes next to nothing, and is left alone."""
+
+HALVINGS = 40
+"""Halvings of the interval that holds the damping of a long step."""
+
+PerPair = Float64[Tensor, " pair"]
 
 
 def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results:
@@ -89,3 +102,163 @@ def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]
 
 def _move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, Tensor]:
     return act_on(symmetry.groups, {name: symmetry.sites[name] for name in tensors}, element, tensors)
+
+
+class GroupFit:
+    """A Gauss-Newton step of the scales or the matrices of one group, from sums over the tensors that it acts on.
+
+    The step X of second networks y towards first ones x minimizes `sum |x - y - X y|^2` over the places of the group.
+    For scales X multiplies each unit by the exponents of its families times their steps t, so that t solves the normal
+    equations of the unit. A matrix moves `y` to `(1 + X) y` where it acts and to `(1 - X') y` where its inverse does:
+    `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both kinds of places. Where a group
+    acts on several axes of one tensor, their curvatures are counted so often that the sum is never below the true one.
+
+    Attributes:
+        sites: The sites on compared tensors that it moves.
+    """
+
+    def __init__(self, symmetry: Symmetry, group: Group) -> None:
+        self.group, self._symmetry = group, symmetry
+        self._sums: dict[str, Tensor] = {}
+        is_linear = group.matrix == "linear"
+        own = {name: [s for s in local if s.group.name == group.name] for name, local in symmetry.sites.items()}
+        moved = {n: [s for s in local if is_linear or any(s.placement.scale)] for n, local in own.items()}
+        self.sites = {name: local for name, local in moved.items() if local and name not in symmetry.buffers}
+
+    def add(self, name: str, x: Tensor, y: Tensor) -> None:
+        """Take a tensor of both networks into account, `[pair, *shape]`."""
+        sites, is_linear = self.sites[name], self.group.matrix == "linear"
+        shared = len({site.placement.axis for site in sites})
+        for site in sites:
+            values = unit_values(self._symmetry, name, site, y, 1).double()
+            gap = unit_values(self._symmetry, name, site, x, 1).double() - values
+            if is_linear and site.placement.is_inverse:
+                self._count("inverse", shared * (values @ values.mT))
+                self._count("right", -values @ gap.mT)
+            elif is_linear:
+                self._count("forward", shared * (values @ values.mT))
+                self._count("right", gap @ values.mT)
+            else:
+                exponents = torch.tensor(site.placement.scale, dtype=torch.float64)
+                self._count(
+                    "curvature", shared * values.square().sum(-1).cpu()[..., None, None] * exponents.outer(exponents)
+                )
+                self._count("right", (values * gap).sum(-1).cpu().unsqueeze(-1) * exponents)
+
+    def _count(self, key: str, term: Tensor) -> None:
+        self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
+
+    def step(self) -> tuple[Value, PerPair]:
+        """The step, and by how much it lowers the squared distance to first order; all sums begin anew."""
+        sums, self._sums = self._sums, {}
+        right = sums["right"]
+        if self.group.matrix == "linear":
+            none = torch.zeros_like(right)
+            # exp(X) is 1 + X to first order, always invertible, and its inverse transpose is exp(-X').
+            step = _sylvester(sums.get("forward", none), sums.get("inverse", none), right)
+            return Value(matrix=torch.linalg.matrix_exp(step)), (step * right).flatten(1).sum(1)
+        values, vectors = torch.linalg.eigh(sums["curvature"])
+        step = (vectors @ _solve(values, (vectors.mT @ right.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)).squeeze(-1)
+        return Value(scale=step.movedim(-1, -2).exp()), (step * right).flatten(1).sum(1)
+
+
+def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
+    """The scales and matrices that bring each second network closest to its first one, nearby, and how close that is.
+
+    Tensors are moved from where they were given by all steps at once, in double precision, so that no rounding adds up.
+
+    Args:
+        symmetry: With every size known.
+        groups: The groups whose scales or matrices are fitted; see `fitted_groups`.
+        a: Compared tensors of the first networks, `[pair, ...]`.
+        b: Compared tensors of the second networks.
+
+    Returns:
+        The element and the squared distances that it leaves.
+
+    References:
+        Nocedal and Wright (2006), Numerical Optimization, section 10.3, for Gauss-Newton steps; Bartels and Stewart
+        (1972), Solution of the matrix equation AX + XB = C.
+    """
+    pairs = len(next(iter(a.values())))
+    blank = total = symmetry.identity((pairs,))
+    every = (GroupFit(symmetry, group) for group in groups)
+    fits = [(fit, names) for fit in every if (names := [name for name in a if name in fit.sites])]
+
+    def moved(name: str) -> Tensor:
+        return move_by(symmetry, total, {name: b[name].double()})[name]
+
+    def distances() -> PerPair:
+        return torch.stack([squared_distances({name: a[name]}, {name: moved(name)}) for name in a]).sum(0)
+
+    left = squared_distances(a, b)
+    for _ in range(SWEEPS):
+        lowered = torch.zeros(pairs, dtype=torch.float64)
+        for fit, names in fits:
+            for name in names:
+                fit.add(name, a[name], moved(name))
+            value, gain = fit.step()
+            step = Element({fit.group.name: value}, (pairs,)).fill(blank)
+            total, lowered = symmetry.compose(step, total), lowered + gain
+        if bool((lowered <= SETTLED * left).all()):  # It was larger when it was measured, so that this comes first.
+            left = distances()
+            if bool((lowered <= SETTLED * left).all()):
+                break
+    return total, distances()
+
+
+def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
+    """The groups that are fitted: scales that move running statistics only where balancing may move them, too."""
+    is_kept = {g.name: buffers == "keep" and _moves_statistics(symmetry, g) for g in symmetry.groups}
+    return [g for g in symmetry.groups if g.matrix == "linear" or (g.scales and not is_kept[g.name])]
+
+
+def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collection[str]) -> list[frozenset[str]]:
+    """The tensors of some names that `fit_continuous` looks at, in parts that do not depend on one another."""
+    moved: dict[tuple[str, int], set[str]] = {}
+    for group in groups:
+        for place in (place for place in group.placements if place.parameter in names):
+            families = [k for k, exponent in enumerate(place.scale) if exponent]
+            for family in [-1] if group.matrix == "linear" else families:
+                moved.setdefault((group.name, family), set()).add(place.parameter)
+    return connected(moved.values())
+
+
+def squared_distances(a: Tensors, b: Tensors) -> PerPair:
+    """The squared distance of both networks of each pair."""
+    return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)
+
+
+def _sylvester(
+    forward: Float64[Tensor, "*lead n n"], inverse: Float64[Tensor, "*lead n n"], right: Float64[Tensor, "*lead n n"]
+) -> Float64[Tensor, "*lead n n"]:
+    """The smallest X with `X F + G X = R` for positive semidefinite F and G, by least squares where there is none."""
+    # In the eigenvectors of F and G the equation is diagonal: (g_i + f_j) X_ij = R_ij.
+    f, columns = torch.linalg.eigh(forward)
+    g, rows = torch.linalg.eigh(inverse)
+    sums = g.clamp_min(0).unsqueeze(-1) + f.clamp_min(0).unsqueeze(-2)
+    inner = _solve(sums.flatten(-2), (rows.mT @ right @ columns).flatten(-2)).reshape(sums.shape)
+    found: Tensor = rows @ inner @ columns.mT
+    return found
+
+
+def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
+    """`right / (curvature + d)` with the smallest d >= 0 that makes it no longer than a step; zero where it is flat.
+
+    So the directions that little is known of do not hold up the others, as they would if all were shortened alike.
+    """
+    is_flat = curvature <= FLAT * curvature.amax(-1, keepdim=True)
+    right, curvature = torch.where(is_flat, 0.0, right), torch.where(is_flat, 1.0, curvature)
+    if bool(((right / curvature).square().sum(-1) <= LONGEST_STEP**2).all()):
+        return right / curvature
+    low, high = torch.zeros_like(right[..., :1]), right.norm(dim=-1, keepdim=True) / LONGEST_STEP
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        is_long = (right / (curvature + middle)).square().sum(-1, keepdim=True) > LONGEST_STEP**2
+        low, high = torch.where(is_long, middle, low), torch.where(is_long, high, middle)
+    is_short = (right / curvature).square().sum(-1, keepdim=True) <= LONGEST_STEP**2
+    return right / (curvature + torch.where(is_short, 0.0, high))
+
+
+def _moves_statistics(symmetry: Symmetry, group: Group) -> bool:
+    return any(place.parameter in symmetry.buffers and any(place.scale) for place in group.placements)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
-from regauge.alignment.engine.copies import match_frames
-from regauge.alignment.engine.frames import Frame, Scales
+from regauge.alignment.engine.frames import Frame, Scales, match_frames
 from regauge.alignment.engine.mixing import Responses, match_mixture
 from regauge.alignment.method import Method, match_each
 from regauge.alignment.problem import Problem, batch_of_one

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder, portions, side_by_side
-from regauge.alignment.engine.copies import match_frames
-from regauge.alignment.engine.frames import Frame, Scales
+from regauge.alignment.engine.frames import Frame, Scales, match_frames
 from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem

@@ -10,17 +10,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.continuous_fit import fit_continuous, squared_distances
 from regauge.alignment.engine.frames import notes_on
+from regauge.alignment.engine.refit import fit_continuous, squared_distances
 from regauge.alignment.streamed.passes import Passes
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts
+from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts, count_frozen_gains
 from regauge.core.element import Element, Value
-from regauge.core.frozen_gains import count_frozen_gains
+from regauge.core.families import row_ranges
 from regauge.core.groups import Group
 from regauge.core.matrices import root_of
 from regauge.core.params import Params, require_finite, work_dtype
-from regauge.core.pieces import row_ranges
 from regauge.core.symmetry import Symmetry
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regauge.alignment.engine.ascent import Ascent
-from regauge.alignment.engine.neighborhoods import Neighborhoods
+from regauge.alignment.engine.ascent import Ascent, Neighborhoods
 from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
@@ -16,8 +15,7 @@ from regauge.alignment.streamed.plan import Plan, WorkingSet
 from regauge.alignment.streamed.source import Source, Total, part_cost
 from regauge.alignment.streamed.state import ClimbState
 from regauge.core.element import Element, Value
-from regauge.core.families import Tensors, barycenter
-from regauge.core.pieces import row_ranges
+from regauge.core.families import Tensors, barycenter, row_ranges
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""

@@ -11,7 +11,7 @@ from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
-from regauge.checkpoints.alignments import Alignment, alignment_path, save_alignment
+from regauge.checkpoints.alignments import Alignment, alignment_path
 from regauge.checkpoints.checkpoint import require_alike
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
@@ -123,7 +123,7 @@ def align_job(
     with streamed.begin({"command": "align"}) as staging:
         found = streamed.match(1, staging, progress)
         alignment = Alignment(streamed.plan.symmetry, found.element)
-        save_alignment(alignment, staging.content / alignment_path(staging.out).name, overwrite=True)
+        alignment.save(staging.content / alignment_path(staging.out).name, overwrite=True)
         pieces = move_pieces(streamed.job.checkpoints[1], streamed.plan.symmetry, found.element)
         pieces = pieces if make is None else make(found.element)
         staging.write(streamed.job.shards, pieces, progress)

@@ -6,10 +6,8 @@ from functools import partial
 
 import torch
 
-from regauge.alignment.engine.continuous_fit import fitted_groups
-from regauge.alignment.engine.copies import MOVED, have_equal_variances, share_of_rounding, statistics_gap
-from regauge.alignment.engine.frames import balances_of
-from regauge.alignment.engine.refit import is_near_copy
+from regauge.alignment.engine.frames import MOVED, balances_of, have_equal_variances, share_of_rounding, statistics_gap
+from regauge.alignment.engine.refit import fitted_groups, is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result
@@ -20,10 +18,10 @@ from regauge.alignment.streamed.plan import Plan
 from regauge.alignment.streamed.source import Moved, Source, measure_squares
 from regauge.alignment.streamed.state import ClimbState, State
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.core.balance import count_frozen_gains
 from regauge.core.element import Element
-from regauge.core.frozen_gains import count_frozen_gains
+from regauge.core.families import move_tensor
 from regauge.core.params import Params
-from regauge.core.pieces import move_tensor
 from regauge.core.progress import Progress, no_progress
 
 FITS = 3

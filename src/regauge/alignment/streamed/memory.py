@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from regauge.alignment.engine.nested_blocks import is_compressed
 from regauge.core.closest import character
-from regauge.core.families import Family
+from regauge.core.families import CHUNK, Family, row_ranges
 from regauge.core.groups import Group
-from regauge.core.pieces import CHUNK, row_ranges
 from regauge.core.symmetry import Symmetry
 
 SLACK = 1.15

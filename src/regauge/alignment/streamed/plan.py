@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regauge.alignment.engine.continuous_fit import fitted_groups, fitted_parts
+from regauge.alignment.engine.refit import fitted_groups, fitted_parts
 from regauge.alignment.streamed.memory import Sizes
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.core.act import resolve
-from regauge.core.balance import Buffers, balanced_parts
+from regauge.core.balance import Buffers, balanced_parts, count_frozen_gains
+from regauge.core.counted import shorten
 from regauge.core.families import Family, families
-from regauge.core.frozen_gains import count_frozen_gains
 from regauge.core.groups import Group
 from regauge.core.params import work_dtype
 from regauge.core.symmetry import Symmetry

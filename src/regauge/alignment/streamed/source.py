@@ -18,11 +18,10 @@ from regauge.core.assignment import assign
 from regauge.core.classes import forbid_between_classes
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
-from regauge.core.families import add_term, barycenter, dot
+from regauge.core.families import CHUNK, add_term, barycenter, dot, move_tensor, row_ranges
 from regauge.core.groups import Group
 from regauge.core.interpolation import distance
 from regauge.core.params import require_finite, work_dtype
-from regauge.core.pieces import CHUNK, move_tensor, row_ranges
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 

@@ -12,9 +12,9 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise, Posterio
 from regauge.bayes.prediction.likelihoods import Categorical, Likelihood
 from regauge.bayes.prediction.predictive import Predictive
 from regauge.core.arguments import check_arguments
-from regauge.core.outputs import Outputs, output_tensors
+from regauge.core.outputs import Outputs, evaluating, output_tensors
 from regauge.core.params import Params, require_finite
-from regauge.core.task import Batch, call, evaluating
+from regauge.core.task import Batch, call
 
 TOGETHER = 2**21
 """Largest number of values of the parameters and the largest intermediate result of samples that run together.

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regauge.checkpoints.formats.changes import Added, LowRank, Replaced, Trained
-from regauge.checkpoints.formats.location import ADAPTER_CONFIG
-from regauge.checkpoints.formats.state_dicts import shorten
+from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
+from regauge.core.counted import shorten
 from regauge.core.expressions import Expression
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: where each tensor lies, and the strings that they hold."""
+"""Tensors without their values, and headers of safetensors files: where each of them lies, and strings."""
 
 import json
 import math
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from regauge.checkpoints.tensor_spec import TensorSpec
 from regauge.core.params import Params
 from regauge.core.typed_json import parse_json
 
@@ -44,6 +44,29 @@ LARGEST_HEADER = 100_000_000
 """Bytes of a header at most; the limit of safetensors itself."""
 BUFFER = 16384
 """Bytes that are read at once: most headers are shorter."""
+
+
+class TensorSpec(NamedTuple):
+    """One tensor of a network: its key in the state dictionary, its shape without a model axis, and its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the values in bytes."""
+        return self.size * self.dtype.itemsize
+
+
+def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """The tensors of one network: names, shapes and dtypes, in order."""
+    return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
 
 
 class StoredTensor(NamedTuple):

@@ -11,9 +11,9 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import READ_BYTES, Checkpoint
 from regauge.checkpoints.form import Form
 from regauge.checkpoints.formats.headers import StoredTensor
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.names.conversion import Conversion, join, name_as_stored
 from regauge.checkpoints.writing import Pieces, Shard
+from regauge.core.counted import shorten
 from regauge.core.params import Params
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.form import Form
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.names.conversion import Conversion
 from regauge.checkpoints.names.converted import Converted, ranges_of
+from regauge.core.counted import shorten
 
 ALONE = "its model has no {names}, which {are} taken over as {they} {are} and may not fit what is moved"
 SAME = "the model has no {names}, which {are} the same in all networks and taken over as {they} {are}"

@@ -41,7 +41,8 @@ def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
     """
     names = {place.parameter for group in symmetry.groups for place in group.placements}
     needed = names - {name for names in symmetry.tied for name in names}
-    checkpoint = unwrap(checkpoint, needed)
+    if not needed <= checkpoint.stored.keys():
+        checkpoint = unwrap(checkpoint, needed)
     is_named = needed <= checkpoint.stored.keys()
     if is_named and checkpoint.stored.keys() <= symmetry.shapes.keys():
         return checkpoint

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.names.boxes import Boxes, whole
 from regauge.checkpoints.names.conversion import Blank, Conversion, conversion_of
 from regauge.checkpoints.names.rearranging import RearrangementError, Rearranging
 from regauge.checkpoints.plain_files import read_json, require_plain
+from regauge.core.counted import shorten
 
 CONFIG = "config.json"
 REMOTE, CODE = "trust_remote_code", "it needs code of its own folder, which is never run"

@@ -7,7 +7,7 @@ from pathlib import Path
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.disk import PARTIAL
 from regauge.checkpoints.formats.file_formats import INDEX, weight_suffixes
-from regauge.checkpoints.formats.location import ADAPTER_CONFIG
+from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.outputs.replacing import OURS
 from regauge.checkpoints.plain_files import leads_out
 

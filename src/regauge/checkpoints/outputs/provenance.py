@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.checkpoint_names import find_cached
 from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.headers import PROVENANCE, read_header
-from regauge.checkpoints.formats.location import locate, shards_of, split_sum
+from regauge.checkpoints.location import find_cached, locate, shards_of, split_sum
 from regauge.checkpoints.plain_files import leads_out, short_paths
 from regauge.checkpoints.writing import SUFFIX
 from regauge.core.escaping import escape, escape_code

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from regauge.checkpoints.formats.file_formats import INDEX, weight_suffixes
-from regauge.checkpoints.formats.location import folder_files, locate, shards_of
+from regauge.checkpoints.location import folder_files, locate, shards_of
 from regauge.checkpoints.writing import flush
 
 OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")

@@ -22,7 +22,6 @@ from regauge.checkpoints.checkpoint import Checkpoint, index_metadata
 from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_disks_told, require_space
 from regauge.checkpoints.formats.file_formats import is_single_file
 from regauge.checkpoints.formats.headers import PROVENANCE
-from regauge.checkpoints.formats.state_dicts import shorten
 from regauge.checkpoints.outputs.ledger import (
     CONTENT,
     LEDGER,
@@ -49,6 +48,7 @@ from regauge.checkpoints.writing import (
     write_index,
     write_shard,
 )
+from regauge.core.counted import shorten
 from regauge.core.progress import Progress, no_progress
 
 REFUSALS = (ValueError, KeyError, TypeError)

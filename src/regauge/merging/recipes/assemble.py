@@ -129,7 +129,7 @@ def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assem
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
     memory = MemoryLimit.of(setting.get("memory")).from_now()
     out = replace(out, provenance=request.provenance)
-    job = open_job(request.folders, 0, card_path, out=out, memory=memory, work="merging")
+    job = open_job(request.folders, 0, out=out, memory=memory, work="merging")
     assert job is not None
     if not dry_run:
         job.require_name()

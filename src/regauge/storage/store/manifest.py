@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.location import MANIFEST
 from regauge.checkpoints.writing import save_text
 from regauge.core.symmetry import Symmetry
 from regauge.core.symmetry_text import read_versioned

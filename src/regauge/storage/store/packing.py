@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.tensor_spec import TensorSpec
+from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.storage.store.columns import Array, Row

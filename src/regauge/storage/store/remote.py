@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.checkpoints.disk import require_space
-from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.location import MANIFEST
 from regauge.checkpoints.writing import SUFFIX, whole_file
 from regauge.core.progress import Progress, no_progress
 from regauge.storage.cache import cache_folder

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.disk import PARTIAL
-from regauge.checkpoints.formats.headers import StoredTensor, encode_header, read_header
-from regauge.checkpoints.tensor_spec import layout_of
+from regauge.checkpoints.formats.headers import StoredTensor, encode_header, layout_of, read_header
 from regauge.checkpoints.writing import SUFFIX, bytes_of, whole_file
 from regauge.core.progress import Progress, no_progress
 from regauge.core.typed_json import parse_json

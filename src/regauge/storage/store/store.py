@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.formats.location import MANIFEST
+from regauge.checkpoints.location import MANIFEST
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry

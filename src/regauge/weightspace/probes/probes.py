@@ -203,6 +203,27 @@ class ProbeEncoder(nn.Module):
             name: known[name] if name in known else self.get_buffer(f"given_{name}") for name in self.probes.arguments
         }
 
+    def describe(self) -> dict[str, Any]:
+        """The settings of the probes but for their module, as JSON; the tensors are among those of the net.
+
+        Raises:
+            ValueError: A function chooses the outputs.
+        """
+        probes = self.probes
+        if callable(probes.outputs):
+            raise ValueError(
+                "a function chooses the outputs of the probes' module, which no file holds; name the outputs, or wrap "
+                "the module in one that returns them alone"
+            )
+        return {
+            "arguments": [[name, self.plain.get(name)] for name in probes.arguments],
+            "constant": [name for name in probes.arguments if name not in probes.per_example],
+            "inputs": probes.inputs if isinstance(probes.inputs, int) else list(probes.inputs),
+            "hidden": probes.hidden,
+            "dropout": probes.dropout,
+            "outputs": probes.outputs,
+        }
+
     def trace(self, module: nn.Module, layout: Layout) -> Probed:
         """Trace how networks of one layout run on these probes."""
         return Probed.of(

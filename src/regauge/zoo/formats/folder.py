@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from regauge.checkpoints.formats.headers import layout_of
 from regauge.checkpoints.formats.state_dicts import match
-from regauge.checkpoints.tensor_spec import layout_of
 from regauge.core.params import Params
 from regauge.storage.architecture import Architecture
 from regauge.zoo.formats.modules import examples

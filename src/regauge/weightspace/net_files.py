@@ -1,8 +1,7 @@
-"""Trained nets as files: safetensors, with everything that makes the net in the header."""
+"""Trained nets read from files; `Metanet.save` writes them."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,62 +10,14 @@ from torch import Tensor, nn
 
 from regauge.checkpoints.claims import Claims
 from regauge.checkpoints.described import DAMAGE, damage, read_described
-from regauge.checkpoints.writing import save
 from regauge.core.symmetry import Symmetry
-from regauge.core.typed_json import require_fields
 from regauge.weightspace.encoder import VALUES
 from regauge.weightspace.heads import HEADS
 from regauge.weightspace.layers import LAYERS
-from regauge.weightspace.metanet import Metanet
+from regauge.weightspace.metanet import KIND, VERSION, Metanet
+from regauge.weightspace.named_settings import made_of
 from regauge.weightspace.probes.probed import MismatchError
-from regauge.weightspace.probes.probes import ProbeEncoder, Probes
-
-KIND = "regauge net over networks"
-VERSION = "1"
-
-
-def save_net(
-    net: Metanet, path: str | Path, *, about: Mapping[str, Any] | None = None, overwrite: bool = False
-) -> Path:
-    """Write a net to a `.safetensors` file, whole or not at all.
-
-    Args:
-        net: The net. Architectures that it was adapted to are not written: adapt it again.
-        path: Ends in `.safetensors`, in a folder that exists.
-        about: Further facts, as JSON: what it was trained for.
-        overwrite: Whether a file of that name may be replaced.
-
-    Raises:
-        FileExistsError: The file exists, and `overwrite` is false.
-        FileNotFoundError: Its folder does not exist.
-        OSError: The disk is full.
-        ValueError: The name does not end in `.safetensors`, or a function chooses the outputs of probes.
-    """
-    made = describe_net(net)
-    header = {"kind": KIND, "version": VERSION, "net": json.dumps(made), "about": json.dumps(dict(about or {}))}
-    return save(net.state_dict(), path, overwrite=overwrite, metadata=header)
-
-
-def describe_net(net: Metanet) -> dict[str, Any]:
-    """Everything that makes a net but its tensors, as JSON.
-
-    Raises:
-        ValueError: A function chooses the outputs of probes.
-    """
-    settings = net.settings
-    return {
-        "layer": named(settings.layer, LAYERS),
-        "head": named(settings.head, HEADS),
-        "values": named(settings.values, VALUES),
-        "width": settings.width,
-        "depth": settings.depth,
-        "parts": list(settings.parts),
-        "reads_moments": settings.reads_moments,
-        "readers": [list(axis) for axis in settings.readers],
-        "conditions": settings.conditions,
-        "symmetries": [json.loads(symmetry.to_json()) for symmetry in net.symmetries],
-        "probes": [_written(encoder) for encoder in net.probes if isinstance(encoder, ProbeEncoder)],
-    }
+from regauge.weightspace.probes.probes import Probes
 
 
 def load_net(
@@ -118,7 +69,7 @@ def load_net(
 
 
 def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Sequence[nn.Module] = ()) -> Metanet:
-    """The net that `describe_net` described, with these tensors.
+    """The net that `Metanet.describe` described, with these tensors.
 
     Raises:
         KeyError, TypeError, ValueError, RuntimeError: The description or the tensors are those of no net.
@@ -144,24 +95,6 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
     return net
 
 
-def _written(encoder: ProbeEncoder) -> dict[str, Any]:
-    """The settings of probes but for their module; the tensors are among those of the net."""
-    probes = encoder.probes
-    if callable(probes.outputs):
-        raise ValueError(
-            "a function chooses the outputs of the probes' module, which no file holds; name the outputs, or wrap the "
-            "module in one that returns them alone"
-        )
-    return {
-        "arguments": [[name, encoder.plain.get(name)] for name in probes.arguments],
-        "constant": [name for name in probes.arguments if name not in probes.per_example],
-        "inputs": probes.inputs if isinstance(probes.inputs, int) else list(probes.inputs),
-        "hidden": probes.hidden,
-        "dropout": probes.dropout,
-        "outputs": probes.outputs,
-    }
-
-
 def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str, Tensor], number: int) -> Probes:
     """Probes that begin as those of a file."""
     given = {}
@@ -178,18 +111,3 @@ def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str,
         written["hidden"],
         written["dropout"],
     )
-
-
-def named(settings: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Settings as JSON, with their name in a table."""
-    name = next(name for name, kind in table.items() if kind is type(settings))
-    return {"name": name, **asdict(settings)}
-
-
-def made_of(values: Mapping[str, Any], table: Mapping[str, type[Any]]) -> Any:
-    """The settings that `named` wrote."""
-    kind = table[values["name"]]
-    known = {field.name for field in fields(kind)}
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known}
-    require_fields(given, kind, "the net")
-    return kind(**given)
