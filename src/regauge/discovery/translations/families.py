@@ -15,7 +15,9 @@ from regauge.core.translations import Entries, Translation
 from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
-from regauge.discovery.translations.following import LAYERS, Graph, follow
+from regauge.discovery.translations.following import follow
+from regauge.discovery.translations.graph import Graph
+from regauge.discovery.translations.layers import LAYERS
 from regauge.discovery.translations.offsets import Term, pattern_of
 
 

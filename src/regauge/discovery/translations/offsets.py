@@ -162,3 +162,19 @@ def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
     if len(sizes) > 3:
         return None
     return Entries(parameter, tuple(sizes) or (count,), tuple(strides) or (1,), start)
+
+
+def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
+    """The sum of offsets of one shape, multiplied by factors."""
+    whole = [None if one is None else one.move(lambda array: array.expand(shape)) for one in offsets]
+    there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
+    is_masked = any(one.is_masked for one, _ in there)
+    if len(there) == 2 and factors[0] == -factors[1] and there[0][0].is_equal(there[1][0]):
+        return None
+    if all(one.labels is None for one, _ in there):
+        scaled = [one if factor == 1 else one.then(Step("scale", factor=factor)) for one, factor in there]
+        return Offset(tuple(term for one in scaled for term in one.terms), is_masked=is_masked)
+    if len(there) == 1:
+        return there[0][0]
+    first, second = (one.as_labels() for one, _ in there)
+    return Offset(labels=first * (int(second.max()) + 1) + second, is_masked=is_masked)

@@ -1,0 +1,333 @@
+"""The effects of operators on an offset: what moves it, maps it, does not see it, or takes it back."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from regauge.core.translations import Entries, Image, Step
+from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
+from regauge.discovery.translations.graph import call, given, given_by_name
+from regauge.discovery.translations.layers import (
+    LAYERS,
+    through_attention,
+    through_embedding,
+    through_layer,
+    through_product,
+    through_recurrent,
+)
+from regauge.discovery.translations.offsets import (
+    Offset,
+    Seen,
+    Term,
+    added,
+    along,
+    channel_vector,
+    each_position,
+)
+from regauge.discovery.translations.run import MOVES, Rules, Run
+
+HIDDEN = -1e3
+"""What a mask writes in place of scores is below this."""
+
+
+def _require_same(run: Run, node: Node) -> None:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        raise Seen
+
+
+def _same(run: Run, node: Node) -> Any:
+    _require_same(run, node)
+    return run.of(given(node)[0])
+
+
+def _move(run: Run, node: Node) -> Any:
+    """The entries of the offset where the operator puts the entries of the value."""
+    first = given(node)[0]
+    if operator_name(node) == "getitem":
+        several = run.of(first)
+        return several[given(node)[1]] if isinstance(several, list | tuple) else None
+    sources = [source for source in node.all_input_nodes if source in run.offsets]
+    values = first if isinstance(first, list | tuple) else [first]
+    if any(source not in values for source in sources):
+        raise Seen
+    indices = [one for one in node.all_input_nodes if one not in values]
+    held = {one: run.graph.constant(one) for one in indices}
+    if any(one is None for one in held.values()):
+        offset = run.of(first)
+        # Wherever an unknown index points to, the offset must be the same.
+        if operator_name(node) == "index" and None not in given(node)[1]:
+            dims = range(len(given(node)[1]))
+        elif operator_name(node) == "index_select":
+            dims = range(int(given(node)[1]), int(given(node)[1]) + 1)
+        else:
+            raise Seen
+        if not offset.is_uniform(*dims):
+            raise Seen
+        held = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in indices}
+    if len(sources) == 1 and len(values) == 1:
+        return run.of(first).move(lambda array: call(node, {first: array, **held}))
+    return _joined(run, node, sources, held)
+
+
+def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any]) -> Any:
+    """The offset of several values that an operator puts side by side."""
+
+    def joined(arrays: Mapping[Node, Tensor]) -> Tensor:
+        blanks = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in node.all_input_nodes}
+        found: Tensor = call(node, {**blanks, **held, **arrays})
+        return found
+
+    offsets = [run.offsets[source] for source in sources]
+    is_masked = any(offset.is_masked for offset in offsets)
+    if all(offset.labels is None for offset in offsets):
+        terms = [
+            replace(term, places=joined({source: term.places}))
+            for source, offset in zip(sources, offsets, strict=True)
+            for term in offset.terms
+        ]
+        return Offset(tuple(terms), is_masked=is_masked)
+    labels, last = {}, 0
+    for source, offset in zip(sources, offsets, strict=True):
+        own = offset.as_labels()
+        labels[source] = torch.where(own == 0, 0, own + last)
+        last = int(labels[source].max())
+    return Offset(labels=joined(labels), is_masked=is_masked)
+
+
+def _sum(run: Run, node: Node) -> Any:
+    shape, alpha = shape_of(node), float(given_by_name(node, "alpha", 1))
+    operands = list(given(node)[:2])
+    factors = [1.0, -alpha if operator_name(node) == "sub" else alpha]
+    offsets = [run.of(operand) for operand in operands]
+    _require_same(run, node)
+    total = added(shape, offsets, factors)
+    if total is None or total.labels is not None:
+        return total
+    for operand, offset, factor in zip(operands, offsets, factors, strict=True):
+        if offset is None and factor == 1.0:
+            total = run.take_back(operand, total, lambda own: own.expand(shape))
+            if total is None:
+                return None
+    return total
+
+
+def _scale(run: Run, node: Node) -> Any:
+    x, y = given(node)[:2]
+    _require_same(run, node)
+    if run.of(x) is not None and run.of(y) is not None:
+        raise Seen
+    changed, other = (x, y) if run.of(x) is not None else (y, x)
+    offset, is_quotient = run.of(changed), operator_name(node) == "div"
+    if is_quotient and changed is y:
+        raise Seen
+    if not isinstance(other, Node):
+        factor = float(other)
+        return offset.then(Step("scale", factor=1 / factor if is_quotient else factor))
+    shape = shape_of(node)
+    offset = offset.move(lambda array: array.expand(shape))
+    if run.graph.parameter(other) in run.graph.ones:
+        return offset
+    if offset.labels is None and (entries := run.graph.entries(other)) is not None:
+        axes = [len(shape) - len(entries.sizes) + k for k, n in enumerate(entries.sizes) if n > 1]
+        if len(axes) == 1:
+            step = Step("over" if is_quotient else "times", entries)
+            terms = []
+            for term in offset.known():
+                steps, size = channel_vector(term, axes[0])
+                places = along(torch.arange(1, size + 1), axes[0], shape)
+                terms.append(Term((*steps, step), size, places))
+            return Offset(tuple(terms))
+    own = shape_of(other)
+    lead = len(shape) - len(own)
+    constant = [k for k in range(len(shape)) if k < lead or own[k - lead] == 1]
+    labels, where = offset.as_labels(), each_position(shape, constant)
+    mixed = torch.where(labels == 0, 0, labels * (int(where.max()) + 1) + where)
+    return Offset(labels=mixed, is_masked=offset.is_masked)
+
+
+def _negated(run: Run, node: Node) -> Any:
+    offset: Offset = run.of(given(node)[0])
+    return offset.then(Step("scale", factor=-1.0))
+
+
+def _mean(run: Run, node: Node) -> Any:
+    offset, dims = run.of(given(node)[0]), argument(node, 1, None)
+    if dims is None or not offset.is_uniform(*([dims] if isinstance(dims, int) else dims)):
+        raise Seen
+    several, is_kept = [dims] if isinstance(dims, int) else list(dims), bool(argument(node, 2, False))
+    before = shape_of(given(node)[0])
+    number = torch.Size([before[d] for d in several]).numel() if operator_name(node) == "sum" else 1
+
+    def narrow(array: Tensor) -> Tensor:
+        for d in several:
+            array = array.narrow(d, 0, 1)
+        return array if is_kept else array.reshape(shape_of(node))
+
+    found: Offset = offset.move(narrow)
+    return found if number == 1 else found.then(Step("scale", factor=float(number)))
+
+
+def _pool(run: Run, node: Node) -> Any:
+    """A pool without padding, of an offset that is the same everywhere that it looks at."""
+    offset, shape = run.of(given(node)[0]), shape_of(node)
+    spatial = [k - len(shape) for k in range(2, len(shape))]
+    if any(argument(node, 3, ()) or ()) if operator_name(node).startswith("avg") else False:
+        raise Seen
+    if not offset.is_uniform(*spatial):
+        raise Seen
+
+    def spread(array: Tensor) -> Tensor:
+        for d in spatial:
+            array = array.narrow(d, 0, 1)
+        return array.expand(shape)
+
+    found: Offset = offset.move(spread)
+    return found
+
+
+def _softmax(run: Run, node: Node) -> None:
+    if not run.of(given(node)[0]).is_uniform(int(given(node)[1])):
+        raise Seen
+
+
+def _topk(run: Run, node: Node) -> Any:
+    offset, dim = run.of(given(node)[0]), int(argument(node, 2, -1))
+    if not offset.is_uniform(dim) or offset.is_masked:
+        raise Seen
+    shape = tuple(node.meta["val"][0].shape)
+    return offset.move(lambda array: array.narrow(dim, 0, 1).expand(shape)), None
+
+
+def _argmax(run: Run, node: Node) -> None:
+    dim = argument(node, 1, None)
+    if dim is None or run.of(given(node)[0]).is_masked or not run.of(given(node)[0]).is_uniform(int(dim)):
+        raise Seen
+
+
+def _masked(run: Run, node: Node) -> Any:
+    """A mask that takes entries out of a softmax."""
+    x, mask, value = given(node)[:3]
+    if operator_name(node) == "where":
+        x, mask, value = mask, x, value
+    offset = run.of(x)
+    if offset is None or run.of(mask) is not None or run.of(value) is not None or not _hides(run, value):
+        raise Seen
+    shape = shape_of(node)
+    found: Offset = offset.move(lambda array: array.expand(shape))
+    return replace(found, is_masked=True)
+
+
+def _hides(run: Run, value: Any) -> bool:
+    """Whether a mask writes a very negative number."""
+    while isinstance(value, Node) and operator_name(value) in SAME:
+        value = given(value)[0]
+    if isinstance(value, Node) and operator_name(value) in words("full full_like scalar_tensor"):
+        value = given(value)[0 if operator_name(value) == "scalar_tensor" else 1]
+    if isinstance(value, Node) and value.op == "placeholder":
+        held = run.graph.program.constants.get(value.name)
+        value = float(held) if held is not None and held.numel() == 1 and not held.is_meta else None
+    return isinstance(value, int | float) and value < HIDDEN
+
+
+def _layer_norm(run: Run, node: Node) -> Any:
+    offset, shape = run.of(given(node)[0]), shape_of(node)
+    axes = len(given(node)[1])
+    _require_unseen(offset, lambda array: array.flatten(-axes))
+    if run.of(argument(node, 2, None)) is not None:
+        raise Seen
+    bias = run.of(argument(node, 3, None))
+    return None if bias is None else bias.move(lambda array: array.expand(shape))
+
+
+def _native_layer_norm(run: Run, node: Node) -> Any:
+    if any(len(user.users) and given(user)[1] != 0 for user in node.users):
+        raise Seen
+    axes, shape = len(given(node)[1]), tuple(node.meta["val"][0].shape)
+    offset, bias = run.of(given(node)[0]), run.of(given(node)[3])
+    _require_unseen(offset, lambda array: array.flatten(-axes))
+    if run.of(given(node)[2]) is not None:
+        raise Seen
+    return None if bias is None else bias.move(lambda array: array.expand(shape)), None, None
+
+
+def _group_norm(run: Run, node: Node) -> Any:
+    offset, shape = run.of(given(node)[0]), shape_of(node)
+    groups = int(given(node)[1])
+    _require_unseen(offset, lambda array: array.reshape(shape[0], groups, -1))
+    return _channel_bias(run, node, 2, 3)
+
+
+def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
+    """Raise unless an offset is constant along all axes together that a norm takes together, which are the last."""
+    if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
+        raise Seen
+
+
+def _channel_bias(run: Run, node: Node, gain: int, bias: int) -> Any:
+    """The offset of a bias that is added to each channel."""
+    if run.of(argument(node, gain, None)) is not None:
+        raise Seen
+    shift, shape = run.of(argument(node, bias, None)), shape_of(node)
+    return None if shift is None else shift.move(lambda array: along(array, 1, shape))
+
+
+def _batch_norm(run: Run, node: Node) -> Any:
+    x, _, _, mean, variance, uses_batch = given(node)[:6]
+    offset = run.of(x)
+    if run.of(mean) is not None or run.of(variance) is not None:
+        raise Seen
+    if offset is not None:
+        if not offset.is_uniform(*(k for k in range(len(shape_of(x))) if k != 1)):
+            raise Seen
+        if not uses_batch and _require_statistic(run, mean):
+            for term in offset.known():
+                steps, size = channel_vector(term, 1)
+                run.images.append(Image(Entries(str(run.graph.parameter(mean)), (size,), (1,)), (), steps))
+    return _channel_bias(run, node, 1, 2)
+
+
+def _require_statistic(run: Run, mean: Any) -> bool:
+    name = run.graph.parameter(mean)
+    if name is None or name not in run.takers or not run.graph.is_single(name):
+        raise Seen
+    return True
+
+
+def _instance_norm(run: Run, node: Node) -> Any:
+    offset = run.of(given(node)[0])
+    dims = range(2, len(shape_of(node)))
+    if not bool(given(node)[5]) or (offset is not None and not offset.is_uniform(*dims)):
+        raise Seen
+    return _channel_bias(run, node, 1, 2)
+
+
+EFFECTS: Rules = {
+    **dict.fromkeys(SAME, _same),
+    **dict.fromkeys(MOVES, _move),
+    **dict.fromkeys(LAYERS, through_layer),
+    **dict.fromkeys(words("add add_ sub"), _sum),
+    **dict.fromkeys(words("mul div"), _scale),
+    **dict.fromkeys(words("sum mean"), _mean),
+    **dict.fromkeys(words("avg_pool1d avg_pool2d avg_pool3d"), _pool),
+    **dict.fromkeys(words("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"), _pool),
+    **dict.fromkeys(words("softmax _softmax _safe_softmax log_softmax _log_softmax"), _softmax),
+    **dict.fromkeys(words("matmul bmm mm baddbmm"), through_product),
+    **dict.fromkeys(words("lstm gru rnn_tanh rnn_relu"), through_recurrent),
+    **dict.fromkeys(words("masked_fill where"), _masked),
+    "neg": _negated,
+    "topk": _topk,
+    "argmax": _argmax,
+    "embedding": through_embedding,
+    "layer_norm": _layer_norm,
+    "native_layer_norm": _native_layer_norm,
+    "group_norm": _group_norm,
+    "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
+    "scaled_dot_product_attention": through_attention,
+}
+"""The effects of operators on an offset; all other operators see it."""

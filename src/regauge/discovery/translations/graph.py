@@ -1,0 +1,216 @@
+"""A traced model as offsets see it: parameters and views of them, whole numbers, sums that are known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from regauge.core.translations import Entries, Step
+from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
+from regauge.discovery.trace import Program
+from regauge.discovery.translations.offsets import Seen
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced model as offsets see it.
+
+    Attributes:
+        program: The model.
+        ones: Gains that are one in a representative.
+    """
+
+    program: Program
+    ones: frozenset[str]
+    _constants: dict[Node, Any] = field(default_factory=dict)
+
+    @cached_property
+    def order(self) -> dict[Node, int]:
+        """The place of each node."""
+        return {node: k for k, node in enumerate(self.program.graph.graph.nodes)}
+
+    @cached_property
+    def ends(self) -> frozenset[Node]:
+        """Outputs, and what is written into buffers."""
+        return frozenset([*self.program.outputs, *(node for node, _ in self.program.written)])
+
+    @cached_property
+    def placeholders(self) -> dict[str, list[Node]]:
+        """The nodes of each parameter, by the first of its names."""
+        found: dict[str, list[Node]] = {}
+        for node in self.program.graph.graph.find_nodes(op="placeholder"):
+            if (name := self.program.states.get(node.name)) is not None:
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def norm_groups(self) -> tuple[int, ...]:
+        """The numbers of groups of group normalizations, the largest first."""
+        nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "group_norm"]
+        return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
+
+    def norm_gain(self, node: Any) -> Entries | None:
+        """The gain of the LayerNorm whose output a value is, unless it is one in a representative."""
+        while isinstance(node, Node) and node.op == "call_function":
+            if operator_name(node) in ("layer_norm", "native_layer_norm"):
+                gain = argument(node, 2, None)
+                return None if self.parameter(gain) in self.ones else self.entries(gain)
+            node = given(node)[0]
+        return None
+
+    def parameter(self, node: Any) -> str | None:
+        """The parameter that a node is."""
+        is_state = isinstance(node, Node) and node.op == "placeholder"
+        return self.program.states.get(node.name) if is_state else None
+
+    def is_single(self, name: str) -> bool:
+        """Whether one operator uses a parameter, once."""
+        nodes = self.placeholders.get(name, [])
+        return len(self.program.aliases.get(name, (name,))) == 1 and len(nodes) == 1 and len(nodes[0].users) == 1
+
+    def entries(self, node: Any) -> Entries | None:
+        """The entries of a parameter that a node holds, where it is a view of one."""
+        chain = []
+        while isinstance(node, Node) and node.op == "call_function":
+            chain.append(node)
+            node = given(node)[0]
+        name = self.parameter(node)
+        if name is None:
+            return None
+        view = torch.empty(self.program.shapes[name], device="meta")
+        for one in reversed(chain):
+            if operator_name(one) in SAME:
+                continue
+            if operator_name(one) not in VIEWS | PIECES | {"getitem", "expand"} or len(one.all_input_nodes) > 1:
+                return None
+            before = view
+            view = call(one, {given(one)[0]: view}, may_copy=False)
+            parts = pytree.tree_leaves(view)
+            if any(part is not before and part._base is None for part in parts):
+                return None
+        if not isinstance(view, Tensor):
+            return None
+        return Entries(name, tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
+
+    def constant(self, node: Any) -> Tensor | None:
+        """The whole numbers that a node holds, where they do not depend on inputs."""
+        if not isinstance(node, Node):
+            return None
+        if node not in self._constants:
+            self._constants[node] = self._evaluate(node)
+        found = self._constants[node]
+        return found if isinstance(found, Tensor) and not found.is_meta else None
+
+    def _evaluate(self, node: Node) -> Any:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return None
+        if node.op == "placeholder":
+            return self.program.constants.get(node.name)
+        sources = node.all_input_nodes
+        operands = {source: self.constant(source) for source in sources}
+        if node.op != "call_function" or any(held is None for held in operands.values()):
+            return None
+        try:
+            return call(node, operands)
+        except Seen:
+            return None
+
+    def total(self, node: Any, gain: Entries | None = None) -> tuple[Step, ...] | None:
+        """The sum of a value along its last axis, the same for all inputs, as a step; none where it is zero.
+
+        Args:
+            node: The value.
+            gain: What the value is divided by before it is summed.
+
+        Returns:
+            None where the sum depends on the inputs, or is not known.
+        """
+        if not isinstance(node, Node) or node.op != "call_function":
+            return None
+        name, source = operator_name(node), given(node)[0]
+        if name in ("layer_norm", "native_layer_norm"):
+            own = argument(node, 2, None)
+            is_one = own is None or self.parameter(own) in self.ones
+            if len(given(node)[1]) != 1 or (self.entries(own) != gain if gain else not is_one):
+                return None
+            return self._sum_of(argument(node, 3, None), gain)
+        if name == "sub" and isinstance(mean := given(node)[1], Node) and operator_name(mean) == "mean":
+            is_last = argument(mean, 1, None) in ([-1], [len(shape_of(source)) - 1])
+            return () if given(mean)[0] is source and is_last and argument(mean, 2, False) and not gain else None
+        if name in ("mul", "div", "add") and not node.kwargs:
+            return self._total_of_two(node, gain)
+        is_kept = shape_of(node)[-1:] == shape_of(source)[-1:]
+        if name in ("slice", "select", "unsqueeze", "index_select", "transpose", "permute"):
+            ndim = max(len(shape_of(node)), len(shape_of(source)))
+            if name == "permute":
+                is_kept = given(node)[1][-1] in (-1, ndim - 1)
+            else:
+                dims = given(node)[1:3] if name == "transpose" else [argument(node, 1, 0)]
+                is_kept = is_kept and all(int(d) % ndim != ndim - 1 for d in dims)
+        elif name == "getitem":
+            is_kept = given(node)[1] == 0
+        elif name not in SAME | words("view reshape _unsafe_view flatten unflatten expand squeeze"):
+            return None
+        return self.total(source, gain) if is_kept else None
+
+    def _total_of_two(self, node: Node, gain: Entries | None) -> tuple[Step, ...] | None:
+        """The sum of a product with a gain, or of a sum with a bias, in a norm that is written by hand."""
+        x, y = given(node)[:2]
+        kind, width = operator_name(node), shape_of(node)[-1:]
+        for value, other in ((x, y), (y, x)) if kind != "div" else ((x, y),):
+            if shape_of(value)[-1:] != width:
+                continue
+            if kind == "add":
+                if self.entries(other) is not None and len(shape_of(other)) == 1 and self.total(value, gain) == ():
+                    return self._sum_of(other, gain)
+                continue
+            is_gain = kind == "mul" and (self.entries(other) == gain if gain else self.parameter(other) in self.ones)
+            is_number = not gain and (not isinstance(other, Node) or shape_of(other)[-1:] in ((), (1,)))
+            if (is_gain or is_number) and self.total(value) == ():
+                return ()
+        return None
+
+    def _sum_of(self, bias: Any, gain: Entries | None) -> tuple[Step, ...] | None:
+        """The sum of a bias, divided by a gain, as a step; none where there is no bias."""
+        if bias is None:
+            return ()
+        entries = self.entries(bias)
+        return None if entries is None else (Step("total", entries, by=gain),)
+
+    def sums_to_one(self, node: Any) -> bool:
+        """Whether a value is non-negative weights that sum to one along its last axis."""
+        while isinstance(node, Node) and node.op == "call_function":
+            if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
+                return given(node)[1] in (-1, len(shape_of(node)) - 1)
+            is_copy = operator_name(node) in SAME | words("expand view reshape _unsafe_view")
+            if not is_copy or shape_of(node)[-1] != shape_of(given(node)[0])[-1]:
+                return False
+            node = given(node)[0]
+        return False
+
+
+def given_by_name(node: Node, name: str, default: Any) -> Any:
+    """A keyword argument of a node."""
+    return node.kwargs.get(name, default)
+
+
+def given(node: Node) -> Any:
+    """The arguments of a node, of whatever types its operator takes."""
+    return node.args
+
+
+def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
+    """The operator of a node on other operands, which are copied if it cannot look at them otherwise."""
+    if may_copy and operator_name(node) == "view":
+        operands = {one: t.contiguous() for one, t in operands.items()}
+    args, kwargs = pytree.tree_map_only(Node, lambda n: operands[n], (node.args, dict(node.kwargs)))
+    try:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:
+        raise Seen from error

@@ -1,0 +1,209 @@
+"""The effects of operators that are linear in their operands on an offset: layers, tables, products, attention."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional
+
+from regauge.core.translations import Entries, Step
+from regauge.discovery.operators import argument, operator_name, shape_of
+from regauge.discovery.translations.graph import given, given_by_name
+from regauge.discovery.translations.offsets import (
+    Offset,
+    Seen,
+    Term,
+    added,
+    along,
+    channel_vector,
+    each_position,
+    is_constant,
+)
+from regauge.discovery.translations.run import Run, Taker
+
+LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
+"""Operators that are linear in a value and in a weight: arguments of value, weight and bias."""
+
+
+def through_layer(run: Run, node: Node) -> Any:
+    name = operator_name(node)
+    x, w, b = (argument(node, k, None) for k in LAYERS[name])
+    if name == "addmm" and node.kwargs:
+        raise Seen
+    dim = len(shape_of(node)) - 1 if name in ("linear", "addmm") else 1
+    terms: list[Term] = []
+    if run.of(w) is not None:
+        if run.of(x) is not None or run.of(b) is not None:
+            raise Seen
+        found = _reweigh(run, node, x, run.of(w), dim)
+        if found is None or found.labels is not None:
+            return found
+        terms += found.terms
+    elif run.of(x) is not None:
+        weights = _weights(run, node, w)
+        terms += [_through(run, term, weights, dim, shape_of(node)) for term in run.of(x).known()]
+    if (shift := run.of(b)) is not None:
+        terms += [replace(term, places=along(term.places, dim, shape_of(node))) for term in shift.known()]
+    return run.take_back(b, Offset(tuple(terms)), lambda own: along(own, dim, shape_of(node)))
+
+
+def _through(run: Run, term: Term, weights: Entries, dim: int, shape: tuple[int, ...]) -> Term:
+    """What a layer makes of an offset of each channel."""
+    steps, size = channel_vector(term, dim)
+    copies, outputs, inputs = weights.sizes[:3]
+    if size != copies * inputs:
+        raise Seen
+    places = along(torch.arange(1, copies * outputs + 1), dim, shape)
+    return Term((*steps, Step("through", weights)), copies * outputs, places)
+
+
+def _weights(run: Run, node: Node, w: Any) -> Entries:
+    """The weights of a layer that pads nothing as `[copies, outputs, inputs, ...]`."""
+    found, name, copies = run.graph.entries(w), operator_name(node), 1
+    if found is None:
+        raise Seen
+    if name.startswith("conv"):
+        padding = argument(node, 4, 0)
+        pads = [padding] if isinstance(padding, int | str) else list(padding)
+        if any(pad not in (0, "valid") for pad in pads):
+            raise Seen
+        copies = int(argument(node, 6, 1))
+    elif name == "addmm":
+        found = replace(found, sizes=found.sizes[::-1], strides=found.strides[::-1])
+    outputs = found.sizes[0] // copies
+    return replace(
+        found,
+        sizes=(copies, outputs, *found.sizes[1:]),
+        strides=(outputs * found.strides[0], *found.strides),
+    )
+
+
+def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
+    """An offset of the weights: outputs change alike where their rows do."""
+    (term,) = change.known()
+    places = term.places.mT if operator_name(node) == "addmm" else term.places
+    shape = shape_of(node)
+    rest = range(1, places.ndim)
+    if all(is_constant(places, k) for k in rest):
+        total = run.graph.total(x, run.gain) if operator_name(node) in ("linear", "addmm") else None
+        if total is None:
+            raise Seen
+        rows = places.flatten(1)[:, 0] if places.ndim > 2 else places[:, 0]
+        return Offset((Term((*term.steps, *total), term.size, along(rows, dim, shape)),)) if total else None
+    if run.gain:
+        raise Seen
+    groups = int(argument(node, 6, 1)) if operator_name(node).startswith("conv") else 1
+    if is_constant(places, 0):
+        alike = torch.ones(shape[dim], dtype=torch.int64)
+    else:
+        alike = (places.flatten(1) != 0).any(1).long()
+        some = places[alike.bool()]
+        if not is_constant(some, 0):
+            raise Seen
+    # Channels of different groups read different inputs.
+    numbers = alike * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
+    channels, position = along(numbers, dim, shape), each_position(shape, [dim]) - 1
+    return Offset(labels=torch.where(channels == 0, 0, position * (groups + 1) + channels))
+
+
+def through_embedding(run: Run, node: Node) -> Any:
+    table, index = given(node)[:2]
+    offset, shape = run.of(table), shape_of(node)
+    if offset is None or run.of(index) is not None:
+        raise Seen
+    if offset.is_uniform(0):
+        return offset.move(lambda array: along(array[0], len(shape) - 1, shape))
+    known = run.graph.constant(index)
+    if known is not None:
+        return offset.move(lambda array: functional.embedding(known, array))
+    if not offset.is_uniform(1) or not all(bool(array[:, 0].all()) for array in offset.arrays):
+        raise Seen
+    return Offset(labels=each_position(shape, [len(shape) - 1]))
+
+
+def through_product(run: Run, node: Node) -> Any:
+    base = 1 if operator_name(node) == "baddbmm" else 0
+    left, right = given(node)[base : base + 2]
+    found = _product_of(run, node, left, right) if {left, right} & run.offsets.keys() else None
+    offset = run.of(given(node)[0]) if base else None
+    if offset is None:
+        return found
+    shape, beta = shape_of(node), float(given_by_name(node, "beta", 1))
+    return added(shape, [offset, found], [beta, 1.0])
+
+
+def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
+    first, second, shape = run.of(left), run.of(right), shape_of(node)
+    if first is not None and second is not None:
+        raise Seen
+    if second is None:
+        weights = run.graph.entries(right)
+        if weights is not None and len(weights.sizes) == 2 and len(shape_of(left)) > 1:
+            sizes, strides = weights.sizes[::-1], weights.strides[::-1]
+            weights = replace(weights, sizes=(1, *sizes), strides=(0, *strides))
+            terms = [_through(run, term, weights, len(shape) - 1, shape) for term in first.known()]
+            return Offset(tuple(terms))
+        if not first.is_uniform(-2):
+            raise Seen
+        return Offset(labels=each_position(shape, [len(shape) - 2]))
+    if second.is_uniform(-2) and run.graph.sums_to_one(left) and second.labels is None:
+        return second.move(lambda array: array.narrow(-2, 0, 1).expand(shape))
+    if not second.is_uniform(-1) or second.is_masked:
+        raise Seen
+    return Offset(labels=each_position(shape, [len(shape) - 1]))
+
+
+def through_attention(run: Run, node: Node) -> Any:
+    query, key, value = given(node)[:3]
+    if run.of(query) is not None:
+        raise Seen
+    for operand, dim in ((key, -2), (argument(node, 3, None), -1)):
+        offset = run.of(operand)
+        if offset is not None and not offset.is_uniform(dim):
+            raise Seen
+    offset = run.of(value)
+    if offset is None:
+        return None
+    if not offset.is_uniform(-2) or offset.is_masked:
+        raise Seen
+    shape = shape_of(node)
+
+    def spread(array: Tensor) -> Tensor:
+        row = array.narrow(-2, 0, 1)
+        if row.ndim > 2 and row.shape[-3] != shape[-3]:
+            row = row.repeat_interleave(shape[-3] // row.shape[-3], -3)
+        return row.expand(shape)
+
+    found: Offset = offset.move(spread)
+    return found
+
+
+def through_recurrent(run: Run, node: Node) -> None:
+    """The bias of the state is added to that of the input, except where a gate of a GRU multiplies it."""
+    weights = _recurrent_weights(node)
+    if any(source in run.offsets for source in node.all_input_nodes if source not in weights):
+        raise Seen
+    for k, weight in enumerate(weights):
+        offset = run.of(weight)
+        if offset is None:
+            continue
+        other = run.graph.parameter(weights[k - 1])
+        if k % 4 != 3 or other not in run.takers or not run.graph.is_single(str(other)):
+            raise Seen
+        (term,) = offset.known()
+        third = term.places.numel() // 3
+        if operator_name(node) == "gru" and bool(term.places[2 * third :].any()):
+            raise Seen
+        taker = Taker(Entries.whole(str(other), term.places.shape), (), each_position(term.places.shape, ()))
+        if (image := run.image(term, taker, term.places)) is not None:
+            run.images.append(image)
+
+
+def _recurrent_weights(node: Node) -> list[Any]:
+    """The weights of a recurrent layer with biases, four for each direction of each layer."""
+    found: list[list[Any]] = [list(a) for a in given(node)[2:4] if isinstance(a, list | tuple)]
+    if not found or given(node)[3] is not True:
+        raise Seen
+    return found[0]

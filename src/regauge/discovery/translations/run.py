@@ -1,0 +1,191 @@
+"""An offset on its way through a traced model, and the parameters that take it back."""
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from regauge.core.translations import Entries, Image, Step
+from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
+from regauge.discovery.translations.graph import Graph, call, given
+from regauge.discovery.translations.offsets import Offset, Seen, Term, along, each_position, picked
+
+MOVES = (
+    VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
+)
+"""Operators whose results are entries of their operands."""
+BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
+BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
+"""Operators that add a parameter to each channel, and which of their arguments it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Taker:
+    """A parameter that is added in a value, and may take an offset back.
+
+    Attributes:
+        entries: Its entries.
+        constant: The axes of these along which an offset must be the same: rows of a table that are looked up.
+        places: For each entry of the value 1 plus the number of the parameter's entry that is added there, counted
+            without constant axes; zero where none is.
+    """
+
+    entries: Entries
+    constant: tuple[int, ...]
+    places: Tensor
+
+    def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
+        """The parameter in what an operator makes that only moves values."""
+        return replace(self, places=function(self.places))
+
+
+Rules = Mapping[str, Callable[["Run", Node], Any]]
+"""The effect of each operator on an offset, by its name; an operator that is not there sees it."""
+
+
+class Run:
+    """One offset on its way through the model.
+
+    Operators act on it by rules. Parameters take it back if `is_eager`; otherwise `is_missed` says that some could.
+    """
+
+    def __init__(
+        self, graph: Graph, takers: frozenset[str], gain: Entries | None, rules: Rules, *, is_eager: bool
+    ) -> None:
+        self.graph, self.takers, self.gain, self.is_eager, self.rules = graph, takers, gain, is_eager, rules
+        self.is_missed = False
+        self.images: list[Image] = []
+        self.offsets: dict[Node, Any] = {}
+
+    def follow(self, home: str, start: Term) -> tuple[Image, ...]:
+        waiting: list[tuple[int, Node]] = []
+        queued: set[Node] = set()
+
+        def arrive(node: Node, offset: Any) -> None:
+            if node in self.graph.ends:
+                raise Seen
+            self.offsets[node] = offset
+            for user in node.users:
+                if user not in queued and (user.users or user in self.graph.ends):
+                    queued.add(user)
+                    heapq.heappush(waiting, (self.graph.order[user], user))
+
+        for node in self.graph.placeholders.get(home, ()):
+            if self.gain and any(operator_name(user) not in ("linear", "addmm") for user in node.users):
+                raise Seen
+            arrive(node, Offset((start,)))
+        while waiting:
+            node = heapq.heappop(waiting)[1]
+            rule = self.rules.get(operator_name(node)) if node.op == "call_function" else None
+            if rule is None:
+                raise Seen
+            found = rule(self, node)
+            if isinstance(found, Offset) and found.is_nothing:
+                found = None
+            if found is not None:
+                arrive(node, found)
+        return tuple(self.images)
+
+    def of(self, operand: Any) -> Any:
+        return self.offsets.get(operand) if isinstance(operand, Node) else None
+
+    def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
+        """What is left of an offset: nothing, if parameters that are added in an operand take it back everywhere."""
+        if not offset.terms:
+            return None
+        if offset.is_masked or not (takers := [taker.move(spread) for taker in self._takers(operand)]):
+            return offset
+        if not self.is_eager:
+            self.is_missed = True
+            return offset
+        images = []
+        for taker in takers:
+            is_there = taker.places != 0
+            for term in offset.terms:
+                given = torch.zeros(int(taker.places.max()) + 1, dtype=torch.int64)
+                given[taker.places.flatten()] = term.places.flatten()
+                if not torch.equal(given[taker.places][is_there], term.places[is_there]):
+                    return offset
+                images.append((term, taker, given[1:]))
+        covered = torch.stack([taker.places != 0 for taker in takers]).any(0)
+        if any(bool(((term.places != 0) & ~covered).any()) for term in offset.terms):
+            return offset
+        try:
+            self.images += [image for one in images if (image := self.image(*one)) is not None]
+        except Seen:
+            return offset
+        return None
+
+    @staticmethod
+    def image(term: Term, taker: Taker, given: Tensor) -> Image | None:
+        """What a parameter adds to take back a term, whose entries are numbered as they are given."""
+        entries, there = taker.entries, (given != 0).nonzero().flatten()
+        if not len(there):
+            return None
+        if len(there) < given.numel():
+            first, last = int(there[0]), int(there[-1])
+            if len(entries.sizes) != 1 or last - first + 1 != len(there):
+                raise Seen
+            entries = Entries(entries.parameter, (len(there),), (1,), first)
+            given = given[first : last + 1]
+        steps, _ = picked(term, given)
+        return Image(entries, taker.constant, (*steps, Step("scale", factor=-1.0)))
+
+    def _takers(self, node: Any) -> list[Taker]:
+        """Parameters that are added in a value and may take an offset back: one, or one for each part of the value."""
+        if not isinstance(node, Node) or node in self.offsets:
+            return []
+        if (name := self.free_parameter(node)) is not None:
+            shape = self.graph.program.shapes[name]
+            return [Taker(Entries.whole(name, shape), (), each_position(shape, ()))]
+        if node.op != "call_function" or len(node.users) != 1 or node in self.graph.ends:
+            return []
+        kind, shape = operator_name(node), shape_of(node)
+        if kind in SAME:
+            return self._takers(given(node)[0])
+        if kind == "cat":
+            return self._side_by_side(node)
+        if kind in MOVES - {"getitem"} and len(node.all_input_nodes) == 1:
+            try:
+                return [
+                    taker.move(lambda own: call(node, {given(node)[0]: own})) for taker in self._takers(given(node)[0])
+                ]
+            except Seen:
+                return []
+        if kind in BIASES:
+            dim = len(shape) - 1 if kind in ("linear", "addmm", "layer_norm") else 1
+            name = self.free_parameter(argument(node, BIASES[kind], None))
+            if name is None or self.graph.program.shapes[name] != (shape[dim],):
+                return []
+            return [Taker(Entries.whole(name, (shape[dim],)), (), along(torch.arange(1, shape[dim] + 1), dim, shape))]
+        if kind == "embedding" and (name := self.free_parameter(given(node)[0])) is not None:
+            whole = Entries.whole(name, self.graph.program.shapes[name])
+            return [Taker(whole, (0,), along(torch.arange(1, shape[-1] + 1), len(shape) - 1, shape))]
+        if kind == "add" and not node.kwargs:
+            for operand in given(node)[:2]:
+                if found := self._takers(operand):
+                    return [taker.move(lambda own: own.expand(shape)) for taker in found]
+        return []
+
+    def free_parameter(self, node: Any) -> str | None:
+        """The parameter that a node is, if it may take offsets back and nothing else reads it."""
+        name = self.graph.parameter(node)
+        return name if name in self.takers and self.graph.is_single(str(name)) else None
+
+    def _side_by_side(self, node: Node) -> list[Taker]:
+        """What is added in all of several values that are put side by side."""
+        parts: Any = given(node)[0]
+        found = []
+        for k, part in enumerate(parts):
+            own = self._takers(part)
+            if not own:
+                return []
+            for taker in own:
+                arrays = [torch.zeros(shape_of(one), dtype=torch.int64) for one in parts]
+                arrays[k] = taker.places.expand(shape_of(part))
+                found.append(replace(taker, places=torch.cat(arrays, int(argument(node, 1, 0)))))
+        return found
