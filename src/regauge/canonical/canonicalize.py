@@ -20,7 +20,8 @@ from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
-from regauge.core.element import PARTS, Element, require_parts, select_parts
+from regauge.core.chart import onto_representative
+from regauge.core.element import PARTS, TRANSLATION, Element, require_parts, select_parts
 from regauge.core.families import balanced_matrices, move_tensor
 from regauge.core.given import as_params
 from regauge.core.interpolation import distance
@@ -184,18 +185,21 @@ def canonical_element(
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
     symmetry = symmetry.bind(params)
     require_finite(params, "the network", symmetry.structure)
-    steps, params = plan(symmetry), factorize(params, symmetry, parts=chosen)
-    element = carry_out(steps, symmetry, params, chosen)
+    steps, given = plan(symmetry), params
+    is_translated = bool(symmetry.translations) and (parts is None or TRANSLATION in chosen)
+    params = factorize(symmetry.split(params)[0] if is_translated else params, symmetry, parts=chosen)
+    element = carry_out(steps, symmetry, params, tuple(part for part in chosen if part in PARTS))
     if reference is None:
-        return element
+        return onto_representative(symmetry, element, given) if is_translated else element
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
     require_finite(reference, "the reference", symmetry.structure)
-    reference = factorize(reference, symmetry)
+    reference = factorize(symmetry.split(reference)[0] if is_translated else reference, symmetry)
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)
     found = match_canonical(anchor, moved, symmetry, method=method, task=task, generator=generator)
-    return symmetry.compose(found, element)
+    whole = symmetry.compose(found, element)
+    return onto_representative(symmetry, whole, given) if is_translated else whole
 
 
 @check_arguments

@@ -1,7 +1,7 @@
 """The alignment of a checkpoint, stored next to it: an element and the symmetry that it belongs to.
 
-An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`; its header holds the
-symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or inverted.
+An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`, and
+`translation/family`; its header holds the symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or inverted.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from regauge.core.symmetry import Symmetry
 
 FORMAT = "regauge.alignment"
 VERSION = "1"
+TRANSLATION = "translation"
+"""What precedes the name of a family of translations in the names of tensors; earlier files have none."""
 
 
 class Aligned(Protocol):
@@ -64,6 +66,7 @@ class Alignment:
             )
         values = self.element.items()
         tensors = {f"{group}/{field}": tensor for group, value in values for field, tensor in value.items()}
+        tensors |= {f"{TRANSLATION}/{name}": vector for name, vector in self.element.translation.items()}
         header = {"kind": FORMAT, "version": VERSION, "symmetry": self.symmetry.to_json()}
         return save(tensors, path, overwrite=overwrite, metadata=header)
 
@@ -128,4 +131,13 @@ def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Elem
                 )
             found[field] = tensor
         values[name] = Value(**found)
-    return Element(values)
+    translation = {}
+    for family in symmetry.translations:
+        vector = tensors.get(f"{TRANSLATION}/{family.name}")
+        if vector is not None and (vector.shape != family.shape or vector.dtype != torch.float64):
+            raise ValueError(
+                f"the alignment {str(path)!r} does not fit its own symmetry: translation {family.name!r} should have "
+                f"shape {family.shape} and torch.float64; align again"
+            )
+        translation |= {} if vector is None else {family.name: vector}
+    return Element(values, translation=translation)

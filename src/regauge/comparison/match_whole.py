@@ -31,7 +31,8 @@ def match_whole(
 
     Factors of a matrix product that has not its full rank hold numbers that their product does not, so that two
     networks of one function may differ by no element. Where alignment leaves a distance, the factors are therefore
-    aligned again without those numbers.
+    aligned again without those numbers. Likewise networks that differ by translations are the same behind them: the
+    representatives are aligned.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -39,14 +40,16 @@ def match_whole(
     """
     symmetry = bind_networks([a, b], symmetry, "compare single networks, two at a time")
     given = dict(a), dict(b)
-    first, second = (without_null_spaces(one, symmetry) for one in given)
+    (first, second), is_factorized = given, False
     result = align(*given, symmetry, method=WeightMatching())
-    is_factorized = any(two[n] is not one[n] for one, two in zip(given, (first, second), strict=True) for n in one)
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    if is_factorized and distance(given[0], result.params, ignored) > MOVED * distance(*given, ignored):
-        result = align(first, second, symmetry, method=WeightMatching())
-    else:
-        (first, second), is_factorized = given, False
+    if distance(given[0], result.params, ignored) > MOVED * distance(*given, ignored):
+        behind = [symmetry.split(one)[0] if symmetry.translations else one for one in given]
+        whole = [without_null_spaces(one, symmetry) for one in behind]
+        is_factorized = any(two[n] is not one[n] for one, two in zip(behind, whole, strict=True) for n in one)
+        if is_factorized or symmetry.translations:
+            (first, second) = whole
+            result = align(first, second, symmetry, method=WeightMatching())
     own, *numbers = (fingerprint(one, symmetry) for one in (*given, *references))
     stored = Pair(*given, symmetry)
     return Matched(
@@ -54,7 +57,8 @@ def match_whole(
         result.element,
         chance=lambda: estimate_chance(second, symmetry, lambda other: explain(Pair(first, other, symmetry))),
         tested=stored,
-        stored=stored if is_factorized else None,
+        stored=None if first is given[0] else stored,
+        is_factorized=is_factorized,
         distances=[float((own - other).norm()) for other in numbers],
         function=None if task is None else measure_function(*given, (first, result.params), task),
         notes=result.notes,

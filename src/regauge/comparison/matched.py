@@ -29,7 +29,8 @@ class Matched:
         element: Moves the second network of the pair.
         chance: Measures what alignment explains of strangers; called only if that decides.
         tested: The networks whose order of units is tested; None if no tensor of theirs has units in order.
-        stored: The networks as they are stored, if the pair holds their function alone.
+        stored: The networks as they are stored, if the pair holds other ones that compute the same functions.
+        is_factorized: Whether the pair holds products of matrices without what they do not read.
         distances: Fingerprint distances of the second network and of the references from the first network.
         function: Agreement of outputs, losses and barriers on the data of a task.
         units: The compared units of each group that has other numbers of them in both networks.
@@ -41,6 +42,7 @@ class Matched:
     chance: Callable[[], float | None]
     tested: Pair | None
     stored: Pair | None = None
+    is_factorized: bool = False
     distances: Sequence[float] = ()
     function: Mapping[str, float] | None = None
     units: Mapping[str, tuple[Units, Units]] = field(default_factory=dict)
@@ -86,7 +88,7 @@ def weigh(
         p_value=p_value if origins.is_order_free else None,
         z_score=z_score if origins.is_order_free else None,
         is_whole=common is None or common.is_whole,
-        is_factorized=matched.stored is not None,
+        is_factorized=matched.is_factorized,
         parent=origins.parent,
     )
     if needs_chance(evidence):

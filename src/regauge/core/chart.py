@@ -145,6 +145,15 @@ def compose_translations(
     return added
 
 
+def onto_representative(symmetry: "Symmetry", element: Element, params: Mapping[str, Tensor]) -> Element:
+    """The element that acts on networks as a given one does on their representatives, whose coordinates are zero."""
+    lead = count_lead(symmetry, params)
+    coordinates = split(symmetry, dict(params), lead)[1]
+    whole = symmetry.compose(element, unit_element(symmetry, params, symmetry.gains, lead))
+    names = (family.name for family in symmetry.translations)
+    return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
+
+
 def random_translation(symmetry: "Symmetry", generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
     """Vectors of the size of usual weights, one for each family that keeps the function at any statistics."""
     found = {}
