@@ -112,6 +112,18 @@ DOCUMENTS: dict[str, Kind] = {
             "base_model": str(folder / "m"),
             "dtype": "float32",
             "parameters": {"normalize": True},
+            "chat_template": "auto",
+            "tokenizer": {
+                "source": "union",
+                "pad_to_multiple_of": 8,
+                "tokens": {
+                    "<a>": {
+                        "source": {"kind": "model_token", "model": str(folder / "n"), "token_id": 5},
+                        "force": True,
+                    },
+                    "<b>": {"source": {"kind": "zero"}},
+                },
+            },
             "slices": [
                 {
                     "sources": [

@@ -22,14 +22,14 @@ FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in 
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
-DEEP_IMPORTS = 55  # goal: 60
+DEEP_IMPORTS = 54  # goal: 60
 PUBLIC_NAMES = 463  # goal: 480
-CLI_LINES = 4856  # goal: 5,000
+CLI_LINES = 4832  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15
 RIDDLES = 0  # goal: 120
-CODE_LINES = 56210  # goal: 49,000
+CODE_LINES = 56211  # goal: 49,000
 WAY_OF_MERGE = 74  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}

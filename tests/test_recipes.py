@@ -663,6 +663,8 @@ FAULTS = {
     LINEAR + "parameters: {weight: 1}\nregauge: {align: perhaps}": "line 7: 'align' is 'perhaps'",
     LINEAR + "parameters: {weight: 1}\nchat_template: alpaca": "line 7: 'chat_template' is 'alpaca'",
     LINEAR + "parameters: {weight: 1}\nmerge_method: linear": "line 7: 'merge_method' is there twice",
+    LINEAR
+    + "parameters: {weight: 1}\ntokenizer: {pad_to_multiple_of: 1.5}": "line 7: 'pad_to_multiple_of' is 1.5, but",
     LINEAR + "parameters: {weight: [{filter: mlp, value: 1}]}": "no filter names this tensor",
     LINEAR.replace("two", "meta/llama-9"): "not fetched from a hub",
     LINEAR.replace("two", "one"): "a model is there twice",

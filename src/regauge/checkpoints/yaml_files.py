@@ -19,7 +19,7 @@ def compose_yaml(path: Path) -> yaml.Node | None:
     """The nodes of a YAML file, none of which has become a value yet; None of an empty file.
 
     Raises:
-        ValueError: It is no YAML, too large, or repeats itself too often.
+        ValueError: It is no YAML, too large, repeats itself too often, or holds half of a character.
     """
     require_plain(path)
     if path.stat().st_size > LARGEST_FILE:
@@ -33,6 +33,8 @@ def compose_yaml(path: Path) -> yaml.Node | None:
             raise ValueError(
                 f"{str(path)!r} has more than {MOST_ENTRIES:,} entries with those that it repeats; shorten it"
             )
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{str(path)!r} holds half of a character, {error.object!r}; write the whole one") from error
     except RecursionError as error:
         raise ValueError(f"{str(path)!r} refers to itself without end; write it out") from error
     return node
@@ -63,5 +65,7 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         inner = [one for pair in pairs for one in pair] if pairs else node.value
+        if isinstance(inner, str):
+            inner.encode()
         known[id(node)] = 1 + (sum(_count(one, known) for one in inner) if isinstance(inner, list) else 0)
     return known[id(node)]

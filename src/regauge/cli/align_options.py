@@ -15,7 +15,7 @@ from regauge.cli.options import (
     Checkpoint,
     Checkpoints,
     Existing,
-    Judged,
+    JudgedOptions,
     Output,
     OverwriteAll,
     Written,
@@ -42,7 +42,7 @@ Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching(Judged):
+class Matching(JudgedOptions):
     """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
 
     method: MethodName = "auto"

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from regauge.cli.options import CHECKPOINT, Checkpoint, Json, Output, Overwrite, Traced, Written
+from regauge.cli.options import CHECKPOINT, Checkpoint, Json, ModelOptions, Output, Overwrite, Written
 
 
 @dataclass(frozen=True)
-class Canonicalize(Traced):
+class Canonicalize(ModelOptions):
     """Bring a checkpoint to its canonical form: the same for all networks on its orbit, and of the same function.
 
     The element that does it is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`.

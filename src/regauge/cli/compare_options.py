@@ -5,11 +5,11 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from regauge.cli.options import DATA_HELP, Batch, Checkpoints, Judged, Loss, MaybeOutput, Overwrite
+from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, Loss, MaybeOutput, Overwrite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Judged):
+class Compare(JudgedOptions):
     """Judge whether B is the same network as A, in another gauge, its descendant, or neither.
 
     B is aligned to A, and what is left is measured: distances, what B explains of each layer of A, and whether units

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, Judged, Output, Seed, Traced, Written
+from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, ModelOptions, Output, Seed, Written
 
 
 @dataclass(frozen=True)
-class Gauge(Judged):
+class Gauge(JudgedOptions):
     """Move a checkpoint to where it rounds better: other weights, the same function, ready for any quantizer.
 
     The output loads as the checkpoint did. What was moved, how far outputs differ, and the rounding errors of
@@ -55,7 +55,7 @@ class Gauge(Judged):
 
 
 @dataclass(frozen=True)
-class Audit(Traced):
+class Audit(ModelOptions):
     """Try a table of scale pairs of a quantization tool on a model: which rows change the function, and what they miss.
 
     Each pair is scaled alone by random factors, and the model is run before and after, in float64.

@@ -15,6 +15,7 @@ from regauge.learn.learn_configs import AutoencoderConfig, MatchingConfig, Poole
 TRAINING = "epochs batch lr weight_decay patience seconds device"
 """Settings of every training."""
 
+Parts = Annotated[tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")]
 INPUTS_HELP = (
     "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
     f"of coordinates; or {BATCHES_HELP}of which the inputs of the first 512 examples are used."
@@ -34,9 +35,7 @@ LAYER_HELP = (
 class Varied:
     """Random changes of networks in each step of the training."""
 
-    augment: Annotated[
-        tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
-    ] = ()
+    augment: Parts = ()
     """Parts of the symmetry by whose random elements networks are moved, where --parts leaves some out."""
     translate: float = 0.0
     """Shift the inputs of networks of coordinates by up to so much along each axis, which changes their first layer."""
@@ -85,9 +84,7 @@ class LearnNet(LearnRun):
     """Encode values with so many sines and cosines each."""
     logarithms: bool = False
     """Encode values with logarithms of their sizes, for networks that differ by orders of magnitude."""
-    parts: Annotated[
-        tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")
-    ] = ()
+    parts: Parts = ()
     """Parts of the symmetry that the net respects by construction, always with permutation; all where left out."""
     varied: Annotated[Varied, arg(name="")] = Varied()
 

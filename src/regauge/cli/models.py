@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regauge import Checkpoint
-from regauge.cli.options import ExampleInputs, Traced, UsageError
+from regauge.cli.options import ExampleInputs, ModelOptions, UsageError
 from regauge.cli.output import show_status, tell_notes
 from regauge.hub import Model, Networks, Values, name_model, open_model, open_networks, read_symmetry
 
@@ -35,7 +35,7 @@ def require_model(
 
 
 def read_networks(
-    options: Traced,
+    options: ModelOptions,
     paths: Sequence[Path | Checkpoint],
     *,
     values: Values = "if small",

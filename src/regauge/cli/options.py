@@ -114,7 +114,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class ModelOptions:
     """The model of checkpoints and its symmetry, for the commands that move or compare networks."""
 
     model: Model = None
@@ -129,7 +129,7 @@ class Traced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged(Traced):
+class JudgedOptions(ModelOptions):
     """Settings of choices that data judge, and of chance."""
 
     test: Test = None

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, Judged, Output, Written
+from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, Output, Written
 
 
 @dataclass(frozen=True)
-class Prune(Judged):
+class Prune(JudgedOptions):
     """Remove units of a checkpoint everywhere at once: hidden units, channels, heads; a smaller checkpoint that runs.
 
     What the network does not need goes first, checked on outputs: without --share, the function stays. The report is

@@ -134,7 +134,7 @@ def compare_files(
     result = Lineages(tuple(lineages), left_out, tuple(failures), tuple(notes))
     if page is not None:
         distances = {f"{len(one.names)} networks": one.distances for one in result.lineages}
-        write_page(page, result.facts, generator, distances=distances)
+        write_page(page, result.facts, generator.initial_seed(), distances)
     return result
 
 

@@ -133,7 +133,7 @@ def compare(
     if has_widths and found.p_value is None:
         found = replace(found, notes=(*found.notes, NO_ORDER))
     if page is not None:
-        write_page(page, found.facts | {"a": name_a, "b": name_b}, generator)
+        write_page(page, found.facts | {"a": name_a, "b": name_b}, generator.initial_seed())
     return found
 
 

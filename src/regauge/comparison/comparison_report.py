@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regauge.checkpoints.output import Output
@@ -27,24 +26,18 @@ def require_page(out: Output | str | Path | None) -> Path | None:
     return output.path
 
 
-def write_page(
-    path: Path,
-    facts: Mapping[str, Any],
-    generator: torch.Generator,
-    *,
-    distances: Mapping[str, Tensor] | None = None,
-) -> None:
+def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mapping[str, Tensor] | None = None) -> None:
     """Write the page of two networks, or of many where their distances are given.
 
     Args:
         path: The page, `.html`.
         facts: `Comparison.facts` with the names of both networks, `a` and `b`; or `Lineages.facts`.
-        generator: The source of chance, whose seed the page names.
+        seed: The seed of all chance, which the page names.
         distances: Matrices of distances, by their labels.
     """
     # Pages are drawn by a package above this one, which a comparison that writes nothing does not need.
     from regauge.report.comparison_page import comparison_page, lineage_page
 
-    facts = {**facts, "version": VERSION, "seed": generator.initial_seed()}
+    facts = {**facts, "version": VERSION, "seed": seed}
     matrices = None if distances is None else {label: one.numpy() for label, one in distances.items()}
     save_text(comparison_page(facts) if matrices is None else lineage_page(facts, matrices), path)

@@ -29,6 +29,8 @@ from regauge.hub.tokens import Retokenized, TokenPlan, Vocabulary
 LOG = logging.getLogger("regauge.hub")
 UNION = "`tokenizer=union`"
 """The argument that brings vocabularies together."""
+PADDING = 1 << 16
+"""Rows without a token, for which no network has one, at most."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,11 @@ def unite(
     elif wanted.source != "union":
         vocabulary = {token: k for token, k in vocabulary.items() if k < rows[giver] or token in wanted.tokens}
     size = -(-(max(vocabulary.values()) + 1) // wanted.multiple) * wanted.multiple
-    if size > 2 * (sum(rows) + len(vocabulary)) + wanted.multiple:  # Before memory is taken for rows.
+    stored = " and ".join(f"{count:,}" for count in rows)
+    if size > 2 * (sum(rows) + len(vocabulary)) + PADDING:  # Before memory is taken for rows.
         raise ValueError(
             f"the tokens of {folders[giver]} would need {size:,} rows of embeddings, but there are {len(vocabulary):,} "
-            f"tokens, and networks with {' and '.join(f'{count:,}' for count in rows)} rows; correct the tokenizers"
+            f"tokens, and networks with {stored} rows; correct the tokenizers, or the multiple to which rows are added"
         )
     is_plain = wanted.multiple == 1 and not wanted.tokens
     are_alike = not any(Difference.of(known[0], other) for other in known)

@@ -82,6 +82,12 @@ class Entry:
         return found
 
     @property
+    def whole(self) -> int:
+        if self.number != int(self.number):
+            raise self.refuse(f"{self.key!r} is {self.value!r}, but must be a whole number")
+        return int(self.number)
+
+    @property
     def flag(self) -> bool:
         if not isinstance(self.value, bool):
             raise self.refuse(f"{self.key!r} is {self.value!r}, but must be true or false")
@@ -351,7 +357,7 @@ def _vocabulary(top: Mapping[str, Entry]) -> Vocabulary | None:
     found = top["tokenizer"].mapping(("source", "tokens", "pad_to_multiple_of"))
     multiple = 1
     if "pad_to_multiple_of" in found and found["pad_to_multiple_of"].value is not None:
-        multiple = int(found["pad_to_multiple_of"].number)
+        multiple = found["pad_to_multiple_of"].whole
         if multiple < 1:
             raise found["pad_to_multiple_of"].refuse(f"'pad_to_multiple_of' is {multiple}, but must be positive")
     tokens = found["tokens"].mapping() if "tokens" in found else {}
@@ -376,7 +382,7 @@ def _token(entry: Entry) -> TokenSource:
         raise source.refuse("the source of a token is a model, {kind: zero}, or {kind: model_token} with 'model' and "
                             "either 'token' or 'token_id'")  # fmt: skip
     token = inner["token"].text if "token" in inner else None
-    number = int(inner["token_id"].number) if "token_id" in inner else None
+    number = inner["token_id"].whole if "token_id" in inner else None
     return TokenSource(_folder(inner["model"]), token, number, is_forced)
 
 
