@@ -42,8 +42,12 @@ from regauge.data.images import cifar10, digits, mnist
 from regauge.nets.classification import ClassifierConfig, train
 from regauge.nets.mlp import mlp
 from regauge.nets.resnet import resnet20
-from regauge.nets.vgg import VGG, VGG16
+from regauge.nets.vgg import VGG
 from regauge.training.optimizers import AdamW
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from vgg16 import VGG16
 
 RUNS = 5
 

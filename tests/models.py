@@ -15,15 +15,16 @@ import torch
 from convnext import ConvNeXt
 from densenet import DenseNet
 from mobilenet import MobileNetV2
+from resnet50 import resnet50
 from torch import Tensor, nn
 from torch.nn import functional
 from unet import UNet
+from vgg16 import vgg16
 
 import regauge as rg
-from regauge.nets.resnet import resnet20, resnet50
+from regauge.nets.resnet import resnet20
 from regauge.nets.siren import Siren
 from regauge.nets.transformer import GPT, Llama, ViT
-from regauge.nets.vgg import vgg16
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ import torch
 from convnext import ConvNeXt
 from densenet import DenseNet
 from mobilenet import MobileNetV2
+from resnet50 import resnet50
 from torch import nn
 from unet import UNet
+from vgg16 import vgg16
 
 from regauge.nets.mlp import ResidualMLP
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
-from regauge.nets.resnet import resnet20, resnet50
+from regauge.nets.resnet import resnet20
 from regauge.nets.siren import Siren, plain_population
-from regauge.nets.vgg import vgg16
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,6 @@ from torch import Tensor, nn
 
 from regauge.nets.norm import NORMS, NormName
 
-VGG16: tuple[int | Literal["pool"], ...] = (
-    *(64, 64, "pool"),
-    *(128, 128, "pool"),
-    *(256, 256, 256, "pool"),
-    *(512, 512, 512, "pool"),
-    *(512, 512, 512, "pool"),
-)
-"""Channels of the 13 convolutions, and where positions are pooled."""
-
 
 class VGG(nn.Module):
     """Convolutions with ReLU, then linear layers on all features of all positions that remain.
@@ -58,21 +49,3 @@ class VGG(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x).flatten(1))
-
-
-def vgg16(
-    classes: int = 10,
-    *,
-    width: float = 1.0,
-    hidden: Sequence[int] = (512, 512),
-    image: int = 32,
-    in_channels: int = 3,
-    norm: NormName = "none",
-) -> VGG:
-    """VGG16 for images of 32 pixels (one position remains) or larger multiples of 32.
-
-    References:
-        Simonyan and Zisserman (2015), configuration D.
-    """
-    plan: list[int | Literal["pool"]] = [step if step == "pool" else max(1, int(step * width)) for step in VGG16]
-    return VGG(plan, hidden, classes, image=image, in_channels=in_channels, norm=norm)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from regauge.alignment.engine.family_costs import FamilyCost
 from regauge.alignment.engine.joint_signs import SignPair, find_sign_pairs
-from regauge.alignment.engine.paired_networks import PairedNetworks, act_on, at
+from regauge.alignment.engine.paired_networks import PairedNetworks, act_on, at, norms
 from regauge.core.act import Site
 from regauge.core.closest import Character, Cost, unit_signs
 from regauge.core.element import Element, Value
@@ -112,7 +112,7 @@ class Ascent:
         self._around, self._families, self._solve = around, around.families, solve
         self.networks = PairedNetworks(around.families, a, b, start)
         self.pairs = self.networks.pairs
-        self._second_norms = {name: _norms(b[name]) for name in a}
+        self._second_norms = {name: norms(b[name]) for name in a}
         self._norms: dict[str, Tensor] = {}
         self._tolerance = tolerance
         self._measure(a)
@@ -202,7 +202,7 @@ class Ascent:
         return self.networks.objectives(self.networks.second())
 
     def _measure(self, a: Tensors) -> None:
-        self._norms |= {name: _norms(tensor) * self._second_norms[name] for name, tensor in a.items()}
+        self._norms |= {name: norms(tensor) * self._second_norms[name] for name, tensor in a.items()}
         none = torch.zeros(self.pairs, dtype=torch.float64)
         self._scale = sum(self._norms.values(), none)
         # Large tensors in float64, such as responses, must not hide what small ones in float32 say.
@@ -347,7 +347,7 @@ class Ascent:
             x, y = barycenter(self.networks.a[name], hidden, 1), barycenter(self.networks.b[name], hidden, 1)
             self._averages[key] = torch.zeros_like(self._scale)
             if x is not None and y is not None:
-                self._averages[key] = _norms(x) * _norms(y)
+                self._averages[key] = norms(x) * norms(y)
         return self._averages[key]
 
     def _value(self, k: int, rows: Rows) -> Value:
@@ -361,11 +361,6 @@ class Ascent:
     def _soil(self, k: int, rows: Rows) -> None:
         for neighbor in self._around.neighbors[k]:
             self._dirty[rows, neighbor] = True
-
-
-def _norms(tensor: Tensor) -> Float64[Tensor, " pair"]:
-    norms: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
-    return norms.double().cpu()
 
 
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:

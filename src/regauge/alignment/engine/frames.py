@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs
-from regauge.alignment.engine.paired_networks import at, dots
+from regauge.alignment.engine.paired_networks import at, dots, norms
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core import act as _act
@@ -242,15 +242,10 @@ def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, 
         if x.is_floating_point():
             wide = torch.promote_types(x.dtype, torch.float32)
             first, second = x.detach().to(wide), b[name].detach().to(x.device, wide)
-            result &= _norms_of(first - second) <= share_of_rounding((x.dtype, b[name].dtype)) * _norms_of(first)
+            result &= norms(first - second) <= share_of_rounding((x.dtype, b[name].dtype)) * norms(first)
     return result
 
 
 def share_of_rounding(dtypes: Iterable[torch.dtype]) -> float:
     """The share of the norm of a tensor that rounding may change, in the coarsest of some dtypes."""
     return max(EQUAL_TENSORS, *(2 * torch.finfo(dtype).eps for dtype in dtypes))
-
-
-def _norms_of(tensor: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
-    return norms.double().cpu()

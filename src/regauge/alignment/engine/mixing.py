@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regauge.alignment.engine.climbs import Climbs, Fallback, climb, ladder
 from regauge.alignment.engine.frames import Frame
-from regauge.alignment.engine.paired_networks import act_on, at, dots
+from regauge.alignment.engine.paired_networks import act_on, at, dots, norms
 from regauge.alignment.engine.refit import refit_near_copies
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
@@ -59,7 +59,7 @@ def match_mixture(
     Responses may not determine rotations and some signs. With `is_completed` the parameters choose these before, given
     the order of the units, as in weight matching: the best anchored groups first, unknown ones averaged.
     """
-    norm = sum((_norms(frame.a[name]) * _norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
+    norm = sum((norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)
     # The parameters keep their units, because shifts of periodic units add constants to them.
     ratio = (1 - weight) / weight * norm / torch.where(found.reach == 0, 1.0, found.reach)
@@ -119,11 +119,6 @@ def _turns(site: Site) -> bool:
     """Whether a group does anything but move values from place to place."""
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
-
-
-def _norms(tensor: Tensor) -> Float64[Tensor, " pair"]:
-    norms: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1)
-    return norms.double().cpu()
 
 
 def _times(factors: Tensor, tensor: Tensor) -> Tensor:

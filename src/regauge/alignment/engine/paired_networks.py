@@ -242,3 +242,9 @@ def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -
         x, y = x.flatten(2), y.flatten(2)
     products: Tensor = torch.linalg.vecdot(x, y) if x.ndim > 1 else x * y
     return (products.sum(1, dtype=torch.float64) if products.ndim > 1 else products.double()).cpu()
+
+
+def norms(x: Float64[Tensor, "pair *shape"]) -> PerPair:
+    """The norm of a tensor in each pair."""
+    found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return found.double().cpu()
