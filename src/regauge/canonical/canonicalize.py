@@ -56,6 +56,7 @@ def canonicalize(
     | rotations | the Gram matrix of all that a rotation acts on is diagonal, largest entry first |
     | invertible matrices | the Gram matrices of both sides (queries, keys) are equal and diagonal, up to the rank |
     | order | ascending sums of the incoming weights, then of their squares and cubes, then entry by entry |
+    | translations | each family is zero or centered, as in `symmetry.split` |
 
     Layers are treated in the order in which the signal passes them, and each only by values that nothing still
     free can change; what no values determine is left as it is, `canonical_manifold(symmetry).left` names it. The
@@ -77,8 +78,8 @@ def canonicalize(
     Args:
         params: A network, or a population with one leading model axis. Unchanged itself. Or the path of a checkpoint.
         symmetry: The symmetry of the architecture.
-        parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear"; all unless given.
-            The law then holds for the elements of these parts.
+        parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear", "translation"; all
+            unless given. The law then holds for the elements of these parts.
         reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
             sorting, are signs, half periods, rotations and order; the reference's own scales and invertible
             matrices are fixed for that.
@@ -114,30 +115,28 @@ def canonicalize(
     params = as_params(params)
     reference = None if reference is None else as_params(reference, "the reference")
     symmetry = symmetry.bind(params)
-    element = canonical_element(
-        params, symmetry, parts=parts, reference=reference, method=method, task=task, generator=generator
-    )
-    whole = factorize(params, symmetry, parts=parts)
+    ways = {"reference": reference, "method": method, "task": task, "generator": generator}
+    base, element = _find_canonical(params, symmetry, parts, **ways)
     if job is not None and job.out is not None:
-        alignment = Alignment(symmetry, element)
+        whole = _on_given(symmetry, parts, element, params)
         # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
-        pieces = _canonical_pieces(job.source, symmetry, element, whole)
-        return cast(Params, job.write(pieces, lambda path: alignment.save(path, overwrite=True)))
-    moved = symmetry.act(element, whole)
+        pieces = _canonical_pieces(job.source, symmetry, element, base)
+        return cast(Params, job.write(pieces, lambda path: Alignment(symmetry, whole).save(path, overwrite=True)))
+    moved = symmetry.act(element, base)
     return {name: tensor.to(params[name]) for name, tensor in moved.items()}
 
 
 def _canonical_pieces(
-    checkpoint: Checkpoint, symmetry: Symmetry, element: Element, whole: Mapping[str, Tensor]
+    checkpoint: Checkpoint, symmetry: Symmetry, element: Element, base: Mapping[str, Tensor]
 ) -> Pieces:
-    """The canonical form of a checkpoint, tensor by tensor; `whole` has those whose products were factorized."""
+    """The canonical form of a checkpoint, tensor by tensor; `base` has those that are no longer as they were given."""
     plain = move_pieces(checkpoint, symmetry, element)
 
     def pieces(name: str) -> Iterator[Tensor]:
         given = checkpoint.params[name]
-        if whole[name] is given:
+        if base[name] is given:
             return plain(name)
-        return iter([move_tensor(symmetry, element, name, whole[name]).to(given.dtype)])
+        return iter([move_tensor(symmetry, element, name, base[name]).to(given.dtype)])
 
     return pieces
 
@@ -177,29 +176,57 @@ def canonical_element(
     generator: torch.Generator | None = None,
 ) -> Element:
     """The element that `canonicalize` acts with; a batch of them for a population. See there."""
-    chosen = PARTS if parts is None else tuple(parts)
+    symmetry = symmetry.bind(params)
+    ways = {"reference": reference, "method": method, "task": task, "generator": generator}
+    _, element = _find_canonical(params, symmetry, parts, **ways)
+    return _on_given(symmetry, parts, element, params)
+
+
+def _find_canonical(
+    given: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    parts: Sequence[str] | None,
+    *,
+    reference: Mapping[str, Tensor] | None,
+    method: Method | None,
+    task: Task | None,
+    generator: torch.Generator | None,
+) -> tuple[Mapping[str, Tensor], Element]:
+    """The representative of a network, with products factorized by rank, and the element that makes it canonical."""
+    chosen = (*PARTS, TRANSLATION) if parts is None else tuple(parts)
     require_parts(chosen)
     if reference is None and not (method is None and task is None and generator is None):
         raise ValueError("method, task and generator are for the alignment to a reference; give one, or leave them out")
     if reference is not None and parts is not None:
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
-    symmetry = symmetry.bind(params)
-    require_finite(params, "the network", symmetry.structure)
-    steps, given = plan(symmetry), params
-    is_translated = bool(symmetry.translations) and (parts is None or TRANSLATION in chosen)
-    params = factorize(symmetry.split(params)[0] if is_translated else params, symmetry, parts=chosen)
+    require_finite(given, "the network", symmetry.structure)
+    steps, params = plan(symmetry), _base(given, symmetry, chosen)
     element = carry_out(steps, symmetry, params, tuple(part for part in chosen if part in PARTS))
     if reference is None:
-        return onto_representative(symmetry, element, given) if is_translated else element
+        return params, element
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
     require_finite(reference, "the reference", symmetry.structure)
-    reference = factorize(symmetry.split(reference)[0] if is_translated else reference, symmetry)
+    reference = _base(reference, symmetry, chosen)
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)
     found = match_canonical(anchor, moved, symmetry, method=method, task=task, generator=generator)
-    whole = symmetry.compose(found, element)
-    return onto_representative(symmetry, whole, given) if is_translated else whole
+    return params, symmetry.compose(found, element)
+
+
+def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> Mapping[str, Tensor]:
+    """A network without translations, and with products factorized by their rank."""
+    if symmetry.translations and TRANSLATION in parts:
+        params = symmetry.split(params)[0]
+    return factorize(params, symmetry, parts=parts)
+
+
+def _on_given(
+    symmetry: Symmetry, parts: Sequence[str] | None, element: Element, params: Mapping[str, Tensor]
+) -> Element:
+    """The element that acts on a network as a given one does on its representative."""
+    is_moved = symmetry.translations and (parts is None or TRANSLATION in parts)
+    return onto_representative(symmetry, element, params) if is_moved else element
 
 
 @check_arguments

@@ -1,7 +1,8 @@
 """The alignment of a checkpoint, stored next to it: an element and the symmetry that it belongs to.
 
-An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`, and
-`translation/family`; its header holds the symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or inverted.
+An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`, and `translation/family`;
+its header holds the symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or
+inverted.
 """
 
 from dataclasses import dataclass

@@ -186,7 +186,7 @@ def require_coordinates(symmetry: "Symmetry", coordinates: Coordinates) -> None:
 
 def translate(symmetry: "Symmetry", element: Element, params: Params, skip: Collection[str] = ()) -> Params:
     """What an element adds, after its linear part moved a network: to coordinates, at the network's representative."""
-    batch = element.batch
+    batch, families = element.batch, [symmetry.translation(name) for name in element.translation]
     needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
     lead = max(count_lead(symmetry, params), len(batch))
     there = {name: params[name] for name in needed if name in params}
@@ -198,7 +198,6 @@ def translate(symmetry: "Symmetry", element: Element, params: Params, skip: Coll
     for name, vector in element.translation.items():
         coordinates[name] = coordinates[name] + vector.to(coordinates[name])
     wide = join(symmetry, representative, coordinates, lead)
-    families = (symmetry.translation(name) for name in element.translation)
     changed = {name for family in families for name in family.parameters} & there.keys()
     every = {name: names for names in symmetry.tied for name in names}
     changed |= {other for name in changed for other in every.get(name, ()) if other in there}

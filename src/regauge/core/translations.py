@@ -94,14 +94,14 @@ class Step:
         if self.kind == "scale":
             return vector * self.factor
         if self.kind == "take":
-            return self.entries.of(vector, lead).flatten(lead)
+            return _flat(self.entries.of(vector, lead), lead)
         values = self.entries.of(params[self.entries.parameter], lead).to(vector)
         if self.kind == "through":
             weights = values.flatten(lead + 3).sum(-1) if len(self.entries.sizes) > 3 else values
             copies, _, inputs = self.entries.sizes[:3]
             parts = vector.reshape(*vector.shape[:lead], copies, inputs, 1)
-            return (weights @ parts).flatten(lead)
-        values = values.flatten(lead)
+            return _flat(weights @ parts, lead)
+        values = _flat(values, lead)
         if self.kind == "total":
             inverse = 1.0 if self.by is None else _inverse(self.by.of(params[self.by.parameter], lead).to(vector))
             return vector * (values * inverse).sum(-1, keepdim=True)
@@ -235,9 +235,9 @@ class Translation:
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
-        added = [(self.entries, self.constant, vector.flatten(lead), inverse)]
+        added = [(self.entries, self.constant, _flat(vector, lead), inverse)]
         for image in self.images:
-            moved = vector.flatten(lead)
+            moved = _flat(vector, lead)
             for step in image.steps:
                 moved = step.apply(moved, params, lead)
             added.append((image.entries, image.constant, moved, None))
@@ -248,7 +248,7 @@ class Translation:
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
         """A tensor of the home's shape that holds nothing but this coordinate."""
-        flat = self.lengthen(coordinate, lead).flatten(lead)
+        flat = _flat(self.lengthen(coordinate, lead), lead)
         return add_to(flat.new_zeros(*flat.shape[:lead], *shape), self.entries, self.constant, flat, lead)
 
     def renamed(self, names: dict[str, str]) -> "Translation":
@@ -282,6 +282,11 @@ def _inverse(gains: Tensor) -> Tensor:
     """Inverse gains, or zeros for networks in which one is zero."""
     is_whole = (gains != 0).all(-1, keepdim=True)
     return torch.where(is_whole, 1 / torch.where(gains == 0, 1.0, gains), 0.0)
+
+
+def _flat(tensor: Tensor, lead: int) -> Tensor:
+    """A tensor with one axis behind the leading ones, also where it has none."""
+    return tensor.reshape(*tensor.shape[:lead], -1)
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

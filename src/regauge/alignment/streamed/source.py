@@ -189,9 +189,20 @@ class Moved(Checkpoint):
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
-    """The values of `symmetry.act(element, params)`, with the dtypes of the checkpoint."""
+    """The values of `symmetry.act(element, params)`, with the dtypes of the checkpoint.
+
+    Tensors come one at a time, but those that translations change, which are made together.
+    """
+    made: dict[str, Tensor] = {}
+    changed = {name for family in element.translation for name in symmetry.translation(family).parameters}
 
     def pieces(name: str) -> Iterator[Tensor]:
+        if name in changed:
+            if not made:
+                moved = symmetry.act(element, checkpoint.params)
+                made.update({one: moved[one] for one in changed if one in moved})
+            yield made[name]
+            return
         for rows in row_ranges(symmetry, name, checkpoint.stored[name].shape):
             yield move_tensor(symmetry, element, name, checkpoint.read(name, rows=rows))
 

@@ -11,7 +11,7 @@ from regauge.core.act import covered
 from regauge.core.chart import chart_gains
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
-from regauge.core.translations import Entries, Translation
+from regauge.core.translations import Entries, Image, Translation
 from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
@@ -24,9 +24,9 @@ from regauge.discovery.translations.offsets import Term, pattern_of
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
     """A symmetry with its families of translations, and the gains that are one in a representative.
 
-    Families are found one by one, in the order in which the chart takes them out: first means of matrices, then single
-    biases, then means of biases. No family may change what an earlier one made zero or centered, so that
-    the homes of earlier families take nothing back; and what two families of one parameter share belongs to the first.
+    Families are taken in the order of the chart: means of matrices, then single biases, then means of biases. No
+    family may change what an earlier one made zero or centered, so that the homes of earlier families take nothing
+    back; and what two families of one parameter share belongs to the first.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*chart_gains(found), *symmetry.ones))
@@ -35,13 +35,14 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
 
 
 class _Search:
-    """The families so far, and the parameters that may still take offsets back."""
+    """The families that some parameters take back or nothing sees, and those of them that go together."""
 
     def __init__(self, graph: Graph, symmetry: Symmetry, factors: frozenset[str]) -> None:
         self.graph, self.symmetry = graph, symmetry
         fixed = frozenset((*symmetry.structure, *factors, *symmetry.unused))
         self.names = [name for name in self._in_order() if name not in fixed]
         self.statistics = frozenset(symmetry.buffers) - fixed
+        self.candidates: list[tuple[Translation, Tensor]] = []
         self.found: list[Translation] = []
         self.placements: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
         for group in symmetry.groups:
@@ -55,10 +56,16 @@ class _Search:
         for name in sorted(matrices, key=lambda name: not self._is_position(name)):
             for axis in range(self._ndim(name)):
                 self._try(name, (axis,))
+        # What another table takes back comes before what is centered there.
+        self.candidates.sort(key=lambda one: not any(self._ndim(name) > 1 for name in one[0].parameters[1:]))
         for name in vectors:
             self._try(name, ())
+        whole = {family.name for family, _ in self.candidates}
         for name in vectors:
-            self._try(name, (0,))
+            if name not in whole:
+                self._try(name, (0,))
+        for candidate in self.candidates:
+            self._accept(*candidate)
         return self.found
 
     def _gain(self, name: str, axis: int) -> Entries | None:
@@ -95,9 +102,8 @@ class _Search:
         if any(shape[axis] < 2 for axis in constant):
             return
         for entries, own in self._blocks(name, *constant) if constant else ():
-            if self._follow(
-                Translation(_name(entries, own, shape), entries, own), _numbers(entries, own).reshape(shape)
-            ):
+            blocks = Translation(_name(entries, own, shape), entries, own)
+            if self._follow(blocks, _numbers(entries, own).reshape(shape)):
                 return
         gain = self._gain(name, *constant) if constant and len(shape) == 2 else None
         for entries, places in self._pieces(name, constant):
@@ -118,18 +124,29 @@ class _Search:
 
     def _follow(self, family: Translation, places: Tensor) -> bool:
         """Follow a family whose vector's entries, counted from one, are added to these places of its home."""
+        images = self._images(family, places, frozenset(self.names))
+        if images is not None:
+            self.candidates.append((replace(family, images=images), places))
+        return images is not None
+
+    def _images(self, family: Translation, places: Tensor, takers: frozenset[str]) -> tuple[Image, ...] | None:
+        start = Term((), math.prod(family.vector_shape), places)
+        return follow(self.graph, start, family.entries.parameter, takers, family.gain)
+
+    def _accept(self, family: Translation, places: Tensor) -> None:
+        """Add a family to those found, if it leaves alone what these made zero or centered."""
         centered = self._centered(family.entries, family.constant)
         if centered is None:
-            return False
-        home, takers = family.entries.parameter, frozenset(self.names) - {one.entries.parameter for one in self.found}
-        images = follow(self.graph, Term((), math.prod(family.vector_shape), places), home, takers, family.gain)
-        if images is None:
-            return False
-        family = replace(family, centered=centered, images=images)
-        if set(family.coefficients) & set(family.parameters) or not family.size:
-            return False
-        self.found.append(family)
-        return True
+            return
+        homes = {one.entries.parameter for one in self.found}
+        if homes & {image.entries.parameter for image in family.images}:
+            images = self._images(family, places, frozenset(self.names) - homes)
+            if images is None:
+                return
+            family = replace(family, images=images)
+        family = replace(family, centered=centered)
+        if family.size and not set(family.coefficients) & set(family.parameters):
+            self.found.append(family)
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
         """Axes of the vector along which earlier families of a parameter leave a sum of zero; None if they overlap."""

@@ -1,0 +1,299 @@
+"""Translations: what may be added is found, counted by hand and against the null space, and the chart keeps its laws.
+
+The numbers of dimensions in `NETS` were counted by hand, family by family.
+"""
+
+import copy
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from translation_nets import NETS, Attention, Feedforward, Tokens
+
+import regauge as rg
+from regauge.canonical import orbit_distance
+from regauge.checkpoints import Alignment, load_alignment
+from regauge.core.params import Params
+
+EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
+TRAPS = {"sink": ("blocks.0.k.bias", "blocks.0.v.bias"), "tied decoder": ("positions.weight.mean(0)",)}
+"""Families that other networks have, and these do not."""
+LEFT = {"decoder": 21, "sink": 21, "post-norm": 9, "norm by hand": 11, "convolutions": 2, "two norms": 16}
+"""Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
+and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
+
+
+def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
+    """A network away from its initialization, in float64, with its inputs and its symmetry."""
+    torch.manual_seed(0)
+    make, inputs, _ = NETS[name]
+    module, x = make().double().eval(), inputs()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for key, buffer in module.named_buffers():
+            if key.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 2)
+    symmetry = rg.discover(module, (x,))
+    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+
+
+def gap(one: Params, other: Params) -> float:
+    """The largest difference of two networks."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
+
+
+def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """The outputs of a network."""
+    found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False)
+    return found
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_as_many_dimensions_are_found_as_were_counted_by_hand(name: str) -> None:
+    _, _, symmetry, _ = network(name)
+    assert sum(family.size for family in symmetry.translations) == NETS[name][2]
+    for trap in TRAPS.get(name, ()):
+        assert trap not in [family.name for family in symmetry.translations]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_chart_keeps_functions_and_is_one_to_one(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    before = outputs(module, params, x)
+    representative, coordinates = symmetry.split(params)
+    assert torch.allclose(outputs(module, representative, x), before, atol=1e-12)
+    assert gap(symmetry.join(representative, coordinates), params) < 1e-13
+    chance = generator(1)
+    names = [family.name for family in symmetry.translations]
+    anew = {
+        key: torch.randn(value.shape, dtype=torch.float64, generator=chance) + 3.0 * (key not in names)
+        for key, value in coordinates.items()
+    }
+    elsewhere = symmetry.join(representative, anew)
+    assert torch.allclose(outputs(module, elsewhere, x), before, atol=1e-10)
+    again, found = symmetry.split(elsewhere)
+    assert gap(again, representative) < 1e-11
+    assert all(torch.allclose(found[key], anew[key], atol=1e-11) for key in anew)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_elements_with_translations_are_a_group_that_acts(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    g, h = (symmetry.random(generator(seed), EVERY) for seed in (1, 2))
+    moved = symmetry.act(g, params)
+    assert gap(moved, params) > 0.1
+    assert torch.allclose(outputs(module, moved, x), outputs(module, params, x), atol=1e-10)
+    assert gap(symmetry.act(h, moved), symmetry.act(symmetry.compose(h, g), params)) < 1e-11
+    assert gap(symmetry.act(symmetry.inverse(g), moved), params) < 1e-11
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_pairs_of_families_add_in_any_order_and_have_one_representative(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    before, (representative, _) = outputs(module, params, x), symmetry.split(params)
+    drawn = symmetry.random(generator(1), ("translation",)).translation
+    alone = {key: symmetry.identity().translated({key: vector}) for key, vector in drawn.items()}
+    moved = {key: symmetry.act(one, params) for key, one in alone.items()}
+    for first in moved.values():
+        assert torch.allclose(outputs(module, first, x), before, atol=1e-11)
+        assert gap(symmetry.split(first)[0], representative) < 1e-11
+    for key, other in [(key, other) for key in drawn for other in drawn if key < other]:
+        both = symmetry.act(alone[other], moved[key])
+        assert gap(both, symmetry.act(alone[key], moved[other])) < 1e-11
+        assert gap(both, symmetry.act(symmetry.compose(alone[key], alone[other]), params)) < 1e-11
+    assert gap(symmetry.split(symmetry.act(symmetry.identity().translated(drawn), params))[0], representative) < 1e-11
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_line_between_representatives_is_a_line_in_anyones_coordinates(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    other = {key: t + 0.2 * torch.rand_like(t) if t.is_floating_point() else t for key, t in params.items()}
+    (first, coordinates), (second, _) = symmetry.split(params), symmetry.split(other)
+    if any(family.gain for family in symmetry.translations):
+        pytest.skip("a gain that stays in the representative divides what is added")
+    half = symmetry.join({key: (first[key] + second[key]) / 2 for key in first}, coordinates)
+    ends = symmetry.join(first, coordinates), symmetry.join(second, coordinates)
+    assert gap(half, {key: (ends[0][key] + ends[1][key]) / 2 for key in half}) < 1e-11
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_symmetry_with_translations_is_read_as_it_was_written(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    again = rg.Symmetry.from_json(symmetry.to_json())
+    assert again == symmetry
+    assert "translation" in str(again)
+    element = symmetry.random(generator(1), EVERY)
+    assert gap(again.act(element, params), symmetry.act(element, params)) == 0
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_populations_are_split_and_moved_network_by_network(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    elements = symmetry.random(generator(1), EVERY, batch=(3,))
+    single = [symmetry.act(elements.item(k), params) for k in range(3)]
+    moved = symmetry.act(elements, {key: t.expand(3, *t.shape) for key, t in params.items()})
+    floating = [key for key in params if params[key].is_floating_point()]
+    together, (_, coordinates) = moved, symmetry.split(moved)
+    for k in range(3):
+        assert gap({key: together[key][k] for key in floating}, {key: single[k][key] for key in floating}) < 1e-12
+        alone = symmetry.split(single[k])[1]
+        assert all(torch.allclose(coordinates[key][k], alone[key], atol=1e-12) for key in alone)
+    back = symmetry.act(symmetry.inverse(elements), moved)
+    assert gap({key: back[key][1] for key in floating}, {key: params[key] for key in floating}) < 1e-11
+
+
+def null_space(module: nn.Module, params: Params, names: list[str], inputs: list[Tensor]) -> Tensor:
+    """The directions in which no output changes, `[directions, values]`."""
+    sizes = [params[name].numel() for name in names]
+
+    def run(values: Tensor) -> Tensor:
+        parts = {name: one.view_as(params[name]) for name, one in zip(names, values.split(sizes), strict=True)}
+        return torch.cat([outputs(module, {**params, **parts}, x).flatten() for x in inputs])
+
+    point = torch.cat([params[name].flatten() for name in names])
+    with sdpa_kernel(SDPBackend.MATH):  # the only one that is differentiated for all directions at once
+        jacobian = torch.func.jacrev(run)(point)
+    _, sizes_of, directions = torch.linalg.svd(jacobian, full_matrices=True)
+    return directions[int((sizes_of > 1e-9 * sizes_of[0]).sum()) :]
+
+
+def tangents(symmetry: rg.Symmetry, params: Params, names: list[str]) -> Tensor:
+    """The directions of the group's translations, scales and matrices, by central differences."""
+    blank, rows = symmetry.identity(), []
+
+    def add(change: rg.Element, back: rg.Element) -> None:
+        one, other = symmetry.act(change, params), symmetry.act(back, params)
+        rows.append(torch.cat([(one[name] - other[name]).flatten() for name in names]))
+
+    for family in symmetry.translations:
+        for unit in torch.eye(family.size, dtype=torch.float64) * 1e-4:
+            step = unit.reshape(family.shape)
+            add(*(blank.translated({family.name: sign * step}) for sign in (1, -1)))
+    for group in symmetry.groups:
+        value = blank[group.name]
+        for field in ("scale", "matrix"):
+            known = getattr(value, field)
+            for unit in torch.eye(0 if known is None else known.numel(), dtype=torch.float64) * 1e-4:
+                step = unit.reshape(known.shape)
+                add(*(blank.replace(group.name, replace(value, **{field: known + sign * step})) for sign in (1, -1)))
+    return torch.stack(rows) / 2e-4
+
+
+COUNTED = ("decoder", "sink", "mixture", "linear layers", "parallel", "norm by hand", "two norms", "LSTM", "GRU")
+COUNTED += ("fused attention", "encoder", "encoder, norms first", "relative positions")
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_nothing_of_the_null_space_is_left_that_has_no_name(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    names = [key for key, _ in module.named_parameters()]
+    torch.manual_seed(1)
+    inputs = [torch.randn_like(x) if x.is_floating_point() else torch.randint_like(x, 9) for _ in range(40)]
+    nothing = null_space(module, params, names, inputs)
+    directions = tangents(symmetry, params, names)
+    assert float((directions - directions @ nothing.T @ nothing).abs().max()) < 1e-5
+    found = int(torch.linalg.matrix_rank(directions, atol=1e-5))
+    assert len(nothing) - found == LEFT.get(name, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["decoder", "post-norm", "patches", "batch norm", "group norm", "mixture"])
+def test_a_translated_copy_is_the_same_network_in_another_gauge(name: str, dtype: torch.dtype) -> None:
+    _, _, symmetry, params = network(name)
+    network_ = {key: t.to(dtype) if t.is_floating_point() else t for key, t in params.items()}
+    for parts in (("translation",), EVERY):
+        moved = symmetry.act(symmetry.random(generator(3), parts), network_)
+        report = rg.compare(network_, moved, symmetry, generator=generator(0))
+        assert str(report.verdict) == "same network in another gauge"
+        assert report.orbit_distance < (1e-6 if dtype == torch.float64 else 1e-4)
+        assert orbit_distance(network_, moved, symmetry) < (1e-11 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("name", ["decoder", "post-norm", "batch norm", "mixture"])
+def test_the_canonical_element_leads_to_the_canonical_network(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    canonical = rg.canonicalize(params, symmetry)
+    assert torch.allclose(outputs(module, canonical, x), outputs(module, params, x), atol=1e-10)
+    element = rg.canonical.canonical_element(params, symmetry)
+    assert gap(symmetry.act(element, params), canonical) < 1e-11
+    moved = symmetry.act(symmetry.random(generator(2), EVERY), params)
+    assert gap(rg.canonicalize(moved, symmetry), canonical) < 1e-8
+
+
+def test_gains_that_are_zero_stay_and_so_does_what_is_read_behind_them() -> None:
+    module, x, symmetry, params = network("decoder")
+    params["blocks.0.norm.weight"][2] = 0
+    before = outputs(module, params, x)
+    representative, coordinates = symmetry.split(params)
+    assert float(representative["blocks.0.norm.weight"][2]) == 0
+    assert gap(symmetry.join(representative, coordinates), params) < 1e-13
+    post, x, symmetry, params = network("post-norm")
+    params["blocks.0.norm.weight"][2] = 0
+    before = outputs(post, params, x)
+    representative, coordinates = symmetry.split(params)
+    assert torch.allclose(outputs(post, representative, x), before, atol=1e-12)
+    assert gap(symmetry.join(representative, coordinates), params) < 1e-13
+
+
+def test_half_precision_is_computed_wider_and_rounded_once() -> None:
+    _, _, symmetry, params = network("decoder")
+    half = {key: t.bfloat16() if t.is_floating_point() else t for key, t in params.items()}
+    element = symmetry.identity().translated({"blocks.0.k.bias": torch.ones(8, dtype=torch.float64)})
+    moved = symmetry.act(element, half)
+    assert {key for key in half if not torch.equal(moved[key], half[key])} == {"blocks.0.k.bias"}
+    assert all(moved[key].dtype == half[key].dtype for key in half)
+
+
+def test_translations_of_an_element_are_kept_with_it(tmp_path: object) -> None:
+    _, _, symmetry, params = network("mixture")
+    element = symmetry.random(generator(1), EVERY)
+    path = f"{tmp_path}/a.alignment.safetensors"
+    Alignment(symmetry, element).save(path)
+    read = load_alignment(path)
+    assert gap(symmetry.act(read.element, params), symmetry.act(element, params)) == 0
+    with pytest.raises(ValueError, match="translates"):
+        symmetry.compile(element)
+    with pytest.raises(KeyError, match="there is no translation"):
+        symmetry.act(symmetry.identity().translated({"other": torch.zeros(3)}), params)
+
+
+def test_the_meta_device_suffices() -> None:
+    with torch.device("meta"):
+        module = Tokens(Attention(), Feedforward())
+    found = rg.discover(module, (torch.zeros(2, 5, dtype=torch.long),))
+    assert sum(family.size for family in found.translations) == NETS["decoder"][2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('["router.bias", [3], [1], 0]', '["router.bias", [4], [1], 0]'),
+        ('["router.bias", [3], [1], 0]', '["nothing", [3], [1], 0]'),
+        ('["router.bias", [3], [1], 0]', '["router.bias", [3], [1], -1]'),
+        ('"router.bias.mean(0)"', '"router.weight.mean(0)"'),
+        ('"constant": [0]', '"constant": [7]'),
+        ('"constant": [0]', '"constant": "all"'),
+    ],
+)
+def test_damaged_translations_are_refused_in_a_sentence(old: str, new: str) -> None:
+    _, _, symmetry, _ = network("mixture")
+    text = re.sub(r"\s+", " ", symmetry.to_json()).replace("[ ", "[").replace(" ]", "]")
+    assert old in text
+    with pytest.raises(ValueError, match=r"translation"):
+        rg.Symmetry.from_json(text.replace(old, new))
+
+
+def test_discovery_leaves_the_module_alone() -> None:
+    module, x, _, _ = network("batch norm")
+    before = copy.deepcopy(module.state_dict())
+    rg.discover(module, (x,))
+    assert all(torch.equal(before[key], tensor) for key, tensor in module.state_dict().items())

@@ -1,0 +1,200 @@
+"""Small networks with every family of translations, and with the traps that look like one."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Attention(nn.Module):
+    """Attention written by hand, before or after its norm; with a sink, weights of values do not sum to one."""
+
+    def __init__(self, *, is_post: bool = False, has_sink: bool = False, has_table: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.norm = nn.LayerNorm(8)
+        self.is_post = is_post
+        self.sink = nn.Parameter(torch.randn(2)) if has_sink else None
+        self.table = nn.Parameter(torch.randn(9, 2)) if has_table else None
+        self.register_buffer("index", torch.arange(5).unsqueeze(1) - torch.arange(5) + 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = x if self.is_post else self.norm(x)
+        q, k, v = (part(read).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        scores = q @ k.mT / 2
+        if self.table is not None:
+            scores = scores + self.table[self.index].permute(2, 0, 1)
+        if self.sink is not None:
+            sink = self.sink.reshape(1, 2, 1, 1).expand(len(x), -1, x.shape[1], 1)
+            weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        x = x + self.o((weights @ v).transpose(1, 2).flatten(2))
+        return self.norm(x) if self.is_post else x
+
+
+class Feedforward(nn.Module):
+    """Two layers behind or before a norm."""
+
+    def __init__(self, *, is_post: bool = False) -> None:
+        super().__init__()
+        self.up, self.down, self.norm, self.is_post = nn.Linear(8, 12), nn.Linear(12, 8), nn.LayerNorm(8), is_post
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_post:
+            return self.norm(x + self.down(functional.gelu(self.up(x))))
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Tokens(nn.Module):
+    """Token and position embeddings, blocks, and a head of its own or the tied one."""
+
+    def __init__(self, *blocks: nn.Module, is_post: bool = False, is_tied: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(9, 8), nn.Embedding(5, 8)
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.Identity() if is_post else nn.LayerNorm(8)
+        self.head = nn.Linear(8, 9, bias=not is_tied)
+        if is_tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.blocks(self.tokens(x) + self.positions(torch.arange(x.shape[1])))))
+        return out
+
+
+class Patches(nn.Module):
+    """A vision transformer: patches and a class token side by side, positions added to both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.first = nn.Conv2d(2, 8, 2, 2), nn.Parameter(torch.randn(1, 1, 8))
+        self.positions, self.block = nn.Parameter(torch.randn(1, 5, 8)), nn.Sequential(Attention(), Feedforward())
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patch(x).flatten(2).mT
+        x = torch.cat([self.first.expand(len(x), -1, -1), patches], 1) + self.positions
+        out: Tensor = self.head(self.norm(self.block(x)))
+        return out
+
+
+class Mixture(nn.Module):
+    """Experts weighted by a softmax of a router."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 2)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.router(x).softmax(-1)
+        return torch.stack([weights[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
+
+
+class Parallel(nn.Module):
+    """Two biases that are added before anything reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(functional.gelu(self.first(x) + self.second(x.square())))
+        return out
+
+
+class NormByHand(nn.Module):
+    """A LayerNorm that is written with means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.gain, self.bias = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        x = x - x.mean(-1, keepdim=True)
+        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        out: Tensor = self.out(x * self.gain + self.bias)
+        return out
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer with two biases for each gate."""
+
+    def __init__(self, layer: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.layer, self.out = layer(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.layer(x)[0][:, -1])
+        return out
+
+
+class SelfAttention(nn.Module):
+    """torch's own attention with fused queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x, x, x)[0]
+        return out
+
+
+def _words() -> Tensor:
+    return torch.randint(0, 9, (6, 5))
+
+
+def _encoder(*, norm_first: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first)
+    return nn.Sequential(layer, nn.LayerNorm(8), nn.Linear(8, 2)) if norm_first else layer
+
+
+def _convolutions() -> nn.Module:
+    first = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU())
+    second = nn.Sequential(nn.Conv2d(4, 3, 3, padding=1), nn.BatchNorm2d(3), nn.GELU())
+    return nn.Sequential(first, second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+
+
+def _group_norms() -> nn.Module:
+    first = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.GELU())
+    second = nn.Sequential(nn.Conv2d(4, 3, 3), nn.InstanceNorm2d(3, affine=True), nn.GELU())
+    return nn.Sequential(first, second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
+    "decoder": (lambda: Tokens(Attention(), Feedforward()), _words, 128),
+    "tied decoder": (lambda: Tokens(Attention(), Feedforward(), is_tied=True), _words, 95),
+    "sink": (lambda: Tokens(Attention(has_sink=True), Feedforward()), _words, 112),
+    "post-norm": (
+        lambda: Tokens(Attention(is_post=True), Feedforward(is_post=True), is_post=True), _words, 91
+    ),
+    "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 124),
+    "relative positions": (lambda: Attention(has_table=True), lambda: torch.randn(3, 5, 8), 50),
+    "mixture": (Mixture, lambda: torch.randn(5, 6), 7),
+    "linear layers": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3), nn.GELU(), nn.Linear(3, 2)),
+        lambda: torch.randn(5, 4), 11,
+    ),
+    "parallel": (Parallel, lambda: torch.randn(5, 4), 5),
+    "norm by hand": (NormByHand, lambda: torch.randn(5, 4), 14),
+    "two norms": (
+        lambda: nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)),
+        lambda: torch.randn(5, 7), 32,
+    ),
+    "batch norm": (_convolutions, lambda: torch.randn(4, 2, 7, 7), 7),
+    "group norm": (_group_norms, lambda: torch.randn(4, 2, 7, 7), 5),
+    "LSTM": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(2, 5, 3), 16),
+    "GRU": (lambda: Recurrent(nn.GRU), lambda: torch.randn(2, 5, 3), 8),
+    "fused attention": (SelfAttention, lambda: torch.randn(3, 5, 8), 16),
+    "encoder": (lambda: _encoder(norm_first=False), lambda: torch.randn(3, 5, 8), 58),
+    "encoder, norms first": (lambda: _encoder(norm_first=True), lambda: torch.randn(3, 5, 8), 100),
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.Conv1d(3, 4, 3), nn.GELU(), nn.Conv1d(4, 3, 1, padding=1)),
+        lambda: torch.randn(3, 2, 10), 3,
+    ),
+}  # fmt: skip
+"""A network, its inputs, and the number of dimensions of its translations."""
