@@ -115,8 +115,8 @@ def canonicalize(
     params = as_params(params)
     reference = None if reference is None else as_params(reference, "the reference")
     symmetry = symmetry.bind(params)
-    ways = {"reference": reference, "method": method, "task": task, "generator": generator}
-    base, element = _find_canonical(params, symmetry, parts, **ways)
+    given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
+    base, element = _find_canonical(params, symmetry, parts, **given)
     if job is not None and job.out is not None:
         whole = _on_given(symmetry, parts, element, params)
         # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
@@ -177,8 +177,8 @@ def canonical_element(
 ) -> Element:
     """The element that `canonicalize` acts with; a batch of them for a population. See there."""
     symmetry = symmetry.bind(params)
-    ways = {"reference": reference, "method": method, "task": task, "generator": generator}
-    _, element = _find_canonical(params, symmetry, parts, **ways)
+    given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
+    _, element = _find_canonical(params, symmetry, parts, **given)
     return _on_given(symmetry, parts, element, params)
 
 

@@ -132,7 +132,7 @@ def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Elem
                 )
             found[field] = tensor
         values[name] = Value(**found)
-    translation = {}
+    translation: dict[str, Tensor] = {}
     for family in symmetry.translations:
         vector = tensors.get(f"{TRANSLATION}/{family.name}")
         if vector is not None and (vector.shape != family.shape or vector.dtype != torch.float64):

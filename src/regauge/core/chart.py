@@ -9,7 +9,7 @@ into a LayerNorm and the output bias that takes up a bias of values, for example
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,16 +19,38 @@ from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.rounding import round_to
-from regauge.core.unit_gains import gain_scales, unit_element, without_gains
-
-if TYPE_CHECKING:
-    from regauge.core.symmetry import Symmetry
+from regauge.core.translations import Translation
+from regauge.core.unit_gains import Scaled, gain_scales, unit_element, without_gains
 
 Coordinates = Mapping[str, Tensor]
 """The coordinate of each family, by name, and each gain, by the name of its parameter."""
 
 
-def split(symmetry: "Symmetry", params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
+class Charted(Scaled, Protocol):
+    """A symmetry, as far as it matters here."""
+
+    @property
+    def gains(self) -> tuple[str, ...]:
+        """Gains that may be brought to one."""
+
+    @property
+    def translations(self) -> tuple[Translation, ...]:
+        """The families of translations, in the order in which they are taken out."""
+
+    @property
+    def tied(self) -> tuple[tuple[str, ...], ...]:
+        """Names of one tensor."""
+
+    def translation(self, name: str) -> Translation:
+        """The family of a name."""
+
+    def compose(self, left: Element, right: Element) -> Element:
+        """The product of two elements."""
+
+    def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params: ...
+
+
+def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
     """The representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
     current, coordinates = _widen(symmetry, params), {}
     gains = chart_gains(symmetry)
@@ -43,7 +65,7 @@ def split(symmetry: "Symmetry", params: Params, lead: int) -> tuple[Params, dict
     return _tie(symmetry, current), coordinates
 
 
-def join(symmetry: "Symmetry", representative: Params, coordinates: Coordinates, lead: int) -> Params:
+def join(symmetry: Charted, representative: Params, coordinates: Coordinates, lead: int) -> Params:
     """The networks of representatives `[*lead, ...]` and coordinates; see `Symmetry.join`."""
     current = _widen(symmetry, representative)
     for family in reversed(symmetry.translations):
@@ -56,7 +78,7 @@ def join(symmetry: "Symmetry", representative: Params, coordinates: Coordinates,
     return _tie(symmetry, current)
 
 
-def carry(symmetry: "Symmetry", element: Element, name: str, coordinate: Tensor) -> Tensor:
+def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) -> Tensor:
     """What an element makes of a family's coordinate `[*batch, *shape]`: what it makes of the axes of the home.
 
     It is read off a home that holds nothing but the coordinate. What scales and signs do to gains is left out, which
@@ -76,7 +98,7 @@ def carry(symmetry: "Symmetry", element: Element, name: str, coordinate: Tensor)
 
 
 @remembered
-def _sites_of(symmetry: "Symmetry", name: str) -> list[Site]:
+def _sites_of(symmetry: Charted, name: str) -> list[Site]:
     """Where groups act on the home of a family; a gain that is read with it makes up for factors on its axis."""
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]
@@ -91,38 +113,38 @@ def _sites_of(symmetry: "Symmetry", name: str) -> list[Site]:
 
 
 @remembered
-def chart_gains(symmetry: "Symmetry") -> tuple[str, ...]:
+def chart_gains(symmetry: Charted) -> tuple[str, ...]:
     """The gains that are one in a representative."""
     return tuple(name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites)
 
 
 @remembered
-def _scaled(symmetry: "Symmetry") -> tuple[str, ...]:
+def _scaled(symmetry: Charted) -> tuple[str, ...]:
     """The parameters that scale with gains."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
 
 
 @remembered
-def charted(symmetry: "Symmetry") -> frozenset[str]:
+def charted(symmetry: Charted) -> frozenset[str]:
     """The parameters that may differ between a network and its representative."""
     return frozenset(_scaled(symmetry)) | {name for family in symmetry.translations for name in family.parameters}
 
 
-def _widen(symmetry: "Symmetry", params: Mapping[str, Tensor]) -> Params:
+def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
     """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
     wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
     needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
     return {n: t.to(wider.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
 
 
-def _scale(symmetry: "Symmetry", params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
+def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
     """The parameters that scale with gains, by what brings the given gains to one."""
     element = unit_element(symmetry, gains, symmetry.gains, lead)
     return symmetry._act_on(element, {name: params[name] for name in _scaled(symmetry) if name in params})
 
 
-def _tie(symmetry: "Symmetry", params: Params) -> Params:
+def _tie(symmetry: Charted, params: Params) -> Params:
     """The same tensor under all names of one that has several."""
     for names in symmetry.tied if charted(symmetry) else ():
         there = [name for name in names if name in params]
@@ -130,9 +152,7 @@ def _tie(symmetry: "Symmetry", params: Params) -> Params:
     return params
 
 
-def compose_translations(
-    symmetry: "Symmetry", left: Element, right: Element, batch: tuple[int, ...]
-) -> dict[str, Tensor]:
+def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
     """What the product of two elements adds: what the left one adds, and carries over from the right one."""
     wide = left if left.batch == batch else left.expand(*batch)
     carried = {}
@@ -145,7 +165,7 @@ def compose_translations(
     return added
 
 
-def onto_representative(symmetry: "Symmetry", element: Element, params: Mapping[str, Tensor]) -> Element:
+def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
     """The element that acts on networks as a given one does on their representatives, whose coordinates are zero."""
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
@@ -154,7 +174,7 @@ def onto_representative(symmetry: "Symmetry", element: Element, params: Mapping[
     return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
 
 
-def random_translation(symmetry: "Symmetry", generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
+def random_translation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
     """Vectors of the size of usual weights, one for each family that keeps the function at any statistics."""
     found = {}
     for family in symmetry.translations:
@@ -167,12 +187,12 @@ def random_translation(symmetry: "Symmetry", generator: torch.Generator, batch: 
     return found
 
 
-def count_lead(symmetry: "Symmetry", params: Mapping[str, Tensor]) -> int:
+def count_lead(symmetry: Charted, params: Mapping[str, Tensor]) -> int:
     """The number of model axes before those of the parameters."""
     return max((params[n].ndim - len(symmetry.shapes[n]) for n in charted(symmetry) if n in params), default=0)
 
 
-def require_coordinates(symmetry: "Symmetry", coordinates: Coordinates) -> None:
+def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
     """Raise unless there is a coordinate of each family and gain, of its shape."""
     shapes = {family.name: family.shape for family in symmetry.translations}
     shapes |= {name: symmetry.shapes[name] for name in chart_gains(symmetry)}
@@ -184,7 +204,7 @@ def require_coordinates(symmetry: "Symmetry", coordinates: Coordinates) -> None:
             raise ValueError(f"the coordinate {name!r} has shape {there}, but {shape} is expected")
 
 
-def translate(symmetry: "Symmetry", element: Element, params: Params, skip: Collection[str] = ()) -> Params:
+def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
     """What an element adds, after its linear part moved a network: to coordinates, at the network's representative."""
     batch, families = element.batch, [symmetry.translation(name) for name in element.translation]
     needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}

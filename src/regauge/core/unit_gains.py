@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,14 +11,32 @@ from torch import Tensor
 from regauge.core.act import Site
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group
-from regauge.core.remembered import remembered
+from regauge.core.remembered import Remembering, remembered
 
-if TYPE_CHECKING:
-    from regauge.core.symmetry import Symmetry
+
+class Scaled(Remembering, Protocol):
+    """A symmetry, as far as it matters here."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The factors."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the parameters."""
+
+    @property
+    def sites(self) -> Mapping[str, list[Site]]:
+        """Where groups act, by parameter."""
+
+    def identity(self, batch: Sequence[int] = ()) -> Element:
+        """The element that changes nothing."""
+
+    def __getitem__(self, name: str) -> Group: ...
 
 
 @remembered
-def gain_scales(symmetry: "Symmetry", names: tuple[str, ...]) -> tuple["GainScales", ...]:
+def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales", ...]:
     """The groups that bring some of these gains to one, whatever their values are but zero."""
     found, left = [], list(names)
     for group in symmetry.groups:
@@ -29,7 +47,7 @@ def gain_scales(symmetry: "Symmetry", names: tuple[str, ...]) -> tuple["GainScal
     return tuple(found)
 
 
-def unit_element(symmetry: "Symmetry", params: Mapping[str, Tensor], names: tuple[str, ...], lead: int = 0) -> Element:
+def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[str, ...], lead: int = 0) -> Element:
     """The scales and signs that bring gains to one; entries that are zero stay."""
     scales = gain_scales(symmetry, names)
     batch = tuple(next(iter(params[name] for one in scales for name in one.sites)).shape[:lead]) if scales else ()
@@ -39,7 +57,7 @@ def unit_element(symmetry: "Symmetry", params: Mapping[str, Tensor], names: tupl
     return element
 
 
-def without_gains(symmetry: "Symmetry", element: Element, names: tuple[str, ...]) -> Element:
+def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) -> Element:
     """The element without what its scales and signs do to gains: what it does to networks whose gains are one."""
     for one in gain_scales(symmetry, names):
         element = element.replace(one.group.name, one.project(element[one.group.name]))
@@ -57,7 +75,7 @@ class GainScales:
         self.rows = rows.reshape(len(self.sites), group.scales)
 
     @classmethod
-    def of(cls, group: Group, symmetry: "Symmetry", names: Sequence[str]) -> "GainScales":
+    def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
         """Gains whose exponents are independent, and each of which a sign flips that leaves those before it alone."""
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
