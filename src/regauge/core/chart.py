@@ -19,7 +19,7 @@ from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.rounding import round_to
-from regauge.core.translations import Translation
+from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import Scaled, gain_scales, unit_element, without_gains
 
 Coordinates = Mapping[str, Tensor]
@@ -34,14 +34,14 @@ class Charted(Scaled, Protocol):
         """Gains that may be brought to one."""
 
     @property
-    def translations(self) -> tuple[Translation, ...]:
+    def translations(self) -> tuple[TranslationFamily, ...]:
         """The families of translations, in the order in which they are taken out."""
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Names of one tensor."""
 
-    def translation(self, name: str) -> Translation:
+    def translation(self, name: str) -> TranslationFamily:
         """The family of a name."""
 
     def compose(self, left: Element, right: Element) -> Element:
@@ -79,7 +79,7 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
 
 
 def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) -> Tensor:
-    """What an element makes of a family's coordinate `[*batch, *shape]`: what it makes of the axes of the home.
+    """Move a family's coordinate `[*batch, *shape]` by an element, as this moves the axes of the home.
 
     It is read off a home that holds nothing but the coordinate. What scales and signs do to gains is left out, which
     are one in a representative, and so are half periods that are added to biases.
@@ -99,7 +99,7 @@ def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) ->
 
 @remembered
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
-    """Where groups act on the home of a family; a gain that is read with it makes up for factors on its axis."""
+    """Sites of groups on the home of a family; a gain that is read with it makes up for factors on its axis."""
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]
     if family.gain is None:
@@ -145,7 +145,7 @@ def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead:
 
 
 def _tie(symmetry: Charted, params: Params) -> Params:
-    """The same tensor under all names of one that has several."""
+    """Give one tensor to all names of it."""
     for names in symmetry.tied if charted(symmetry) else ():
         there = [name for name in names if name in params]
         params |= dict.fromkeys(there, params[there[0]]) if there else {}
@@ -153,7 +153,7 @@ def _tie(symmetry: Charted, params: Params) -> Params:
 
 
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """What the product of two elements adds: what the left one adds, and carries over from the right one."""
+    """The sum of the vectors of the left element and those of the right one, which the left one carries over."""
     wide = left if left.batch == batch else left.expand(*batch)
     carried = {}
     for name, vector in right.translation.items():
@@ -205,7 +205,7 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
-    """What an element adds, after its linear part moved a network: to coordinates, at the network's representative."""
+    """Add to coordinates, at its representative, of a network that the linear part of an element has moved."""
     batch, families = element.batch, [symmetry.translation(name) for name in element.translation]
     needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
     lead = max(count_lead(symmetry, params), len(batch))

@@ -324,7 +324,7 @@ def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], b
 
 
 def _vector(element: Element, name: str, others: Sequence[Element]) -> Tensor:
-    """What an element adds to a coordinate, zeros of the shape that another one has included."""
+    """The vector that an element adds to a coordinate, or zeros of the shape that another one has."""
     if name in element.translation:
         return element.translation[name]
     other = next(one for one in others if name in one.translation)

@@ -26,7 +26,7 @@ from regauge.core.probe import Check, away, exact_probe, relative_change
 from regauge.core.remembered import remembered
 from regauge.core.symmetry_text import render
 from regauge.core.translation_text import read_translations, write_translations
-from regauge.core.translations import Translation
+from regauge.core.translations import TranslationFamily
 from regauge.core.typed_json import require_fields
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Symmetry:
     readers: tuple[tuple[str, int], ...] = ()
     structure: tuple[str, ...] = ()
     gains: tuple[str, ...] = ()
-    translations: tuple[Translation, ...] = ()
+    translations: tuple[TranslationFamily, ...] = ()
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -274,7 +274,7 @@ class Symmetry:
         wide = chart.join(bound, dict(representative), coordinates, chart.count_lead(bound, representative))
         return chart.round_alike_given(wide, representative, chart.charted(bound))
 
-    def translation(self, name: str) -> Translation:
+    def translation(self, name: str) -> TranslationFamily:
         """The family of translations of this name.
 
         Raises:

@@ -12,7 +12,7 @@ from regauge.core.counted import count
 from regauge.core.escaping import escape, escape_lines
 from regauge.core.groups import Frozen, Group, Placement
 from regauge.core.translation_text import render_translations
-from regauge.core.translations import Translation
+from regauge.core.translations import TranslationFamily
 from regauge.core.typed_json import require_fields
 
 
@@ -23,7 +23,7 @@ def render(
     unused: Sequence[str],
     structure: Sequence[str],
     notes: Sequence[str],
-    translations: Sequence[Translation],
+    translations: Sequence[TranslationFamily],
 ) -> str:
     """A readable table: groups and translations, sizes, where they act, what is frozen and kept; names are escaped."""
     sizes = {group.name: group.size for group in groups}

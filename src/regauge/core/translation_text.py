@@ -7,11 +7,11 @@ from typing import Any
 
 from regauge.core.counted import count
 from regauge.core.escaping import escape
-from regauge.core.translations import Entries, Image, Step, Translation
+from regauge.core.translations import Entries, Image, ImageStep, TranslationFamily
 from regauge.core.typed_json import require_fields
 
 
-def render_translations(families: Sequence[Translation]) -> list[str]:
+def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
     """Lines that say what may be added where, and what is zero or centered in a representative."""
     if not families:
         return []
@@ -26,7 +26,7 @@ def render_translations(families: Sequence[Translation]) -> list[str]:
     return ["", *lines, "", f"{count(families, 'translation')}, {total} {'dimension' if total == 1 else 'dimensions'}"]
 
 
-def write_translations(families: Sequence[Translation]) -> list[dict[str, Any]]:
+def write_translations(families: Sequence[TranslationFamily]) -> list[dict[str, Any]]:
     """Families as JSON; what has its default value is left out."""
 
     def compact(value: Any) -> Any:
@@ -41,7 +41,7 @@ def write_translations(families: Sequence[Translation]) -> list[dict[str, Any]]:
     return [compact(family) for family in families]
 
 
-def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Translation, ...]:
+def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TranslationFamily, ...]:
     """Read what `write_translations` wrote, with tuples for lists.
 
     Raises:
@@ -56,29 +56,29 @@ def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple
     return families
 
 
-def _translation(row: Mapping[str, Any]) -> Translation:
+def _translation(row: Mapping[str, Any]) -> TranslationFamily:
     def known(given: Mapping[str, Any]) -> dict[str, Any]:
         found = {name: Entries(*given[name]) for name in ("entries", "by", "gain") if given.get(name)}
         return {**given, **found}
 
-    def step(given: Mapping[str, Any]) -> Step:
-        return Step(**known(given))
+    def step(given: Mapping[str, Any]) -> ImageStep:
+        return ImageStep(**known(given))
 
     images = tuple(
         Image(**{**known(one), "steps": tuple(map(step, one.get("steps", ())))}) for one in row.get("images", ())
     )
-    return Translation(**{**known(row), "images": images})
+    return TranslationFamily(**{**known(row), "images": images})
 
 
-def _require_translation(family: Translation, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a ValueError unless a family has entries that parameters have, and steps that fit one another."""
     what = f"translation {family.name!r}"
-    require_fields(
-        {name: value for name, value in vars(family).items() if name not in ("entries", "gain")}, Translation, what
-    )
+    require_fields(_without(vars(family), "entries", "gain"), TranslationFamily, what)
     steps = [step for image in family.images for step in image.steps]
     for step in steps:
-        require_fields({name: value for name, value in vars(step).items() if name not in ("entries", "by")}, Step, what)
+        require_fields(
+            {name: value for name, value in vars(step).items() if name not in ("entries", "by")}, ImageStep, what
+        )
     read = [family.gain, *(step.entries for step in steps), *(step.by for step in steps)]
     for entries in (*family.placements, *(one for one in read if one)):
         require_fields(vars(entries), Entries, what)
@@ -102,3 +102,7 @@ def _require_translation(family: Translation, shapes: Mapping[str, tuple[int, ..
             size = step.size_of(size)
         if size != math.prod(n for k, n in enumerate(image.entries.sizes) if k not in image.constant):
             raise ValueError(f"{what} adds {size} values to other than that many of {image.entries.parameter!r}")
+
+
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

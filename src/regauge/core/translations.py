@@ -56,7 +56,7 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class Step:
+class ImageStep:
     """A linear map from a vector to another one, with coefficients that are parameters.
 
     Attributes:
@@ -110,7 +110,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Image:
-    """What a family adds to a parameter that makes up for its vector.
+    """A vector that is added to a parameter to make up for that of a family.
 
     Attributes:
         entries: Where it is added.
@@ -120,11 +120,11 @@ class Image:
 
     entries: Entries
     constant: tuple[int, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ImageStep, ...] = ()
 
 
 @dataclass(frozen=True)
-class Translation:
+class TranslationFamily:
     """A family of vectors that may be added without a change of the function.
 
     Attributes:
@@ -251,13 +251,13 @@ class Translation:
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return add_to(flat.new_zeros(*flat.shape[:lead], *shape), self.entries, self.constant, flat, lead)
 
-    def renamed(self, names: dict[str, str]) -> "Translation":
+    def renamed(self, names: dict[str, str]) -> "TranslationFamily":
         """The family with parameters of other names."""
 
         def rename(entries: Entries) -> Entries:
             return replace(entries, parameter=names.get(entries.parameter, entries.parameter))
 
-        def step(one: Step) -> Step:
+        def step(one: ImageStep) -> ImageStep:
             return replace(one, entries=rename(one.entries), by=one.by and rename(one.by))
 
         images = tuple(

@@ -27,7 +27,7 @@ class Scaled(Remembering, Protocol):
 
     @property
     def sites(self) -> Mapping[str, list[Site]]:
-        """Where groups act, by parameter."""
+        """The sites of groups, by parameter."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """The element that changes nothing."""

@@ -24,7 +24,7 @@ from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
 from regauge.discovery.structure_buffers import structure_of
 from regauge.discovery.trace import Program, trace, with_ones
-from regauge.discovery.translations.families import find_translations
+from regauge.discovery.translations.search import find_translations
 
 MAX_PASSES = 16
 """Passes over the graph: each may find fused axes (query, key, value) that should be taken apart."""

@@ -1,6 +1,6 @@
 """Completeness of the continuous part: what the outputs' Jacobian cannot see, against what discovery found."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
+from regauge.core.element import Element
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb
@@ -256,13 +257,23 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
             basis = zero_sum_basis(group.size)
             steps = (basis.mT @ basis) @ steps @ (basis.mT @ basis)
         one = bound.identity((count,))
-        ends = []
-        for end in (start + steps, start - steps):
-            moved = bound.act(one.replace(group.name, replace(one[group.name], **{field: end})), params)
-            parts = [moved[name].expand(count, *params[name].shape).reshape(count, -1) for name in names]
-            ends.append(torch.cat(parts, dim=1))
-        rows.append((ends[0] - ends[1]) / (2 * STEP))
+        ends = (replace(one[group.name], **{field: end}) for end in (start + steps, start - steps))
+        rows.append(_slope(bound, [one.replace(group.name, end) for end in ends], params, names))
+    for family in bound.translations:
+        steps = STEP * torch.eye(family.size, dtype=torch.float64).reshape(family.size, *family.shape)
+        one = bound.identity((family.size,))
+        rows.append(_slope(bound, [one.translated({family.name: end}) for end in (steps, -steps)], params, names))
     return torch.cat(rows)
+
+
+def _slope(symmetry: Symmetry, ends: Sequence[Element], params: Params, names: list[str]) -> Tensor:
+    """Central differences of the action between two batches of elements, `[directions, parameters]`."""
+    values = []
+    for element in ends:
+        moved, count = symmetry.act(element, params), element.batch[0]
+        parts = [moved[name].expand(count, *params[name].shape).reshape(count, -1) for name in names]
+        values.append(torch.cat(parts, dim=1))
+    return (values[0] - values[1]) / (2 * STEP)
 
 
 def _known_kinds(params: Params, names: list[str]) -> list[tuple[str, Tensor]]:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from regauge.core.translations import Entries, Image, Step
+from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
 from regauge.discovery.translations.graph import call, given, given_by_name
-from regauge.discovery.translations.layers import (
+from regauge.discovery.translations.linear_effects import (
     LAYERS,
     through_attention,
     through_embedding,
@@ -20,9 +20,9 @@ from regauge.discovery.translations.layers import (
     through_recurrent,
 )
 from regauge.discovery.translations.offsets import (
+    Addend,
     Offset,
-    Seen,
-    Term,
+    SeenError,
     added,
     along,
     channel_vector,
@@ -37,7 +37,7 @@ HIDDEN = -1e3
 def _require_same(run: Run, node: Node) -> None:
     value = node.meta.get("val")
     if isinstance(value, Tensor) and not value.is_floating_point():
-        raise Seen
+        raise SeenError
 
 
 def _same(run: Run, node: Node) -> Any:
@@ -54,7 +54,7 @@ def _move(run: Run, node: Node) -> Any:
     sources = [source for source in node.all_input_nodes if source in run.offsets]
     values = first if isinstance(first, list | tuple) else [first]
     if any(source not in values for source in sources):
-        raise Seen
+        raise SeenError
     indices = [one for one in node.all_input_nodes if one not in values]
     held = {one: run.graph.constant(one) for one in indices}
     if any(one is None for one in held.values()):
@@ -65,9 +65,9 @@ def _move(run: Run, node: Node) -> Any:
         elif operator_name(node) == "index_select":
             dims = range(int(given(node)[1]), int(given(node)[1]) + 1)
         else:
-            raise Seen
+            raise SeenError
         if not offset.is_uniform(*dims):
-            raise Seen
+            raise SeenError
         held = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in indices}
     if len(sources) == 1 and len(values) == 1:
         return run.of(first).move(lambda array: call(node, {first: array, **held}))
@@ -120,14 +120,14 @@ def _scale(run: Run, node: Node) -> Any:
     x, y = given(node)[:2]
     _require_same(run, node)
     if run.of(x) is not None and run.of(y) is not None:
-        raise Seen
+        raise SeenError
     changed, other = (x, y) if run.of(x) is not None else (y, x)
     offset, is_quotient = run.of(changed), operator_name(node) == "div"
     if is_quotient and changed is y:
-        raise Seen
+        raise SeenError
     if not isinstance(other, Node):
         factor = float(other)
-        return offset.then(Step("scale", factor=1 / factor if is_quotient else factor))
+        return offset.then(ImageStep("scale", factor=1 / factor if is_quotient else factor))
     shape = shape_of(node)
     offset = offset.move(lambda array: array.expand(shape))
     if run.graph.parameter(other) in run.graph.ones:
@@ -135,12 +135,12 @@ def _scale(run: Run, node: Node) -> Any:
     if offset.labels is None and (entries := run.graph.entries(other)) is not None:
         axes = [len(shape) - len(entries.sizes) + k for k, n in enumerate(entries.sizes) if n > 1]
         if len(axes) == 1:
-            step = Step("over" if is_quotient else "times", entries)
+            step = ImageStep("over" if is_quotient else "times", entries)
             terms = []
             for term in offset.known():
                 steps, size = channel_vector(term, axes[0])
                 places = along(torch.arange(1, size + 1), axes[0], shape)
-                terms.append(Term((*steps, step), size, places))
+                terms.append(Addend((*steps, step), size, places))
             return Offset(tuple(terms))
     own = shape_of(other)
     lead = len(shape) - len(own)
@@ -152,13 +152,13 @@ def _scale(run: Run, node: Node) -> Any:
 
 def _negated(run: Run, node: Node) -> Any:
     offset: Offset = run.of(given(node)[0])
-    return offset.then(Step("scale", factor=-1.0))
+    return offset.then(ImageStep("scale", factor=-1.0))
 
 
 def _mean(run: Run, node: Node) -> Any:
     offset, dims = run.of(given(node)[0]), argument(node, 1, None)
     if dims is None or not offset.is_uniform(*([dims] if isinstance(dims, int) else dims)):
-        raise Seen
+        raise SeenError
     several, is_kept = [dims] if isinstance(dims, int) else list(dims), bool(argument(node, 2, False))
     before = shape_of(given(node)[0])
     number = torch.Size([before[d] for d in several]).numel() if operator_name(node) == "sum" else 1
@@ -169,7 +169,7 @@ def _mean(run: Run, node: Node) -> Any:
         return array if is_kept else array.reshape(shape_of(node))
 
     found: Offset = offset.move(narrow)
-    return found if number == 1 else found.then(Step("scale", factor=float(number)))
+    return found if number == 1 else found.then(ImageStep("scale", factor=float(number)))
 
 
 def _pool(run: Run, node: Node) -> Any:
@@ -177,9 +177,9 @@ def _pool(run: Run, node: Node) -> Any:
     offset, shape = run.of(given(node)[0]), shape_of(node)
     spatial = [k - len(shape) for k in range(2, len(shape))]
     if any(argument(node, 3, ()) or ()) if operator_name(node).startswith("avg") else False:
-        raise Seen
+        raise SeenError
     if not offset.is_uniform(*spatial):
-        raise Seen
+        raise SeenError
 
     def spread(array: Tensor) -> Tensor:
         for d in spatial:
@@ -192,13 +192,13 @@ def _pool(run: Run, node: Node) -> Any:
 
 def _softmax(run: Run, node: Node) -> None:
     if not run.of(given(node)[0]).is_uniform(int(given(node)[1])):
-        raise Seen
+        raise SeenError
 
 
 def _topk(run: Run, node: Node) -> Any:
     offset, dim = run.of(given(node)[0]), int(argument(node, 2, -1))
     if not offset.is_uniform(dim) or offset.is_masked:
-        raise Seen
+        raise SeenError
     shape = tuple(node.meta["val"][0].shape)
     return offset.move(lambda array: array.narrow(dim, 0, 1).expand(shape)), None
 
@@ -206,7 +206,7 @@ def _topk(run: Run, node: Node) -> Any:
 def _argmax(run: Run, node: Node) -> None:
     dim = argument(node, 1, None)
     if dim is None or run.of(given(node)[0]).is_masked or not run.of(given(node)[0]).is_uniform(int(dim)):
-        raise Seen
+        raise SeenError
 
 
 def _masked(run: Run, node: Node) -> Any:
@@ -216,7 +216,7 @@ def _masked(run: Run, node: Node) -> Any:
         x, mask, value = mask, x, value
     offset = run.of(x)
     if offset is None or run.of(mask) is not None or run.of(value) is not None or not _hides(run, value):
-        raise Seen
+        raise SeenError
     shape = shape_of(node)
     found: Offset = offset.move(lambda array: array.expand(shape))
     return replace(found, is_masked=True)
@@ -239,19 +239,19 @@ def _layer_norm(run: Run, node: Node) -> Any:
     axes = len(given(node)[1])
     _require_unseen(offset, lambda array: array.flatten(-axes))
     if run.of(argument(node, 2, None)) is not None:
-        raise Seen
+        raise SeenError
     bias = run.of(argument(node, 3, None))
     return None if bias is None else bias.move(lambda array: array.expand(shape))
 
 
 def _native_layer_norm(run: Run, node: Node) -> Any:
     if any(len(user.users) and given(user)[1] != 0 for user in node.users):
-        raise Seen
+        raise SeenError
     axes, shape = len(given(node)[1]), tuple(node.meta["val"][0].shape)
     offset, bias = run.of(given(node)[0]), run.of(given(node)[3])
     _require_unseen(offset, lambda array: array.flatten(-axes))
     if run.of(given(node)[2]) is not None:
-        raise Seen
+        raise SeenError
     return None if bias is None else bias.move(lambda array: array.expand(shape)), None, None
 
 
@@ -265,13 +265,13 @@ def _group_norm(run: Run, node: Node) -> Any:
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
     """Raise unless an offset is constant along all axes together that a norm takes together, which are the last."""
     if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
-        raise Seen
+        raise SeenError
 
 
 def _channel_bias(run: Run, node: Node, gain: int, bias: int) -> Any:
     """The offset of a bias that is added to each channel."""
     if run.of(argument(node, gain, None)) is not None:
-        raise Seen
+        raise SeenError
     shift, shape = run.of(argument(node, bias, None)), shape_of(node)
     return None if shift is None else shift.move(lambda array: along(array, 1, shape))
 
@@ -280,10 +280,10 @@ def _batch_norm(run: Run, node: Node) -> Any:
     x, _, _, mean, variance, uses_batch = given(node)[:6]
     offset = run.of(x)
     if run.of(mean) is not None or run.of(variance) is not None:
-        raise Seen
+        raise SeenError
     if offset is not None:
         if not offset.is_uniform(*(k for k in range(len(shape_of(x))) if k != 1)):
-            raise Seen
+            raise SeenError
         if not uses_batch and _require_statistic(run, mean):
             for term in offset.known():
                 steps, size = channel_vector(term, 1)
@@ -294,7 +294,7 @@ def _batch_norm(run: Run, node: Node) -> Any:
 def _require_statistic(run: Run, mean: Any) -> bool:
     name = run.graph.parameter(mean)
     if name is None or name not in run.takers or not run.graph.is_single(name):
-        raise Seen
+        raise SeenError
     return True
 
 
@@ -302,7 +302,7 @@ def _instance_norm(run: Run, node: Node) -> Any:
     offset = run.of(given(node)[0])
     dims = range(2, len(shape_of(node)))
     if not bool(given(node)[5]) or (offset is not None and not offset.is_uniform(*dims)):
-        raise Seen
+        raise SeenError
     return _channel_bias(run, node, 1, 2)
 
 

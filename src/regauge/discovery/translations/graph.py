@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from regauge.core.translations import Entries, Step
+from regauge.core.translations import Entries, ImageStep
 from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
 from regauge.discovery.trace import Program
-from regauge.discovery.translations.offsets import Seen
+from regauge.discovery.translations.offsets import SeenError
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class Graph:
             return None
         try:
             return call(node, operands)
-        except Seen:
+        except SeenError:
             return None
 
-    def total(self, node: Any, gain: Entries | None = None) -> tuple[Step, ...] | None:
+    def total(self, node: Any, gain: Entries | None = None) -> tuple[ImageStep, ...] | None:
         """The sum of a value along its last axis, the same for all inputs, as a step; none where it is zero.
 
         Args:
@@ -159,7 +159,7 @@ class Graph:
             return None
         return self.total(source, gain) if is_kept else None
 
-    def _total_of_two(self, node: Node, gain: Entries | None) -> tuple[Step, ...] | None:
+    def _total_of_two(self, node: Node, gain: Entries | None) -> tuple[ImageStep, ...] | None:
         """The sum of a product with a gain, or of a sum with a bias, in a norm that is written by hand."""
         x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
@@ -176,12 +176,12 @@ class Graph:
                 return ()
         return None
 
-    def _sum_of(self, bias: Any, gain: Entries | None) -> tuple[Step, ...] | None:
+    def _sum_of(self, bias: Any, gain: Entries | None) -> tuple[ImageStep, ...] | None:
         """The sum of a bias, divided by a gain, as a step; none where there is no bias."""
         if bias is None:
             return ()
         entries = self.entries(bias)
-        return None if entries is None else (Step("total", entries, by=gain),)
+        return None if entries is None else (ImageStep("total", entries, by=gain),)
 
     def sums_to_one(self, node: Any) -> bool:
         """Whether a value is non-negative weights that sum to one along its last axis."""
@@ -213,4 +213,4 @@ def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> 
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:
-        raise Seen from error
+        raise SeenError from error

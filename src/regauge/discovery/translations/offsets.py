@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from regauge.core.translations import Entries, Step
+from regauge.core.translations import Entries, ImageStep
 
 
-class Seen(Exception):
+class SeenError(Exception):
     """Something sees the offset, so the function is another one."""
 
 
 @dataclass(frozen=True, eq=False)
-class Term:
+class Addend:
     """A vector that is added to a value, entry by entry, the same for all inputs.
 
     Attributes:
@@ -25,14 +25,14 @@ class Term:
         places: For each entry of the value 1 plus the number of the vector's entry that is added there, or zero.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ImageStep, ...]
     size: int
     places: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Offset:
-    """What is added to a value.
+    """Addends of a value.
 
     Attributes:
         terms: Vectors that are added, each known up to the weights.
@@ -40,7 +40,7 @@ class Offset:
         is_masked: Whether entries that a mask takes out of a softmax lack the offset, so that nothing else may end it.
     """
 
-    terms: tuple[Term, ...] = ()
+    terms: tuple[Addend, ...] = ()
     labels: Tensor | None = None
     is_masked: bool = False
 
@@ -77,14 +77,14 @@ class Offset:
             results.append(replace(self, terms=terms, labels=None if self.labels is None else arrays[0]))
         return pytree.tree_unflatten(results, moved[0][1])
 
-    def then(self, *steps: Step) -> "Offset":
+    def then(self, *steps: ImageStep) -> "Offset":
         """The offset with further steps that keep the length of vectors."""
         return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
 
-    def known(self) -> tuple[Term, ...]:
-        """The terms; `Seen` is raised where amounts depend on the inputs."""
+    def known(self) -> tuple[Addend, ...]:
+        """The terms; `SeenError` is raised where amounts depend on the inputs."""
         if self.labels is not None or self.is_masked:
-            raise Seen
+            raise SeenError
         return self.terms
 
     def as_labels(self) -> Tensor:
@@ -100,7 +100,7 @@ class Offset:
 def is_constant(array: Tensor, dim: int) -> bool:
     """Whether an array is constant along an axis."""
     if not -array.ndim <= dim < array.ndim:
-        raise Seen
+        raise SeenError
     if not array.stride(dim) or array.shape[dim] < 2:
         return True
     first = array.narrow(dim, 0, 1)
@@ -118,26 +118,26 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
     return torch.arange(1, torch.Size(sizes).numel() + 1).reshape(sizes).expand(tuple(shape))
 
 
-def channel_vector(term: Term, dim: int) -> tuple[tuple[Step, ...], int]:
-    """The steps to the vector that a term adds along one axis, and its length; `Seen` where it varies along others."""
+def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
+    """The steps to the vector that is added along one axis, and its length; `SeenError` if others matter."""
     places = term.places
     for k in range(places.ndim):
         if k != dim % places.ndim:
             if not is_constant(places, k):
-                raise Seen
+                raise SeenError
             places = places.narrow(k, 0, 1)
     return picked(term, places.flatten())
 
 
-def picked(term: Term, places: Tensor) -> tuple[tuple[Step, ...], int]:
-    """The steps to the vector whose entries are those of a term at some places; `Seen` if it skips a place."""
+def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
+    """The steps to the vector whose entries are those of a term at some places; `SeenError` if it skips a place."""
     if bool((places == 0).any()):
-        raise Seen
+        raise SeenError
     pattern = pattern_of(places - 1)
     if pattern is None:
-        raise Seen
+        raise SeenError
     is_all = pattern == Entries("", (term.size,), (1,))
-    return (*term.steps, *(() if is_all else (Step("take", pattern),))), places.numel()
+    return (*term.steps, *(() if is_all else (ImageStep("take", pattern),))), places.numel()
 
 
 def pattern_of(numbers: Tensor, parameter: str = "") -> Entries | None:
@@ -172,7 +172,7 @@ def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> A
     if len(there) == 2 and factors[0] == -factors[1] and there[0][0].is_equal(there[1][0]):
         return None
     if all(one.labels is None for one, _ in there):
-        scaled = [one if factor == 1 else one.then(Step("scale", factor=factor)) for one, factor in there]
+        scaled = [one if factor == 1 else one.then(ImageStep("scale", factor=factor)) for one, factor in there]
         return Offset(tuple(term for one in scaled for term in one.terms), is_masked=is_masked)
     if len(there) == 1:
         return there[0][0]

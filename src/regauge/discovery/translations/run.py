@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from regauge.core.translations import Entries, Image, Step
+from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
 from regauge.discovery.translations.graph import Graph, call, given
-from regauge.discovery.translations.offsets import Offset, Seen, Term, along, each_position, picked
+from regauge.discovery.translations.offsets import Addend, Offset, SeenError, along, each_position, picked
 
 MOVES = (
     VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
@@ -61,13 +61,13 @@ class Run:
         self.images: list[Image] = []
         self.offsets: dict[Node, Any] = {}
 
-    def follow(self, home: str, start: Term) -> tuple[Image, ...]:
+    def follow(self, home: str, start: Addend) -> tuple[Image, ...]:
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
 
         def arrive(node: Node, offset: Any) -> None:
             if node in self.graph.ends:
-                raise Seen
+                raise SeenError
             self.offsets[node] = offset
             for user in node.users:
                 if user not in queued and (user.users or user in self.graph.ends):
@@ -76,13 +76,13 @@ class Run:
 
         for node in self.graph.placeholders.get(home, ()):
             if self.gain and any(operator_name(user) not in ("linear", "addmm") for user in node.users):
-                raise Seen
+                raise SeenError
             arrive(node, Offset((start,)))
         while waiting:
             node = heapq.heappop(waiting)[1]
             rule = self.rules.get(operator_name(node)) if node.op == "call_function" else None
             if rule is None:
-                raise Seen
+                raise SeenError
             found = rule(self, node)
             if isinstance(found, Offset) and found.is_nothing:
                 found = None
@@ -94,7 +94,7 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """What is left of an offset: nothing, if parameters that are added in an operand take it back everywhere."""
+        """The rest of an offset: none, if parameters that are added in an operand take it back everywhere."""
         if not offset.terms:
             return None
         if offset.is_masked or not (takers := [taker.move(spread) for taker in self._takers(operand)]):
@@ -116,24 +116,24 @@ class Run:
             return offset
         try:
             self.images += [image for one in images if (image := self.image(*one)) is not None]
-        except Seen:
+        except SeenError:
             return offset
         return None
 
     @staticmethod
-    def image(term: Term, taker: Taker, given: Tensor) -> Image | None:
-        """What a parameter adds to take back a term, whose entries are numbered as they are given."""
+    def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
+        """The image of a vector in a parameter that takes it back, where its entries are numbered as given."""
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):
             return None
         if len(there) < given.numel():
             first, last = int(there[0]), int(there[-1])
             if len(entries.sizes) != 1 or last - first + 1 != len(there):
-                raise Seen
+                raise SeenError
             entries = Entries(entries.parameter, (len(there),), (1,), first)
             given = given[first : last + 1]
         steps, _ = picked(term, given)
-        return Image(entries, taker.constant, (*steps, Step("scale", factor=-1.0)))
+        return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
         """Parameters that are added in a value and may take an offset back: one, or one for each part of the value."""
@@ -154,7 +154,7 @@ class Run:
                 return [
                     taker.move(lambda own: call(node, {given(node)[0]: own})) for taker in self._takers(given(node)[0])
                 ]
-            except Seen:
+            except SeenError:
                 return []
         if kind in BIASES:
             dim = len(shape) - 1 if kind in ("linear", "addmm", "layer_norm") else 1
@@ -177,7 +177,7 @@ class Run:
         return name if name in self.takers and self.graph.is_single(str(name)) else None
 
     def _side_by_side(self, node: Node) -> list[Taker]:
-        """What is added in all of several values that are put side by side."""
+        """Parameters that are added in all of several values that are put side by side."""
         parts: Any = given(node)[0]
         found = []
         for k, part in enumerate(parts):

@@ -8,14 +8,14 @@ alike), or at a parameter that takes it back. Whatever else it meets sees it.
 from regauge.core.translations import Entries, Image
 from regauge.discovery.translations.effects import EFFECTS
 from regauge.discovery.translations.graph import Graph
-from regauge.discovery.translations.offsets import Seen, Term
+from regauge.discovery.translations.offsets import Addend, SeenError
 from regauge.discovery.translations.run import Run
 
 
 def follow(
-    graph: Graph, start: Term, home: str, takers: frozenset[str], gain: Entries | None = None
+    graph: Graph, start: Addend, home: str, takers: frozenset[str], gain: Entries | None = None
 ) -> tuple[Image, ...] | None:
-    """What makes up for a vector that is added to a parameter; None where something sees it.
+    """Find what makes up for a vector that is added to a parameter; None where something sees it.
 
     Args:
         graph: The model.
@@ -29,7 +29,7 @@ def follow(
         run = Run(graph, takers - {home}, gain, EFFECTS, is_eager=is_eager)
         try:
             return run.follow(home, start)
-        except Seen:
+        except SeenError:
             if not run.is_missed:
                 return None
     return None

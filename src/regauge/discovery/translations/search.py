@@ -11,14 +11,14 @@ from regauge.core.act import covered
 from regauge.core.chart import chart_gains
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
-from regauge.core.translations import Entries, Image, Translation
+from regauge.core.translations import Entries, Image, TranslationFamily
 from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
-from regauge.discovery.translations.following import follow
+from regauge.discovery.translations.follow_offset import follow
 from regauge.discovery.translations.graph import Graph
-from regauge.discovery.translations.layers import LAYERS
-from regauge.discovery.translations.offsets import Term, pattern_of
+from regauge.discovery.translations.linear_effects import LAYERS
+from regauge.discovery.translations.offsets import Addend, pattern_of
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
@@ -42,14 +42,14 @@ class _Search:
         fixed = frozenset((*symmetry.structure, *factors, *symmetry.unused))
         self.names = [name for name in self._in_order() if name not in fixed]
         self.statistics = frozenset(symmetry.buffers) - fixed
-        self.candidates: list[tuple[Translation, Tensor]] = []
-        self.found: list[Translation] = []
+        self.candidates: list[tuple[TranslationFamily, Tensor]] = []
+        self.found: list[TranslationFamily] = []
         self.placements: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
         for group in symmetry.groups:
             for place in group.placements:
                 self.placements.setdefault((place.parameter, place.axis), []).append((group, place))
 
-    def run(self) -> list[Translation]:
+    def run(self) -> list[TranslationFamily]:
         parameters = [name for name in self.names if name not in self.statistics]
         matrices = [name for name in parameters if self._ndim(name) > 1]
         vectors = [name for name in parameters if self._ndim(name) == 1]
@@ -102,12 +102,12 @@ class _Search:
         if any(shape[axis] < 2 for axis in constant):
             return
         for entries, own in self._blocks(name, *constant) if constant else ():
-            blocks = Translation(_name(entries, own, shape), entries, own)
+            blocks = TranslationFamily(_name(entries, own, shape), entries, own)
             if self._follow(blocks, _numbers(entries, own).reshape(shape)):
                 return
         gain = self._gain(name, *constant) if constant and len(shape) == 2 else None
         for entries, places in self._pieces(name, constant):
-            family = Translation(_name(entries, constant, shape), entries, constant)
+            family = TranslationFamily(_name(entries, constant, shape), entries, constant)
             is_found = self._follow(family, places) or (gain and self._follow(replace(family, gain=gain), places))
             if is_found and entries.sizes == shape:
                 return
@@ -122,18 +122,18 @@ class _Search:
                 strides = (*whole.strides[:axis], stride * length // count, stride, *whole.strides[axis + 1 :])
                 yield Entries(name, sizes, strides), (axis + 1,)
 
-    def _follow(self, family: Translation, places: Tensor) -> bool:
+    def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
         """Follow a family whose vector's entries, counted from one, are added to these places of its home."""
         images = self._images(family, places, frozenset(self.names))
         if images is not None:
             self.candidates.append((replace(family, images=images), places))
         return images is not None
 
-    def _images(self, family: Translation, places: Tensor, takers: frozenset[str]) -> tuple[Image, ...] | None:
-        start = Term((), math.prod(family.vector_shape), places)
+    def _images(self, family: TranslationFamily, places: Tensor, takers: frozenset[str]) -> tuple[Image, ...] | None:
+        start = Addend((), math.prod(family.vector_shape), places)
         return follow(self.graph, start, family.entries.parameter, takers, family.gain)
 
-    def _accept(self, family: Translation, places: Tensor) -> None:
+    def _accept(self, family: TranslationFamily, places: Tensor) -> None:
         """Add a family to those found, if it leaves alone what these made zero or centered."""
         centered = self._centered(family.entries, family.constant)
         if centered is None:

@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional
 
-from regauge.core.translations import Entries, Step
+from regauge.core.translations import Entries, ImageStep
 from regauge.discovery.operators import argument, operator_name, shape_of
 from regauge.discovery.translations.graph import given, given_by_name
 from regauge.discovery.translations.offsets import (
+    Addend,
     Offset,
-    Seen,
-    Term,
+    SeenError,
     added,
     along,
     channel_vector,
@@ -31,12 +31,12 @@ def through_layer(run: Run, node: Node) -> Any:
     name = operator_name(node)
     x, w, b = (argument(node, k, None) for k in LAYERS[name])
     if name == "addmm" and node.kwargs:
-        raise Seen
+        raise SeenError
     dim = len(shape_of(node)) - 1 if name in ("linear", "addmm") else 1
-    terms: list[Term] = []
+    terms: list[Addend] = []
     if run.of(w) is not None:
         if run.of(x) is not None or run.of(b) is not None:
-            raise Seen
+            raise SeenError
         found = _reweigh(run, node, x, run.of(w), dim)
         if found is None or found.labels is not None:
             return found
@@ -49,26 +49,26 @@ def through_layer(run: Run, node: Node) -> Any:
     return run.take_back(b, Offset(tuple(terms)), lambda own: along(own, dim, shape_of(node)))
 
 
-def _through(run: Run, term: Term, weights: Entries, dim: int, shape: tuple[int, ...]) -> Term:
-    """What a layer makes of an offset of each channel."""
+def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
+    """Map an offset of each channel by a layer."""
     steps, size = channel_vector(term, dim)
     copies, outputs, inputs = weights.sizes[:3]
     if size != copies * inputs:
-        raise Seen
+        raise SeenError
     places = along(torch.arange(1, copies * outputs + 1), dim, shape)
-    return Term((*steps, Step("through", weights)), copies * outputs, places)
+    return Addend((*steps, ImageStep("through", weights)), copies * outputs, places)
 
 
 def _weights(run: Run, node: Node, w: Any) -> Entries:
     """The weights of a layer that pads nothing as `[copies, outputs, inputs, ...]`."""
     found, name, copies = run.graph.entries(w), operator_name(node), 1
     if found is None:
-        raise Seen
+        raise SeenError
     if name.startswith("conv"):
         padding = argument(node, 4, 0)
         pads = [padding] if isinstance(padding, int | str) else list(padding)
         if any(pad not in (0, "valid") for pad in pads):
-            raise Seen
+            raise SeenError
         copies = int(argument(node, 6, 1))
     elif name == "addmm":
         found = replace(found, sizes=found.sizes[::-1], strides=found.strides[::-1])
@@ -89,11 +89,11 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
     if all(is_constant(places, k) for k in rest):
         total = run.graph.total(x, run.gain) if operator_name(node) in ("linear", "addmm") else None
         if total is None:
-            raise Seen
+            raise SeenError
         rows = places.flatten(1)[:, 0] if places.ndim > 2 else places[:, 0]
-        return Offset((Term((*term.steps, *total), term.size, along(rows, dim, shape)),)) if total else None
+        return Offset((Addend((*term.steps, *total), term.size, along(rows, dim, shape)),)) if total else None
     if run.gain:
-        raise Seen
+        raise SeenError
     groups = int(argument(node, 6, 1)) if operator_name(node).startswith("conv") else 1
     if is_constant(places, 0):
         alike = torch.ones(shape[dim], dtype=torch.int64)
@@ -101,7 +101,7 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
         alike = (places.flatten(1) != 0).any(1).long()
         some = places[alike.bool()]
         if not is_constant(some, 0):
-            raise Seen
+            raise SeenError
     # Channels of different groups read different inputs.
     numbers = alike * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
     channels, position = along(numbers, dim, shape), each_position(shape, [dim]) - 1
@@ -112,14 +112,14 @@ def through_embedding(run: Run, node: Node) -> Any:
     table, index = given(node)[:2]
     offset, shape = run.of(table), shape_of(node)
     if offset is None or run.of(index) is not None:
-        raise Seen
+        raise SeenError
     if offset.is_uniform(0):
         return offset.move(lambda array: along(array[0], len(shape) - 1, shape))
     known = run.graph.constant(index)
     if known is not None:
         return offset.move(lambda array: functional.embedding(known, array))
     if not offset.is_uniform(1) or not all(bool(array[:, 0].all()) for array in offset.arrays):
-        raise Seen
+        raise SeenError
     return Offset(labels=each_position(shape, [len(shape) - 1]))
 
 
@@ -137,7 +137,7 @@ def through_product(run: Run, node: Node) -> Any:
 def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
     first, second, shape = run.of(left), run.of(right), shape_of(node)
     if first is not None and second is not None:
-        raise Seen
+        raise SeenError
     if second is None:
         weights = run.graph.entries(right)
         if weights is not None and len(weights.sizes) == 2 and len(shape_of(left)) > 1:
@@ -146,28 +146,28 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
             terms = [_through(run, term, weights, len(shape) - 1, shape) for term in first.known()]
             return Offset(tuple(terms))
         if not first.is_uniform(-2):
-            raise Seen
+            raise SeenError
         return Offset(labels=each_position(shape, [len(shape) - 2]))
     if second.is_uniform(-2) and run.graph.sums_to_one(left) and second.labels is None:
         return second.move(lambda array: array.narrow(-2, 0, 1).expand(shape))
     if not second.is_uniform(-1) or second.is_masked:
-        raise Seen
+        raise SeenError
     return Offset(labels=each_position(shape, [len(shape) - 1]))
 
 
 def through_attention(run: Run, node: Node) -> Any:
     query, key, value = given(node)[:3]
     if run.of(query) is not None:
-        raise Seen
+        raise SeenError
     for operand, dim in ((key, -2), (argument(node, 3, None), -1)):
         offset = run.of(operand)
         if offset is not None and not offset.is_uniform(dim):
-            raise Seen
+            raise SeenError
     offset = run.of(value)
     if offset is None:
         return None
     if not offset.is_uniform(-2) or offset.is_masked:
-        raise Seen
+        raise SeenError
     shape = shape_of(node)
 
     def spread(array: Tensor) -> Tensor:
@@ -184,18 +184,18 @@ def through_recurrent(run: Run, node: Node) -> None:
     """The bias of the state is added to that of the input, except where a gate of a GRU multiplies it."""
     weights = _recurrent_weights(node)
     if any(source in run.offsets for source in node.all_input_nodes if source not in weights):
-        raise Seen
+        raise SeenError
     for k, weight in enumerate(weights):
         offset = run.of(weight)
         if offset is None:
             continue
         other = run.graph.parameter(weights[k - 1])
         if k % 4 != 3 or other not in run.takers or not run.graph.is_single(str(other)):
-            raise Seen
+            raise SeenError
         (term,) = offset.known()
         third = term.places.numel() // 3
         if operator_name(node) == "gru" and bool(term.places[2 * third :].any()):
-            raise Seen
+            raise SeenError
         taker = Taker(Entries.whole(str(other), term.places.shape), (), each_position(term.places.shape, ()))
         if (image := run.image(term, taker, term.places)) is not None:
             run.images.append(image)
@@ -205,5 +205,5 @@ def _recurrent_weights(node: Node) -> list[Any]:
     """The weights of a recurrent layer with biases, four for each direction of each layer."""
     found: list[list[Any]] = [list(a) for a in given(node)[2:4] if isinstance(a, list | tuple)]
     if not found or given(node)[3] is not True:
-        raise Seen
+        raise SeenError
     return found[0]
