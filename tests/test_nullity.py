@@ -63,8 +63,8 @@ def test_a_linear_network_lacks_nothing() -> None:
 
 def test_batch_normalization_trades_two_more_shifts_for_each_channel() -> None:
     report = found(Residual(lambda: nn.BatchNorm2d(4)), torch.randn(2, 2, 5, 5))
-    # 3 scales before and 2 after the normalizations, and bias and mean trade. With statistics as stored alone, so do mean
-    # and beta, variance and gamma.
+    # 3 scales before and 2 after the normalizations, and bias and mean trade. With statistics as stored alone, so do
+    # mean and beta, variance and gamma.
     assert (report.null, report.found) == (56, 20 + 12)
     assert report.explained == ((SHIFTS, 24),)
     assert f"{report.missing} are missing: {report.missing} shifts" in str(report)

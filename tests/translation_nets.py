@@ -120,6 +120,20 @@ class NormByHand(nn.Module):
         return out
 
 
+class LayerScale(nn.Module):
+    """A block whose outputs are multiplied by a gain before they are added to a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.block, self.scale = nn.Linear(4, 8), nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+        self.inner, self.norm, self.out = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        out: Tensor = self.out(self.norm(x + self.scale * self.block(functional.gelu(self.inner(x)))))
+        return out
+
+
 class Recurrent(nn.Module):
     """A recurrent layer with two biases for each gate."""
 
@@ -187,6 +201,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     ),
     "batch norm": (_convolutions, lambda: torch.randn(4, 2, 7, 7), 7),
     "group norm": (_group_norms, lambda: torch.randn(4, 2, 7, 7), 5),
+    "layer scale": (LayerScale, lambda: torch.randn(5, 4), 25),
     "LSTM": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(2, 5, 3), 16),
     "GRU": (lambda: Recurrent(nn.GRU), lambda: torch.randn(2, 5, 3), 8),
     "fused attention": (SelfAttention, lambda: torch.randn(3, 5, 8), 16),

@@ -197,7 +197,7 @@ class TranslationFamily:
         values = self.vector(params[self.entries.parameter], lead, gains)
         if gains is not None:
             is_whole = (gains != 0).all(-1)
-            values = values * is_whole.reshape(*is_whole.shape, *[1] * (values.ndim - lead))
+            values = values * is_whole.reshape((*is_whole.shape, *[1] * (values.ndim - lead)))
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
@@ -216,7 +216,7 @@ class TranslationFamily:
     def _spread(self, values: Tensor, lead: int) -> Tensor:
         """Values along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
         (axis,) = self.constant
-        return values.reshape(*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes))))
+        return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
         """A vector without the entries that the others tell."""

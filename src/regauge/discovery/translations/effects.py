@@ -130,9 +130,11 @@ def _scale(run: Run, node: Node) -> Any:
         return offset.then(ImageStep("scale", factor=1 / factor if is_quotient else factor))
     shape = shape_of(node)
     offset = offset.move(lambda array: array.expand(shape))
-    if run.graph.parameter(other) in run.graph.ones:
+    entries = run.graph.entries(other)
+    if entries is not None and entries.parameter in run.graph.ones and offset.is_uniform(len(shape) - 1):
+        run.passed.add(entries)
         return offset
-    if offset.labels is None and (entries := run.graph.entries(other)) is not None:
+    if offset.labels is None and entries is not None:
         axes = [len(shape) - len(entries.sizes) + k for k, n in enumerate(entries.sizes) if n > 1]
         if len(axes) == 1:
             step = ImageStep("over" if is_quotient else "times", entries)

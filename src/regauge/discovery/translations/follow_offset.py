@@ -14,8 +14,11 @@ from regauge.discovery.translations.run import Run
 
 def follow(
     graph: Graph, start: Addend, home: str, takers: frozenset[str], gain: Entries | None = None
-) -> tuple[Image, ...] | None:
+) -> tuple[tuple[Image, ...], frozenset[Entries]] | None:
     """Find what makes up for a vector that is added to a parameter; None where something sees it.
+
+    Returned with it are gains by which offsets that are the same for all units were multiplied: they are one in a
+    representative, unless they are zero.
 
     Args:
         graph: The model.
@@ -28,7 +31,7 @@ def follow(
     for is_eager in (False, True):
         run = Run(graph, takers - {home}, gain, EFFECTS, is_eager=is_eager)
         try:
-            return run.follow(home, start)
+            return run.follow(home, start), frozenset(run.passed)
         except SeenError:
             if not run.is_missed:
                 return None

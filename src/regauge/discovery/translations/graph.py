@@ -55,12 +55,19 @@ class Graph:
         return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
 
     def norm_gain(self, node: Any) -> Entries | None:
-        """The gain of the LayerNorm whose output a value is, unless it is one in a representative."""
+        """The gain of the LayerNorm whose output a value is."""
         while isinstance(node, Node) and node.op == "call_function":
-            if operator_name(node) in ("layer_norm", "native_layer_norm"):
-                gain = argument(node, 2, None)
-                return None if self.parameter(gain) in self.ones else self.entries(gain)
-            node = given(node)[0]
+            name, first = operator_name(node), given(node)[0]
+            if name in ("layer_norm", "native_layer_norm"):
+                return self.entries(argument(node, 2, None))
+            if name in ("mul", "add") and isinstance(given(node)[1], Node):
+                vectors = [one for one in given(node)[:2] if len(shape_of(one)) == 1]
+                if len(vectors) != 1:
+                    return None
+                if name == "mul":
+                    return self.entries(vectors[0])
+                first = next(one for one in given(node)[:2] if one is not vectors[0])
+            node = first
         return None
 
     def parameter(self, node: Any) -> str | None:

@@ -58,6 +58,7 @@ class Run:
     ) -> None:
         self.graph, self.takers, self.gain, self.is_eager, self.rules = graph, takers, gain, is_eager, rules
         self.is_missed = False
+        self.passed: set[Entries] = set()
         self.images: list[Image] = []
         self.offsets: dict[Node, Any] = {}
 

@@ -11,7 +11,7 @@ from regauge.core.act import covered
 from regauge.core.chart import chart_gains
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
-from regauge.core.translations import Entries, Image, TranslationFamily
+from regauge.core.translations import Entries, TranslationFamily
 from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
@@ -108,7 +108,7 @@ class _Search:
         gain = self._gain(name, *constant) if constant and len(shape) == 2 else None
         for entries, places in self._pieces(name, constant):
             family = TranslationFamily(_name(entries, constant, shape), entries, constant)
-            is_found = self._follow(family, places) or (gain and self._follow(replace(family, gain=gain), places))
+            is_found = (gain and self._follow(replace(family, gain=gain), places)) or self._follow(family, places)
             if is_found and entries.sizes == shape:
                 return
 
@@ -124,14 +124,24 @@ class _Search:
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
         """Follow a family whose vector's entries, counted from one, are added to these places of its home."""
-        images = self._images(family, places, frozenset(self.names))
-        if images is not None:
-            self.candidates.append((replace(family, images=images), places))
-        return images is not None
+        known = self._with_images(family, places, frozenset(self.names))
+        if known is not None:
+            self.candidates.append((known, places))
+        return known is not None
 
-    def _images(self, family: TranslationFamily, places: Tensor, takers: frozenset[str]) -> tuple[Image, ...] | None:
+    def _with_images(
+        self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
+    ) -> TranslationFamily | None:
+        """A family with what makes up for it, and the gain that its offset meets, where there is one."""
         start = Addend((), math.prod(family.vector_shape), places)
-        return follow(self.graph, start, family.entries.parameter, takers, family.gain)
+        found = follow(self.graph, start, family.entries.parameter, takers, family.gain)
+        if found is None:
+            return None
+        images, passed = found
+        lengths = [family.entries.sizes[axis] for axis in family.constant]
+        if any(family.gain or lengths != [math.prod(gain.sizes)] for gain in passed) or len(passed) > 1:
+            return None
+        return replace(family, images=images, gain=next(iter(passed), family.gain))
 
     def _accept(self, family: TranslationFamily, places: Tensor) -> None:
         """Add a family to those found, if it leaves alone what these made zero or centered."""
@@ -140,10 +150,10 @@ class _Search:
             return
         homes = {one.entries.parameter for one in self.found}
         if homes & {image.entries.parameter for image in family.images}:
-            images = self._images(family, places, frozenset(self.names) - homes)
-            if images is None:
+            known = self._with_images(replace(family, images=()), places, frozenset(self.names) - homes)
+            if known is None:
                 return
-            family = replace(family, images=images)
+            family = known
         family = replace(family, centered=centered)
         if family.size and not set(family.coefficients) & set(family.parameters):
             self.found.append(family)
