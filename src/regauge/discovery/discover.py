@@ -287,5 +287,8 @@ def _without_translations(symmetry: Symmetry, failed: Collection[str]) -> Symmet
     if not refused:
         return symmetry
     kept = tuple(family for family in symmetry.translations if family.name not in refused)
-    note = f"translations {refused} were found, but the numerical check refused them: please report this model"
+    note = (
+        f"translations {refused} were found, but what should make up for them did not on these inputs (a token that "
+        "attends to nothing, for example)"
+    )
     return replace(symmetry, translations=kept, notes=(*symmetry.notes, note))

@@ -1,25 +1,23 @@
 """Move what normalization hides to where the layers behind it carry it, without changing the function."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regauge.core.act import covered
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params, example_arguments
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import exact_probe, relative_change
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.discover import discover, trace_and_record
-from regauge.discovery.registry import leaves_as_operators
-from regauge.discovery.rewrites.following import follow
-from regauge.discovery.rewrites.gains import fold_gains, gains
-from regauge.discovery.rewrites.value_flow import ValueFlow
-from regauge.discovery.trace import Program
+from regauge.discovery.discover import discover
+from regauge.discovery.rewrites.gains import fold_gains
+
+EXACT = 1e-12
+"""The share of the largest value of a parameter below which a coordinate is zero but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def fold(
 ) -> Folded:
     """Rewrite a network without changing its function, such that as few parameters as possible are redundant.
 
-    Three kinds of freedom are used up. Each is found in the traced model, none by the names of its layers:
+    Three kinds of freedom are used up, the gains and translations of the symmetry:
 
     - A gain moves into what reads it, by the scales and signs of the symmetry: the gain becomes one. Where it is zero
       its readers become zero, if nothing is added to it before they read it.
@@ -103,24 +101,23 @@ def fold(
             "this symmetry was discovered with `ones` and no longer moves the gains that are to be folded; give what "
             "`regauge.discover` finds without `ones`, or leave it out"
         )
-    found = discover(module, inputs, kwargs, outputs=outputs) if symmetry is None else symmetry
+    is_known = symmetry is not None and (symmetry.gains or symmetry.translations)
+    found = symmetry if symmetry is not None and is_known else discover(module, inputs, kwargs, outputs=outputs)
     found = found.bind(params)
     state = {name: params.get(name, t) for name, t in module.state_dict().items()}
     for name in found.sites:
         if name in state and state[name].ndim != len(found.shapes[name]):
             raise ValueError(f"{name!r} has a leading model axis; fold the networks of a population one by one")
-    with leaves_as_operators(module):
-        program, _ = trace_and_record(module, inputs, kwargs, outputs)
-        folding = _Folding(program, found, state, exact_probe(module, inputs, kwargs, outputs))
-        folding.run()
+    folding = _Folding(found, state, exact_probe(module, inputs, kwargs, outputs))
+    folding.run()
     return folding.result(params)
 
 
 class _Folding:
     """The network so far, in float64, and what was done to it."""
 
-    def __init__(self, program: Program, symmetry: Symmetry, state: Params, probe: Any) -> None:
-        self.program, self.symmetry = program, symmetry
+    def __init__(self, symmetry: Symmetry, state: Params, probe: Any) -> None:
+        self.symmetry = symmetry
         self.probe, self.tolerance = probe
         self.start = {n: t.detach().to("cpu", torch.float64) if t.is_floating_point() else t for n, t in state.items()}
         self.params = dict(self.start)
@@ -130,7 +127,6 @@ class _Folding:
                 "the network's outputs are NaN or Inf on these inputs, so nothing can be checked; give example inputs "
                 "that it can handle"
             )
-        self.gains = gains(program)
         self.ones: tuple[str, ...] = ()
         self.zeros: list[str] = []
         self.centered: list[tuple[str, int]] = []
@@ -139,17 +135,18 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Biases first, so that no bias is added behind a gain of zero; means last, behind equal gains."""
-        self._check("biases", self._take_up)
+        """Translations first, so that no bias is added behind a gain of zero; those that such a gain held up, last."""
+        self._check("translations", self._take_out)
         self._check("gains", self._fold)
-        self._check("means", self._center)
+        self._check("translations", self._take_out)
 
     def result(self, params: Mapping[str, Tensor]) -> Folded:
         result = dict(params)
         for name, tensor in params.items():
             if name in self.params and not torch.equal(self.params[name], self.start[name]):
                 result[name] = self.params[name].to(tensor)
-        ones = tuple(sorted({key for name in self.ones for key in self._names(name)}))
+        tied = {name: names for names in self.symmetry.tied for name in names}
+        ones = tuple(sorted({key for name in self.ones for key in tied.get(name, (name,))}))
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
 
     def _check(self, subject: str, step: Callable[[], None]) -> None:
@@ -168,10 +165,10 @@ class _Folding:
             f"(tolerance {self.tolerance:.0e}): please report this model."
         )
 
-    def _take(self, name: str, changes: Mapping[str, Tensor]) -> bool:
-        """Add changes to the parameters; not if they change the outputs, where that is asked of each."""
+    def _take(self, name: str, changed: Mapping[str, Tensor]) -> bool:
+        """Take over changed parameters; not if they change the outputs, where that is asked of each."""
         before = dict(self.params)
-        self._write(changes)
+        self._write(changed)
         if not self.is_careful or self._error() <= self.tolerance:
             return True
         self.params = before
@@ -189,64 +186,33 @@ class _Folding:
         result: list[Tensor] = self.probe({name: tensor.to(example[name]) for name, tensor in params.items()})
         return result
 
-    def _names(self, name: str) -> tuple[str, ...]:
-        return self.program.aliases.get(name, (name,))
+    def _write(self, changed: Mapping[str, Tensor]) -> None:
+        tied = {name: names for names in self.symmetry.tied for name in names}
+        for name, tensor in changed.items():
+            self.params |= dict.fromkeys(tied.get(name, (name,)), tensor)
 
-    def _write(self, changes: Mapping[str, Tensor]) -> None:
-        for name, change in changes.items():
-            for key in self._names(name):
-                self.params[key] = self.params[name] + change if key == name else self.params[name]
-
-    def _take_up(self) -> None:
-        users: dict[str, int] = {}
-        for node in self.program.graph.graph.find_nodes(op="placeholder"):
-            name = self.program.states.get(node.name)
-            if name is not None:
-                users[name] = users.get(name, 0) + len(node.users)
-        takers = frozenset(name for name, count in users.items() if count == 1) - set(self.gains)
-        for name in self._in_order():
-            if len(self.symmetry.shapes.get(name, ())) != 1 or name in self.gains or name in self.symmetry.buffers:
+    def _take_out(self) -> None:
+        """Bring the coordinates of translations to zero, in their order."""
+        for family in self.symmetry.translations:
+            home = family.entries.parameter
+            coordinate, size = family.read(self.params), float(self.params[home].abs().max())
+            if not bool((coordinate.abs() > EXACT * size).any()):
                 continue
-            for mask in self._parts(name):
-                part = torch.where(mask, self.params[name], 0.0)
-                if not bool(part.any()):
-                    continue
-                flow = ValueFlow(self.program, self.params, takers)
-                changes = follow(flow, {name: -part})
-                if changes is not None and self._take(name, changes):
-                    # What is left is exactly nothing.
-                    self._write({name: -torch.where(mask, self.params[name], 0.0)})
-                    self.zeros.append(name if bool(mask.all()) else f"{name} (part)")
-        self.zeros = list(dict.fromkeys(self.zeros))
-
-    def _in_order(self) -> list[str]:
-        """Parameters in the order in which operators use them."""
-        used: dict[str, None] = {}
-        for node in self.program.graph.graph.nodes:
-            for source in node.all_input_nodes if node.op == "call_function" else ():
-                name = self.program.states.get(source.name)
-                if name is not None:
-                    used[name] = None
-        return list(used)
-
-    def _parts(self, name: str) -> Iterator[Tensor]:
-        """All of a vector, then the pieces on which groups of the symmetry act (fused queries, keys and values)."""
-        shape = self.symmetry.shapes[name]
-        yield torch.ones(shape, dtype=torch.bool)
-        seen = set()
-        for group in self.symmetry.groups:
-            for place in group.placements:
-                if place.parameter == name:
-                    positions = covered(group, place, shape)[0].sort().values
-                    key = tuple(positions.tolist())
-                    if len(key) < shape[0] and key not in seen:
-                        seen.add(key)
-                        mask = torch.zeros(shape, dtype=torch.bool)
-                        mask[positions] = True
-                        yield mask
+            moved = family.add(self.params, coordinate, sign=-1.0)
+            if not family.constant:  # What is left is exactly nothing.
+                family.entries.of(moved[home]).zero_()
+            if not self._take(family.name, {name: moved[name] for name in family.parameters}):
+                continue
+            is_whole = family.entries.sizes == self.symmetry.shapes[home]
+            if family.constant:
+                split = len(family.entries.sizes) - len(self.symmetry.shapes[home])  # an axis cut into groups
+                self.centered.append((home, family.constant[0] - split))
+            else:
+                self.zeros.append(home if is_whole else f"{home} (part)")
+        self.zeros, self.centered = list(dict.fromkeys(self.zeros)), list(dict.fromkeys(self.centered))
 
     def _fold(self) -> None:
-        self.params, self.ones, kept = fold_gains(self.params, self.symmetry, self.gains)
+        self.params, self.ones, kept = fold_gains(self.params, self.symmetry, self.symmetry.gains)
         tied = [names for names in self.symmetry.tied if any(len(self.symmetry.shapes[name]) > 1 for name in names)]
         for name, reason in kept.items():
             note = f"The gain {name!r} stays, because {reason}"
@@ -262,15 +228,3 @@ class _Folding:
                     "`config.tie_word_embeddings = False`), then fold again"
                 )
             self.notes.append(note + ".")
-
-    def _center(self) -> None:
-        for name in self._in_order():
-            shape = self.symmetry.shapes.get(name, ())
-            for axis in range(len(shape)) if name not in (*self.gains, *self.symmetry.buffers) else ():
-                mean = self.params[name].mean(axis, keepdim=True)
-                if shape[axis] == 1 or not bool((mean.abs() > 1e-12 * self.params[name].abs().max()).any()):
-                    continue
-                change = -mean.expand(shape)
-                flow = ValueFlow(self.program, self.params, frozenset())
-                if follow(flow, {name: change}) is not None and self._take(name, {name: change}):
-                    self.centered.append((name, axis))

@@ -34,14 +34,7 @@ HIDDEN = -1e3
 """What a mask writes in place of scores is below this."""
 
 
-def _require_same(run: Run, node: Node) -> None:
-    value = node.meta.get("val")
-    if isinstance(value, Tensor) and not value.is_floating_point():
-        raise SeenError
-
-
 def _same(run: Run, node: Node) -> Any:
-    _require_same(run, node)
     return run.of(given(node)[0])
 
 
@@ -104,7 +97,6 @@ def _sum(run: Run, node: Node) -> Any:
     operands = list(given(node)[:2])
     factors = [1.0, -alpha if operator_name(node) == "sub" else alpha]
     offsets = [run.of(operand) for operand in operands]
-    _require_same(run, node)
     total = added(shape, offsets, factors)
     if total is None or total.labels is not None:
         return total
@@ -118,8 +110,9 @@ def _sum(run: Run, node: Node) -> Any:
 
 def _scale(run: Run, node: Node) -> Any:
     x, y = given(node)[:2]
-    _require_same(run, node)
     if run.of(x) is not None and run.of(y) is not None:
+        raise SeenError
+    if node.kwargs:  # a quotient that is rounded
         raise SeenError
     changed, other = (x, y) if run.of(x) is not None else (y, x)
     offset, is_quotient = run.of(changed), operator_name(node) == "div"
@@ -159,7 +152,7 @@ def _negated(run: Run, node: Node) -> Any:
 
 def _mean(run: Run, node: Node) -> Any:
     offset, dims = run.of(given(node)[0]), argument(node, 1, None)
-    if dims is None or not offset.is_uniform(*([dims] if isinstance(dims, int) else dims)):
+    if dims in (None, []) or not offset.is_uniform(*([dims] if isinstance(dims, int) else dims)):
         raise SeenError
     several, is_kept = [dims] if isinstance(dims, int) else list(dims), bool(argument(node, 2, False))
     before = shape_of(given(node)[0])
@@ -177,7 +170,7 @@ def _mean(run: Run, node: Node) -> Any:
 def _pool(run: Run, node: Node) -> Any:
     """A pool without padding, of an offset that is the same everywhere that it looks at."""
     offset, shape = run.of(given(node)[0]), shape_of(node)
-    spatial = [k - len(shape) for k in range(2, len(shape))]
+    spatial = range(-int(operator_name(node)[-2]), 0)
     if any(argument(node, 3, ()) or ()) if operator_name(node).startswith("avg") else False:
         raise SeenError
     if not offset.is_uniform(*spatial):

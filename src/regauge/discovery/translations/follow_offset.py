@@ -32,7 +32,8 @@ def follow(
         run = Run(graph, takers - {home}, gain, EFFECTS, is_eager=is_eager)
         try:
             return run.follow(home, start), frozenset(run.passed)
-        except SeenError:
+        except (SeenError, RuntimeError, ValueError, IndexError):
+            # An operator that cannot be called on offsets says nothing about them, so that it may see them.
             if not run.is_missed:
                 return None
     return None

@@ -32,7 +32,7 @@ def through_layer(run: Run, node: Node) -> Any:
     x, w, b = (argument(node, k, None) for k in LAYERS[name])
     if name == "addmm" and node.kwargs:
         raise SeenError
-    dim = len(shape_of(node)) - 1 if name in ("linear", "addmm") else 1
+    dim = len(shape_of(node)) - 1 - (int(name[-2]) if name.startswith("conv") else 0)
     terms: list[Addend] = []
     if run.of(w) is not None:
         if run.of(x) is not None or run.of(b) is not None:

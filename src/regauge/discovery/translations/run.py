@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
@@ -18,6 +19,8 @@ MOVES = (
     VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
 )
 """Operators whose results are entries of their operands."""
+COPYING = SAME | MOVES
+"""Operators whose results are copies of what they are given."""
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
 """Operators that add a parameter to each channel, and which of their arguments it is."""
@@ -81,15 +84,24 @@ class Run:
             arrive(node, Offset((start,)))
         while waiting:
             node = heapq.heappop(waiting)[1]
-            rule = self.rules.get(operator_name(node)) if node.op == "call_function" else None
-            if rule is None:
+            name = operator_name(node)
+            rule = self.rules.get(name) if node.op == "call_function" else None
+            if rule is None or (name in COPYING and self._rounds(node, home)):
                 raise SeenError
             found = rule(self, node)
             if isinstance(found, Offset) and found.is_nothing:
                 found = None
             if found is not None:
+                if self._rounds(node, home):
+                    raise SeenError
                 arrive(node, found)
         return tuple(self.images)
+
+    def _rounds(self, node: Node, home: str) -> bool:
+        """Whether a value has a coarser dtype than a parameter; of several results the first one counts."""
+        value = next((one for one in pytree.tree_leaves(node.meta.get("val")) if isinstance(one, Tensor)), None)
+        kept = self.graph.placeholders[home][0].meta["val"].dtype
+        return value is None or not value.is_floating_point() or value.dtype.itemsize < kept.itemsize
 
     def of(self, operand: Any) -> Any:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
@@ -158,7 +170,8 @@ class Run:
             except SeenError:
                 return []
         if kind in BIASES:
-            dim = len(shape) - 1 if kind in ("linear", "addmm", "layer_norm") else 1
+            dim = 1 if kind.endswith("_norm") and kind != "layer_norm" else len(shape) - 1
+            dim -= int(kind[-2]) if kind.startswith("conv") else 0
             name = self.free_parameter(argument(node, BIASES[kind], None))
             if name is None or self.graph.program.shapes[name] != (shape[dim],):
                 return []
