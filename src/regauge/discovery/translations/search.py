@@ -29,7 +29,7 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
     back; and what two families of one parameter share belongs to the first.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
-    ones = frozenset((*chart_gains(found), *symmetry.ones))
+    ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
     search = _Search(Graph(program, ones), found, frozenset(gains(program)) | ones)
     return replace(found, translations=tuple(search.run()))
 
