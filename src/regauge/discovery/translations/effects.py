@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
-from regauge.discovery.translations.graph import call, given, given_by_name
+from regauge.discovery.translations.graph import call, given
 from regauge.discovery.translations.linear_effects import (
     LAYERS,
     through_attention,
@@ -31,11 +31,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""What a mask writes in place of scores is below this."""
-
-
-def _same(run: Run, node: Node) -> Any:
-    return run.of(given(node)[0])
+"""Masks write numbers below this in place of scores, so that a softmax gives these no weight."""
 
 
 def _move(run: Run, node: Node) -> Any:
@@ -93,7 +89,7 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _sum(run: Run, node: Node) -> Any:
-    shape, alpha = shape_of(node), float(given_by_name(node, "alpha", 1))
+    shape, alpha = shape_of(node), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
     operands = list(given(node)[:2])
     factors = [1.0, -alpha if operator_name(node) == "sub" else alpha]
     offsets = [run.of(operand) for operand in operands]
@@ -143,11 +139,6 @@ def _scale(run: Run, node: Node) -> Any:
     labels, where = offset.as_labels(), each_position(shape, constant)
     mixed = torch.where(labels == 0, 0, labels * (int(where.max()) + 1) + where)
     return Offset(labels=mixed, is_masked=offset.is_masked)
-
-
-def _negated(run: Run, node: Node) -> Any:
-    offset: Offset = run.of(given(node)[0])
-    return offset.then(ImageStep("scale", factor=-1.0))
 
 
 def _mean(run: Run, node: Node) -> Any:
@@ -230,24 +221,14 @@ def _hides(run: Run, value: Any) -> bool:
 
 
 def _layer_norm(run: Run, node: Node) -> Any:
-    offset, shape = run.of(given(node)[0]), shape_of(node)
-    axes = len(given(node)[1])
-    _require_unseen(offset, lambda array: array.flatten(-axes))
-    if run.of(argument(node, 2, None)) is not None:
+    x, sizes, gain, bias = (argument(node, k, None) for k in range(4))
+    is_native = operator_name(node).startswith("native")
+    if run.of(gain) is not None or (is_native and any(user.users and given(user)[1] for user in node.users)):
         raise SeenError
-    bias = run.of(argument(node, 3, None))
-    return None if bias is None else bias.move(lambda array: array.expand(shape))
-
-
-def _native_layer_norm(run: Run, node: Node) -> Any:
-    if any(len(user.users) and given(user)[1] != 0 for user in node.users):
-        raise SeenError
-    axes, shape = len(given(node)[1]), tuple(node.meta["val"][0].shape)
-    offset, bias = run.of(given(node)[0]), run.of(given(node)[3])
-    _require_unseen(offset, lambda array: array.flatten(-axes))
-    if run.of(given(node)[2]) is not None:
-        raise SeenError
-    return None if bias is None else bias.move(lambda array: array.expand(shape)), None, None
+    _require_unseen(run.of(x), lambda array: array.flatten(-len(sizes)))
+    offset, shape = run.of(bias), shape_of(x)
+    found = None if offset is None else offset.move(lambda array: array.expand(shape))
+    return (found, None, None) if is_native and found else found
 
 
 def _group_norm(run: Run, node: Node) -> Any:
@@ -302,7 +283,7 @@ def _instance_norm(run: Run, node: Node) -> Any:
 
 
 EFFECTS: Rules = {
-    **dict.fromkeys(SAME, _same),
+    **dict.fromkeys(SAME, lambda run, node: run.of(given(node)[0])),
     **dict.fromkeys(MOVES, _move),
     **dict.fromkeys(LAYERS, through_layer),
     **dict.fromkeys(words("add add_ sub"), _sum),
@@ -314,12 +295,12 @@ EFFECTS: Rules = {
     **dict.fromkeys(words("matmul bmm mm baddbmm"), through_product),
     **dict.fromkeys(words("lstm gru rnn_tanh rnn_relu"), through_recurrent),
     **dict.fromkeys(words("masked_fill where"), _masked),
-    "neg": _negated,
+    "neg": lambda run, node: run.of(given(node)[0]).then(ImageStep("scale", factor=-1.0)),
     "topk": _topk,
     "argmax": _argmax,
     "embedding": through_embedding,
     "layer_norm": _layer_norm,
-    "native_layer_norm": _native_layer_norm,
+    "native_layer_norm": _layer_norm,
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,

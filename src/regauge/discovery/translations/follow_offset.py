@@ -13,23 +13,21 @@ from regauge.discovery.translations.run import Run
 
 
 def follow(
-    graph: Graph, start: Addend, home: str, takers: frozenset[str], gain: Entries | None = None
+    graph: Graph, start: Addend, home: str, takers: frozenset[str]
 ) -> tuple[tuple[Image, ...], frozenset[Entries]] | None:
     """Find what makes up for a vector that is added to a parameter; None where something sees it.
 
-    Returned with it are gains by which offsets that are the same for all units were multiplied: they are one in a
-    representative, unless they are zero.
+    Returned with it are the gains by which the vector must be divided along the axis that is constant: layers read
+    through the parameter behind them, or offsets that are the same for all units are multiplied by them.
 
     Args:
         graph: The model.
         start: The vector, with places in the shape of the whole parameter.
         home: The parameter.
         takers: Parameters that may take offsets back.
-        gain: What is added is divided by it along the axis that is constant: layers read through the parameter behind
-            a LayerNorm with that gain.
     """
     for is_eager in (False, True):
-        run = Run(graph, takers - {home}, gain, EFFECTS, is_eager=is_eager)
+        run = Run(graph, takers - {home}, EFFECTS, is_eager=is_eager)
         try:
             return run.follow(home, start), frozenset(run.passed)
         except (SeenError, RuntimeError, ValueError, IndexError):

@@ -15,6 +15,9 @@ from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.offsets import SeenError
 
+Total = tuple[Entries | None, tuple[ImageStep, ...]]
+"""A gain that a value is divided by before it is summed, and the sum as a step, or nothing where it is zero."""
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -53,22 +56,6 @@ class Graph:
         """The numbers of groups of group normalizations, the largest first."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "group_norm"]
         return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
-
-    def norm_gain(self, node: Any) -> Entries | None:
-        """The gain of the LayerNorm whose output a value is."""
-        while isinstance(node, Node) and node.op == "call_function":
-            name, first = operator_name(node), given(node)[0]
-            if name in ("layer_norm", "native_layer_norm"):
-                return self.entries(argument(node, 2, None))
-            if name in ("mul", "add") and isinstance(given(node)[1], Node):
-                vectors = [one for one in given(node)[:2] if len(shape_of(one)) == 1]
-                if len(vectors) != 1:
-                    return None
-                if name == "mul":
-                    return self.entries(vectors[0])
-                first = next(one for one in given(node)[:2] if one is not vectors[0])
-            node = first
-        return None
 
     def parameter(self, node: Any) -> str | None:
         """The parameter that a node is."""
@@ -128,30 +115,27 @@ class Graph:
         except SeenError:
             return None
 
-    def total(self, node: Any, gain: Entries | None = None) -> tuple[ImageStep, ...] | None:
-        """The sum of a value along its last axis, the same for all inputs, as a step; none where it is zero.
-
-        Args:
-            node: The value.
-            gain: What the value is divided by before it is summed.
+    def total(self, node: Any) -> Total | None:
+        """The sum of a value along its last axis when it is divided by a gain, the same for all inputs.
 
         Returns:
-            None where the sum depends on the inputs, or is not known.
+            The gain, None where there is none, and the sum as a step, or nothing where it is zero. None where the sum
+            depends on the inputs, or is not known.
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
         name, source = operator_name(node), given(node)[0]
         if name in ("layer_norm", "native_layer_norm"):
-            own = argument(node, 2, None)
-            is_one = own is None or self.parameter(own) in self.ones
-            if len(given(node)[1]) != 1 or (self.entries(own) != gain if gain else not is_one):
+            weight, bias = argument(node, 2, None), argument(node, 3, None)
+            gain = self.entries(weight)
+            if len(given(node)[1]) != 1 or (weight is not None and gain is None):
                 return None
-            return self._sum_of(argument(node, 3, None), gain)
+            return self._with_bias((gain, ()), bias)
         if name == "sub" and isinstance(mean := given(node)[1], Node) and operator_name(mean) == "mean":
             is_last = argument(mean, 1, None) in ([-1], [len(shape_of(source)) - 1])
-            return () if given(mean)[0] is source and is_last and argument(mean, 2, False) and not gain else None
+            return (None, ()) if given(mean)[0] is source and is_last and argument(mean, 2, False) else None
         if name in ("mul", "div", "add") and not node.kwargs:
-            return self._total_of_two(node, gain)
+            return self._total_of_two(node)
         is_kept = shape_of(node)[-1:] == shape_of(source)[-1:]
         if name in ("slice", "select", "unsqueeze", "index_select", "transpose", "permute"):
             ndim = max(len(shape_of(node)), len(shape_of(source)))
@@ -164,31 +148,30 @@ class Graph:
             is_kept = given(node)[1] == 0
         elif name not in SAME | words("view reshape _unsafe_view flatten unflatten expand squeeze"):
             return None
-        return self.total(source, gain) if is_kept else None
+        return self.total(source) if is_kept else None
 
-    def _total_of_two(self, node: Node, gain: Entries | None) -> tuple[ImageStep, ...] | None:
-        """The sum of a product with a gain, or of a sum with a bias, in a norm that is written by hand."""
+    def _total_of_two(self, node: Node) -> Total | None:
+        """The sum of a product with a gain or a number, or of a sum with a bias, in a norm that is written by hand."""
         x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
         for value, other in ((x, y), (y, x)) if kind != "div" else ((x, y),):
-            if shape_of(value)[-1:] != width:
+            found = self.total(value) if shape_of(value)[-1:] == width else None
+            if found is None or found[1]:
                 continue
             if kind == "add":
-                if self.entries(other) is not None and len(shape_of(other)) == 1 and self.total(value, gain) == ():
-                    return self._sum_of(other, gain)
-                continue
-            is_gain = kind == "mul" and (self.entries(other) == gain if gain else self.parameter(other) in self.ones)
-            is_number = not gain and (not isinstance(other, Node) or shape_of(other)[-1:] in ((), (1,)))
-            if (is_gain or is_number) and self.total(value) == ():
-                return ()
+                return self._with_bias(found, other) if len(shape_of(other)) == 1 else None
+            if not isinstance(other, Node) or shape_of(other)[-1:] in ((), (1,)):
+                return found
+            if kind == "mul" and found[0] is None and len(shape_of(other)) == 1 and (gain := self.entries(other)):
+                return gain, ()
         return None
 
-    def _sum_of(self, bias: Any, gain: Entries | None) -> tuple[ImageStep, ...] | None:
-        """The sum of a bias, divided by a gain, as a step; none where there is no bias."""
+    def _with_bias(self, total: Total, bias: Any) -> Total | None:
+        """The sum of a value to which a bias is added."""
         if bias is None:
-            return ()
-        entries = self.entries(bias)
-        return None if entries is None else (ImageStep("total", entries, by=gain),)
+            return total
+        entries, gain = self.entries(bias), total[0]
+        return None if entries is None else (gain, (ImageStep("total", entries, by=gain),))
 
     def sums_to_one(self, node: Any) -> bool:
         """Whether a value is non-negative weights that sum to one along its last axis."""
@@ -200,11 +183,6 @@ class Graph:
                 return False
             node = given(node)[0]
         return False
-
-
-def given_by_name(node: Node, name: str, default: Any) -> Any:
-    """A keyword argument of a node."""
-    return node.kwargs.get(name, default)
 
 
 def given(node: Node) -> Any:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from regauge.core.translations import Entries, ImageStep
 from regauge.discovery.operators import argument, operator_name, shape_of
-from regauge.discovery.translations.graph import given, given_by_name
+from regauge.discovery.translations.graph import given
 from regauge.discovery.translations.offsets import (
     Addend,
     Offset,
@@ -87,13 +87,13 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
     shape = shape_of(node)
     rest = range(1, places.ndim)
     if all(is_constant(places, k) for k in rest):
-        total = run.graph.total(x, run.gain) if operator_name(node) in ("linear", "addmm") else None
-        if total is None:
+        found = run.graph.total(x) if operator_name(node) in ("linear", "addmm") else None
+        if found is None:
             raise SeenError
+        gain, total = found
+        run.read.add(gain)
         rows = places.flatten(1)[:, 0] if places.ndim > 2 else places[:, 0]
         return Offset((Addend((*term.steps, *total), term.size, along(rows, dim, shape)),)) if total else None
-    if run.gain:
-        raise SeenError
     groups = int(argument(node, 6, 1)) if operator_name(node).startswith("conv") else 1
     if is_constant(places, 0):
         alike = torch.ones(shape[dim], dtype=torch.int64)
@@ -130,7 +130,7 @@ def through_product(run: Run, node: Node) -> Any:
     offset = run.of(given(node)[0]) if base else None
     if offset is None:
         return found
-    shape, beta = shape_of(node), float(given_by_name(node, "beta", 1))
+    shape, beta = shape_of(node), float(node.kwargs.get("beta", 1))  # type: ignore[arg-type]
     return added(shape, [offset, found], [beta, 1.0])
 
 

@@ -56,12 +56,11 @@ class Run:
     Operators act on it by rules. Parameters take it back if `is_eager`; otherwise `is_missed` says that some could.
     """
 
-    def __init__(
-        self, graph: Graph, takers: frozenset[str], gain: Entries | None, rules: Rules, *, is_eager: bool
-    ) -> None:
-        self.graph, self.takers, self.gain, self.is_eager, self.rules = graph, takers, gain, is_eager, rules
+    def __init__(self, graph: Graph, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
+        self.graph, self.takers, self.rules, self.is_eager = graph, takers, rules, is_eager
         self.is_missed = False
         self.passed: set[Entries] = set()
+        self.read: set[Entries | None] = set()
         self.images: list[Image] = []
         self.offsets: dict[Node, Any] = {}
 
@@ -79,8 +78,6 @@ class Run:
                     heapq.heappush(waiting, (self.graph.order[user], user))
 
         for node in self.graph.placeholders.get(home, ()):
-            if self.gain and any(operator_name(user) not in ("linear", "addmm") for user in node.users):
-                raise SeenError
             arrive(node, Offset((start,)))
         while waiting:
             node = heapq.heappop(waiting)[1]
@@ -95,6 +92,12 @@ class Run:
                 if self._rounds(node, home):
                     raise SeenError
                 arrive(node, found)
+        if any(gain and gain.parameter not in self.graph.ones for gain in self.read):
+            # What is added is divided by a gain that stays, so that all that reads it must do so behind that gain.
+            users = [user for node in self.graph.placeholders[home] for user in node.users]
+            if len(self.read) > 1 or any(operator_name(user) not in ("linear", "addmm") for user in users):
+                raise SeenError
+        self.passed.update(gain for gain in self.read if gain)
         return tuple(self.images)
 
     def _rounds(self, node: Node, home: str) -> bool:

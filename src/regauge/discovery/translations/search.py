@@ -12,12 +12,10 @@ from regauge.core.chart import chart_gains
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.core.translations import Entries, TranslationFamily
-from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.follow_offset import follow
 from regauge.discovery.translations.graph import Graph
-from regauge.discovery.translations.linear_effects import LAYERS
 from regauge.discovery.translations.offsets import Addend, pattern_of
 
 
@@ -68,17 +66,6 @@ class _Search:
             self._accept(*candidate)
         return self.found
 
-    def _gain(self, name: str, axis: int) -> Entries | None:
-        """The gain of the LayerNorm behind which layers read through an axis of a parameter, if it stays as it is."""
-        found = set()
-        for node in self.graph.placeholders[name]:
-            for user in node.users:
-                kind = operator_name(user)
-                if kind not in ("linear", "addmm") or axis != (1 if kind == "linear" else 0):
-                    return None
-                found.add(self.graph.norm_gain(user.args[LAYERS[kind][0]]))
-        return found.pop() if len(found) == 1 else None
-
     def _ndim(self, name: str) -> int:
         return len(self.graph.program.shapes[name])
 
@@ -105,11 +92,9 @@ class _Search:
             blocks = TranslationFamily(_name(entries, own, shape), entries, own)
             if self._follow(blocks, _numbers(entries, own).reshape(shape)):
                 return
-        gain = self._gain(name, *constant) if constant and len(shape) == 2 else None
         for entries, places in self._pieces(name, constant):
             family = TranslationFamily(_name(entries, constant, shape), entries, constant)
-            is_found = (gain and self._follow(replace(family, gain=gain), places)) or self._follow(family, places)
-            if is_found and entries.sizes == shape:
+            if self._follow(family, places) and entries.sizes == shape:
                 return
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
@@ -134,14 +119,14 @@ class _Search:
     ) -> TranslationFamily | None:
         """A family with what makes up for it, and the gain that its offset meets, where there is one."""
         start = Addend((), math.prod(family.vector_shape), places)
-        found = follow(self.graph, start, family.entries.parameter, takers, family.gain)
+        found = follow(self.graph, start, family.entries.parameter, takers)
         if found is None:
             return None
         images, passed = found
         lengths = [family.entries.sizes[axis] for axis in family.constant]
-        if any(family.gain or lengths != [math.prod(gain.sizes)] for gain in passed) or len(passed) > 1:
+        if len(passed) > 1 or any(lengths != [math.prod(gain.sizes)] for gain in passed):
             return None
-        return replace(family, images=images, gain=next(iter(passed), family.gain))
+        return replace(family, images=images, gain=next(iter(passed), None))
 
     def _accept(self, family: TranslationFamily, places: Tensor) -> None:
         """Add a family to those found, if it leaves alone what these made zero or centered."""
