@@ -92,8 +92,8 @@ def canonicalize(
             given. The values, in float64, must fit.
 
     Returns:
-        `act(canonical_element(params, symmetry, ...), factorize(params, symmetry))`, with dtypes and devices kept; read
-        from `out` when asked for where that is given.
+        `act(canonical_element(params, symmetry, ...), params)` where every product of matrices has full rank, with
+        dtypes and devices kept; read from `out` when asked for where that is given.
 
     Raises:
         FileExistsError: The output exists, and may not be replaced.
@@ -116,9 +116,11 @@ def canonicalize(
     reference = None if reference is None else as_params(reference, "the reference")
     symmetry = symmetry.bind(params)
     given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
-    base, element = _find_canonical(params, symmetry, parts, **given)
+    base, element, is_factorized = _find_canonical(params, symmetry, parts, **given)
+    whole = _on_given(symmetry, parts, element, params)
+    if not is_factorized:
+        base, element = params, whole
     if job is not None and job.out is not None:
-        whole = _on_given(symmetry, parts, element, params)
         # What acts goes tensor by tensor, so that the canonical network is never in memory as a whole.
         pieces = _canonical_pieces(job.source, symmetry, element, base)
         return cast(Params, job.write(pieces, lambda path: Alignment(symmetry, whole).save(path, overwrite=True)))
@@ -178,7 +180,7 @@ def canonical_element(
     """The element that `canonicalize` acts with; a batch of them for a population. See there."""
     symmetry = symmetry.bind(params)
     given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
-    _, element = _find_canonical(params, symmetry, parts, **given)
+    _, element, _ = _find_canonical(params, symmetry, parts, **given)
     return _on_given(symmetry, parts, element, params)
 
 
@@ -191,8 +193,11 @@ def _find_canonical(
     method: Method | None,
     task: Task | None,
     generator: torch.Generator | None,
-) -> tuple[Mapping[str, Tensor], Element]:
-    """The representative of a network, with products factorized by rank, and the element that makes it canonical."""
+) -> tuple[Mapping[str, Tensor], Element, bool]:
+    """The representative of a network, with products factorized by rank, and the element that makes it canonical.
+
+    Returned with them is whether products were factorized.
+    """
     chosen = (*PARTS, TRANSLATION) if parts is None else tuple(parts)
     require_parts(chosen)
     if reference is None and not (method is None and task is None and generator is None):
@@ -200,25 +205,26 @@ def _find_canonical(
     if reference is not None and parts is not None:
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
     require_finite(given, "the network", symmetry.structure)
-    steps, params = plan(symmetry), _base(given, symmetry, chosen)
+    steps, (params, is_factorized) = plan(symmetry), _base(given, symmetry, chosen)
     element = carry_out(steps, symmetry, params, tuple(part for part in chosen if part in PARTS))
     if reference is None:
-        return params, element
+        return params, element, is_factorized
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
     require_finite(reference, "the reference", symmetry.structure)
-    reference = _base(reference, symmetry, chosen)
+    reference, _ = _base(reference, symmetry, chosen)
     anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
     moved = symmetry.act(element, params)
     found = match_canonical(anchor, moved, symmetry, method=method, task=task, generator=generator)
-    return params, symmetry.compose(found, element)
+    return params, symmetry.compose(found, element), is_factorized
 
 
-def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> Mapping[str, Tensor]:
-    """A network without translations, and with products factorized by their rank."""
+def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> tuple[Mapping[str, Tensor], bool]:
+    """A network without translations, with products factorized by their rank, and whether there were such."""
     if symmetry.translations and TRANSLATION in parts:
         params = symmetry.split(params)[0]
-    return factorize(params, symmetry, parts=parts)
+    whole = factorize(params, symmetry, parts=parts)
+    return whole, any(whole[name] is not tensor for name, tensor in params.items())
 
 
 def _on_given(

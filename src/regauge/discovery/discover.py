@@ -32,6 +32,10 @@ SINGLE_BATCH = (
     "an example input has a first axis of length one, which broadcasts: the symmetry holds for that shape; "
     "give a batch of two or more to learn what holds for batches"
 )
+REFUSED = (
+    "stays, because what should make up for it did not on these inputs (a token that attends to nothing, for example)."
+)
+"""The sentence about a translation that the numbers contradict."""
 VERIFY_LIMIT = 50_000_000
 """Number of parameters up to which `discover` verifies what it found unless told otherwise."""
 
@@ -287,8 +291,5 @@ def _without_translations(symmetry: Symmetry, failed: Collection[str]) -> Symmet
     if not refused:
         return symmetry
     kept = tuple(family for family in symmetry.translations if family.name not in refused)
-    note = (
-        f"translations {refused} were found, but what should make up for them did not on these inputs (a token that "
-        "attends to nothing, for example)"
-    )
-    return replace(symmetry, translations=kept, notes=(*symmetry.notes, note))
+    notes = tuple(f"{name!r} {REFUSED}" for name in refused)
+    return replace(symmetry, translations=kept, notes=(*symmetry.notes, *notes))

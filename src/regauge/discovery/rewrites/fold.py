@@ -13,7 +13,7 @@ from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import exact_probe, relative_change
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.discover import discover
+from regauge.discovery.discover import REFUSED, discover
 from regauge.discovery.rewrites.gains import fold_gains
 
 EXACT = 1e-12
@@ -130,7 +130,7 @@ class _Folding:
         self.ones: tuple[str, ...] = ()
         self.zeros: list[str] = []
         self.centered: list[tuple[str, int]] = []
-        self.notes: list[str] = []
+        self.notes = [note for note in symmetry.notes if note.endswith(REFUSED)]
         self.max_error = 0.0
         self.is_careful = False
 
@@ -172,10 +172,7 @@ class _Folding:
         if not self.is_careful or self._error() <= self.tolerance:
             return True
         self.params = before
-        self.notes.append(
-            f"{name!r} stays, because what should make up for it did not on these inputs (a token that attends to "
-            "nothing, for example)."
-        )
+        self.notes.append(f"{name!r} {REFUSED}")
         return False
 
     def _error(self) -> float:
