@@ -261,6 +261,56 @@ def test_half_precision_is_computed_wider_and_rounded_once() -> None:
     assert all(moved[key].dtype == half[key].dtype for key in half)
 
 
+def test_representatives_of_half_precision_are_kept_wider_and_lead_back_exactly() -> None:
+    module, x, symmetry, params = network("decoder")
+    half = {key: t.bfloat16() if t.is_floating_point() else t for key, t in params.items()}
+    representative, coordinates = symmetry.split(half)
+    assert representative["blocks.0.q.weight"].dtype == torch.float32
+    wide = [{key: t.to(params[key].dtype) for key, t in one.items()} for one in (half, representative)]
+    assert torch.allclose(outputs(module, wide[0], x), outputs(module, wide[1], x), atol=1e-5)
+    joined = symmetry.join(representative, coordinates)
+    assert all(torch.equal(joined[key].to(half[key].dtype), half[key]) for key in half)
+
+
+class TwoReaders(nn.Module):
+    """A layer that reads behind a norm whose gain stays, and once more behind another norm, or none."""
+
+    def __init__(self, second: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.second, self.layer = nn.LayerNorm(6), second, nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        out: Tensor = self.layer(y) + self.layer(self.second(x)) + y.abs().sum()  # which keeps the gain from going
+        return out
+
+
+@pytest.mark.parametrize("second", [nn.LayerNorm(6), nn.LayerNorm(6, elementwise_affine=False), nn.Identity()])
+def test_a_layer_that_reads_behind_two_gains_is_left_alone(second: nn.Module) -> None:
+    found = rg.discover(TwoReaders(second).double(), (torch.randn(3, 6).double(),), verify=False)
+    assert "layer.weight.mean(1)" not in [family.name for family in found.translations]
+
+
+def test_what_does_not_fit_is_told_before_anything_is_moved() -> None:
+    _, _, symmetry, params = network("fused attention")
+    element = symmetry.random(generator(1), EVERY)
+    name = "attention.out_proj.bias"  # which translations change, and no group
+    lacking = {key: t for key, t in params.items() if key != name}
+    for act in (symmetry.split, lambda one: symmetry.act(element, one)):
+        with pytest.raises(KeyError, match=f"the parameters lack '{name}', which translations change or read"):
+            act(lacking)
+        with pytest.raises(ValueError, match=r"has shape \(7,\), but the symmetry expects \(8,\)"):
+            act({**params, name: torch.zeros(7, dtype=torch.float64)})
+    wrong = symmetry.identity().translated({"attention.in_proj_bias[8:16]": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"of the element has shape \(3,\), but \(8,\) is expected"):
+        symmetry.act(wrong, params)
+    representative, coordinates = symmetry.split(params)
+    with pytest.raises(KeyError, match="the coordinates lack"):
+        symmetry.join(representative, {})
+    with pytest.raises(ValueError, match="the coordinate"):
+        symmetry.join(representative, dict.fromkeys(coordinates, torch.zeros(5)))
+
+
 def test_translations_of_an_element_are_kept_with_it(tmp_path: object) -> None:
     _, _, symmetry, params = network("mixture")
     element = symmetry.random(generator(1), EVERY)
@@ -287,6 +337,8 @@ def test_the_meta_device_suffices() -> None:
         ('["router.bias", [3], [1], 0]', '["router.bias", [4], [1], 0]'),
         ('["router.bias", [3], [1], 0]', '["nothing", [3], [1], 0]'),
         ('["router.bias", [3], [1], 0]', '["router.bias", [3], [1], -1]'),
+        ('["router.bias", [3], [1], 0]', '["router.bias", [3], [0], 0]'),
+        ('["router.bias", [3], [1], 0]', '["router.bias", [3, 1000000000000], [1, 0], 0]'),
         ('"router.bias.mean(0)"', '"router.weight.mean(0)"'),
         ('"constant": [0]', '"constant": [7]'),
         ('"constant": [0]', '"constant": "all"'),

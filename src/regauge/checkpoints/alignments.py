@@ -23,7 +23,7 @@ from regauge.core.symmetry import Symmetry
 FORMAT = "regauge.alignment"
 VERSION = "1"
 TRANSLATION = "translation"
-"""What precedes the name of a family of translations in the names of tensors; earlier files have none."""
+"""Prefix of the names of tensors that hold translations; files of earlier versions have none."""
 
 
 class Aligned(Protocol):

@@ -131,10 +131,16 @@ def charted(symmetry: Charted) -> frozenset[str]:
     return frozenset(_scaled(symmetry)) | {name for family in symmetry.translations for name in family.parameters}
 
 
+@remembered
+def _needed(symmetry: Charted) -> frozenset[str]:
+    """The parameters that translations and gains change or read."""
+    return charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
+
+
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
     """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
     wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
+    needed = _needed(symmetry)
     return {n: t.to(wider.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
 
 
@@ -192,6 +198,23 @@ def count_lead(symmetry: Charted, params: Mapping[str, Tensor]) -> int:
     return max((params[n].ndim - len(symmetry.shapes[n]) for n in charted(symmetry) if n in params), default=0)
 
 
+def require_parameters(symmetry: Charted, params: Mapping[str, Tensor]) -> None:
+    """Raise unless there are all parameters that translations change or read, of their shapes."""
+    for name in sorted(_needed(symmetry)):
+        shape = tuple(symmetry.shapes[name])
+        if name not in params:
+            raise KeyError(
+                f"the parameters lack {name!r}, which translations change or read; load the checkpoint of the model "
+                "that the symmetry was found on"
+            )
+        there = tuple(params[name].shape)
+        if there[len(there) - len(shape) :] != shape:
+            raise ValueError(
+                f"{name!r} has shape {there}, but the symmetry expects {shape} (after an optional model axis); the "
+                "parameters are of another architecture"
+            )
+
+
 def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
     """Raise unless there is a coordinate of each family and gain, of its shape."""
     shapes = {family.name: family.shape for family in symmetry.translations}
@@ -207,20 +230,28 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
     """Add to coordinates, at its representative, of a network that the linear part of an element has moved."""
     batch, families = element.batch, [symmetry.translation(name) for name in element.translation]
-    needed = charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
+    require_parameters(symmetry, params)
+    for family in families:
+        there = tuple(element.translation[family.name].shape)
+        if there != (*batch, *family.shape):
+            raise ValueError(
+                f"the translation {family.name!r} of the element has shape {there}, but {(*batch, *family.shape)} is "
+                "expected"
+            )
     lead = max(count_lead(symmetry, params), len(batch))
-    there = {name: params[name] for name in needed if name in params}
     whole = {
-        name: tensor.expand(*batch, *tensor.shape) if tensor.ndim < len(symmetry.shapes[name]) + lead else tensor
-        for name, tensor in there.items()
+        name: params[name].expand(*batch, *params[name].shape)
+        if params[name].ndim < len(symmetry.shapes[name]) + lead
+        else params[name]
+        for name in _needed(symmetry)
     }
     representative, coordinates = split(symmetry, dict(whole), lead)
     for name, vector in element.translation.items():
         coordinates[name] = coordinates[name] + vector.to(coordinates[name])
     wide = join(symmetry, representative, coordinates, lead)
-    changed = {name for family in families for name in family.parameters} & there.keys()
+    changed = {name for family in families for name in family.parameters}
     every = {name: names for names in symmetry.tied for name in names}
-    changed |= {other for name in changed for other in every.get(name, ()) if other in there}
+    changed |= {other for name in changed for other in every.get(name, ()) if other in params}
     rounded = round_alike_given(wide, whole, [name for name in changed if name not in skip])
     return {**params, **{name: rounded[name] for name in changed if name not in skip}}
 

@@ -248,28 +248,33 @@ class Symmetry:
             params: One network, or a population (one leading model axis on every tensor), unchanged.
 
         Returns:
-            The representative, in the dtypes of the network; and for each family the vector that was taken out, for
-            each gain its values, by name: in the next wider dtype.
+            The representative, in the dtypes of the network, but float32 where these have 16 bits, in which it would
+            be another function; and for each family the vector that was taken out, for each gain its values, by name:
+            in the next wider dtype.
 
         Raises:
             KeyError: A parameter that the symmetry moves is missing.
             ValueError: The network is of another architecture.
         """
         bound = self._fit(params)
+        chart.require_parameters(bound, params)
         wide, coordinates = chart.split(bound, dict(params), chart.count_lead(bound, params))
-        return chart.round_alike_given(wide, params, chart.charted(bound)), coordinates
+        kept = {name: t.float() if t.is_floating_point() and t.itemsize < 4 else t for name, t in params.items()}
+        rounded = chart.round_alike_given(wide, kept, chart.charted(bound))
+        return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
         """The network with a representative and coordinates, as `split` returns them.
 
         It is affine in the representative: a line between representatives is a line between the networks that have
-        them and the same coordinates.
+        them and the same coordinates. The network has the dtypes of the representative.
 
         Raises:
             KeyError: A coordinate or a parameter is missing.
             ValueError: A coordinate has another shape than that of its family.
         """
         bound = self._fit(representative)
+        chart.require_parameters(bound, representative)
         chart.require_coordinates(bound, coordinates)
         wide = chart.join(bound, dict(representative), coordinates, chart.count_lead(bound, representative))
         return chart.round_alike_given(wide, representative, chart.charted(bound))

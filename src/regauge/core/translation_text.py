@@ -89,6 +89,14 @@ def _require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[i
             entries.parameter not in shapes or entries.last >= math.prod(shapes[entries.parameter])
         ):
             raise ValueError(f"{what} has entries that {entries.parameter!r} has not")
+    for entries in family.placements:
+        if not entries.is_apart:
+            raise ValueError(f"{what} would add to an entry of {entries.parameter!r} more than once")
+    most = max(math.prod(shape) for shape in shapes.values())
+    if any(math.prod(entries.sizes) > most for entries in (*family.placements, *(step.entries for step in steps))):
+        raise ValueError(f"{what} has more entries than any parameter has")
+    if any(step.by and math.prod(step.by.sizes) != math.prod(step.entries.sizes) for step in steps):
+        raise ValueError(f"{what} divides by a gain of another length")
     for axes, entries in ((family.constant, family.entries), *((i.constant, i.entries) for i in family.images)):
         if not all(0 <= axis < len(entries.sizes) for axis in axes):
             raise ValueError(f"{what} names an axis that {entries.parameter!r} has not")

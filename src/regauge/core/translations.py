@@ -44,6 +44,17 @@ class Entries:
         """The largest number of an entry."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether no two entries of the array have one number."""
+        reach = 0
+        for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
+            if size > 1:
+                if stride <= reach:
+                    return False
+                reach += (size - 1) * stride
+        return True
+
     def of(self, tensor: Tensor, lead: int = 0) -> Tensor:
         """The entries of a tensor `[*lead, ...]`, as a view wherever it is contiguous: `[*lead, *sizes]`."""
         if self.sizes == tuple(tensor.shape[lead:]) and not self.start and self.strides == _contiguous(self.sizes):

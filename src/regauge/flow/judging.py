@@ -96,7 +96,7 @@ class KnownNetworks:
         *,
         generator: torch.Generator | None = None,
     ) -> "KnownNetworks":
-        """Judge held-out networks and so many controls of each kind; see `judge` for the arguments."""
+        """Judge held-out networks and `count` controls of each kind; see `judge` for the other arguments."""
         for name, population in {"train": train, "held_out": held_out}.items():
             _require_two(name, population)
         space = Space.of(train, symmetry, Representation())

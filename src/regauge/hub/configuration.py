@@ -133,7 +133,7 @@ class Configuration:
         with self.as_folder() as folder:
             try:
                 return build_folder(folder, "never")[0]
-            except ValueError as error:  # about the temporary folder, which nobody else knows
+            except ValueError as error:  # which names the temporary folder
                 raise ValueError(str(error).replace(str(folder), str(self.folder))) from error
 
     def build(self) -> Params:

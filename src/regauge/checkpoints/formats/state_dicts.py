@@ -34,7 +34,7 @@ AVERAGED = re.compile(r"ema|averag|swa|shadow", re.IGNORECASE)
 SKIPPED = re.compile(r"optim|sched|scaler|rng|loops", re.IGNORECASE)
 """In the names of what trainings need to go on, and networks do not."""
 DEEPEST = 3
-"""Entries within so many others at most are looked at."""
+"""Depth of nesting to which entries are searched."""
 BETWEEN = "/"
 """Between the names of entries within one another."""
 LOG = logging.getLogger(__name__)
