@@ -15,23 +15,21 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import Site, act
-from regauge.core.element import Element
+from regauge.core.behind_gains import Gained, carry_rotation, matrices, rotatable, rotate, rotated_group
+from regauge.core.element import Element, random
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.rounding import round_to
 from regauge.core.translations import TranslationFamily
-from regauge.core.unit_gains import Scaled, gain_scales, unit_element, without_gains
+from regauge.core.unit_gains import gain_scales, unit_element, without_gains
 
+WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 Coordinates = Mapping[str, Tensor]
 """The coordinate of each family, by name, and each gain, by the name of its parameter."""
 
 
-class Charted(Scaled, Protocol):
+class Charted(Gained, Protocol):
     """A symmetry, as far as it matters here."""
-
-    @property
-    def gains(self) -> tuple[str, ...]:
-        """Gains that may be brought to one."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
@@ -46,8 +44,6 @@ class Charted(Scaled, Protocol):
 
     def compose(self, left: Element, right: Element) -> Element:
         """The product of two elements."""
-
-    def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params: ...
 
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
@@ -139,9 +135,8 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
     """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
-    wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
     needed = _needed(symmetry)
-    return {n: t.to(wider.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
+    return {n: t.to(WIDER.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
@@ -156,6 +151,24 @@ def _tie(symmetry: Charted, params: Params) -> Params:
         there = [name for name in names if name in params]
         params |= dict.fromkeys(there, params[there[0]]) if there else {}
     return params
+
+
+def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
+    """The rotations of the right element, carried over by the left one, and those of the left one after them."""
+    wide = left if left.batch == batch else left.expand(*batch)
+    composed = dict(wide.rotation)
+    for name, matrix in right.rotation.items():
+        carried = carry_rotation(symmetry, wide, name, matrix.expand(*batch, *matrix.shape[-2:]))
+        composed[name] = composed[name] @ carried if name in composed else carried
+    return composed
+
+
+def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
+    """Uniform rotations, reflections among them, of the groups that are rotated behind gains."""
+    names = rotatable(symmetry)
+    return matrices(
+        random(tuple(rotated_group(symmetry, name) for name in names), generator, ("linear",), batch), names
+    )
 
 
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
@@ -178,6 +191,47 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
     whole = symmetry.compose(element, unit_element(symmetry, params, symmetry.gains, lead))
     names = (family.name for family in symmetry.translations)
     return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
+
+
+def into_coordinates(
+    symmetry: Charted, element: Element, params: Params, wanted: Coordinates, kept: Mapping[str, Tensor]
+) -> Element:
+    """The element that moves representatives as a given one does, and networks of its batch to wanted coordinates.
+
+    Args:
+        symmetry: The whole symmetry.
+        element: An element that leaves gains alone and does not translate.
+        params: The networks that it moves, `[*batch, ...]`.
+        wanted: The coordinates of what they become.
+        kept: The channels of gains, bool, in which the networks keep their own gain, and the bias next to it.
+    """
+    lead = len(element.batch)
+    own = split(symmetry, params, lead)[1]
+    gains = chart_gains(symmetry)
+    moved = symmetry._act_on(element, {name: own[name] for name in gains})
+    # Of the ratio and not one after the other: equal gains give a factor of one, without rounding.
+    ratio = {name: torch.where(kept[name], 1.0, moved[name] / wanted[name].to(moved[name])) for name in gains}
+    whole = symmetry.compose(unit_element(symmetry, ratio, symmetry.gains, lead), element)
+    added = {}
+    for family in symmetry.translations:
+        carried = carry(symmetry, element, family.name, own[family.name].double())
+        vector = wanted[family.name].to(carried) - carried
+        for name in gains:
+            if _is_beside(symmetry, family, name):
+                vector = torch.where(kept[name], 0.0, vector)
+        if bool(vector.any()):
+            added[family.name] = vector
+    return whole.translated(added)
+
+
+@remembered
+def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
+    """Whether a family adds to the bias next to a gain, entry by entry: both scale alike."""
+    home = family.entries.parameter
+    scales = [
+        {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)
+    ]
+    return family.shape == tuple(symmetry.shapes[gain]) and scales[0] == scales[1]
 
 
 def random_translation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
@@ -228,32 +282,50 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
-    """Add to coordinates, at its representative, of a network that the linear part of an element has moved."""
+    """Rotate the representative of a network that the linear part of an element has moved, and add to coordinates."""
     batch, families = element.batch, [symmetry.translation(name) for name in element.translation]
     require_parameters(symmetry, params)
-    for family in families:
-        there = tuple(element.translation[family.name].shape)
-        if there != (*batch, *family.shape):
-            raise ValueError(
-                f"the translation {family.name!r} of the element has shape {there}, but {(*batch, *family.shape)} is "
-                "expected"
-            )
+    _require_shapes(symmetry, element)
     lead = max(count_lead(symmetry, params), len(batch))
+    rotated = {place.parameter for name in element.rotation for place in rotated_group(symmetry, name).placements}
     whole = {
         name: params[name].expand(*batch, *params[name].shape)
         if params[name].ndim < len(symmetry.shapes[name]) + lead
         else params[name]
-        for name in _needed(symmetry)
+        for name in _needed(symmetry) | (rotated & params.keys())
     }
     representative, coordinates = split(symmetry, dict(whole), lead)
+    if element.rotation:
+        wide = {name: t.to(WIDER.get(whole[name].dtype, whole[name].dtype)) for name, t in representative.items()}
+        outer = next(iter(whole.values())).shape[:lead]
+        representative = _tie(symmetry, rotate(symmetry, element.rotation, wide, tuple(outer)))
     for name, vector in element.translation.items():
         coordinates[name] = coordinates[name] + vector.to(coordinates[name])
-    wide = join(symmetry, representative, coordinates, lead)
-    changed = {name for family in families for name in family.parameters}
+    joined = join(symmetry, representative, coordinates, lead)
+    changed = {name for family in families for name in family.parameters} | (rotated & params.keys())
+    if element.rotation:
+        changed |= charted(symmetry)
     every = {name: names for names in symmetry.tied for name in names}
     changed |= {other for name in changed for other in every.get(name, ()) if other in params}
-    rounded = round_alike_given(wide, whole, [name for name in changed if name not in skip])
+    rounded = round_alike_given(joined, whole, [name for name in changed if name not in skip])
     return {**params, **{name: rounded[name] for name in changed if name not in skip}}
+
+
+def _require_shapes(symmetry: Charted, element: Element) -> None:
+    """Raise unless vectors and rotations of an element have the shapes of their families and groups."""
+    shapes = {("translation", name): symmetry.translation(name).shape for name in element.translation}
+    for name in element.rotation:
+        if name not in rotatable(symmetry):
+            raise ValueError(
+                f"the element rotates {name!r}, which the symmetry does not; it belongs to another symmetry"
+            )
+        shapes["rotation", name] = (symmetry[name].size,) * 2
+    for (part, name), shape in shapes.items():
+        there = tuple((element.translation if part == "translation" else element.rotation)[name].shape)
+        if there != (*element.batch, *shape):
+            raise ValueError(
+                f"the {part} {name!r} of the element has shape {there}, but {(*element.batch, *shape)} is expected"
+            )
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:

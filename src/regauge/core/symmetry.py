@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from regauge.core import act as _act
 from regauge.core import chart, symmetry_text
 from regauge.core import element as _element
-from regauge.core.chart import carry, compose_translations, random_translation, translate
+from regauge.core.behind_gains import carry_rotation, on_representatives, rotatable
+from regauge.core.chart import (
+    carry,
+    compose_rotations,
+    compose_translations,
+    random_rotation,
+    random_translation,
+    translate,
+)
 from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
@@ -32,6 +40,8 @@ from regauge.core.typed_json import require_fields
 if TYPE_CHECKING:
     from regauge.core.compiled import CompiledElement
 
+BEHIND = " behind gains"
+"""What the name of a group ends with where its rotations are checked."""
 SHOWN = 6
 """Groups that a symmetry names where it is shown on one line."""
 
@@ -127,12 +137,15 @@ class Symmetry:
 
     @property
     def dimension(self) -> int:
-        """Number of continuous parameters: scales, rotations and invertible matrices, of all copies; translations."""
+        """Number of continuous parameters: scales, rotations and matrices of all copies; translations."""
         total = sum(family.size for family in self.translations if not family.is_stored_only)
         for group in self.groups:
             n = group.size - group.keeps_ones
             one = {"linear": n * n, "orthogonal": n * (n - 1) // 2, "none": group.scales * n}[group.matrix]
             total += one * self.count_copies(group.name)
+        for name in rotatable(self) if self.is_sized else ():
+            n = self[name].size - (self[name].behind_gains == "centered")
+            total += n * (n - 1) // 2
         return total
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
@@ -148,7 +161,8 @@ class Symmetry:
 
         Args:
             generator: Source of randomness.
-            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation".
+            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation",
+                "rotation".
             batch: Leading batch shape of the element.
 
         Raises:
@@ -166,9 +180,11 @@ class Symmetry:
                 lambda groups: _element.random(groups, torch.Generator().manual_seed(seed), chosen, tuple(batch)),
                 tuple(batch),
             )
-        if _element.TRANSLATION not in chosen or not self.translations:
-            return found
-        return found.translated(random_translation(self, generator, tuple(batch)))
+        if _element.TRANSLATION in chosen and self.translations:
+            found = found.translated(random_translation(self, generator, tuple(batch)))
+        if _element.ROTATION in chosen and rotatable(self):
+            found = found.rotated(random_rotation(self, generator, tuple(batch)))
+        return found
 
     def compose(self, left: Element, right: Element) -> Element:
         """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
@@ -179,18 +195,24 @@ class Symmetry:
             left,
             right,
         )
-        added = compose_translations(self, left, right, batch) if left.translation or right.translation else {}
-        return found.translated(added) if added else found
+        if left.translation or right.translation:
+            found = found.translated(compose_translations(self, left, right, batch))
+        if left.rotation or right.rotation:
+            found = found.rotated(compose_rotations(self, left, right, batch))
+        return found
 
     def inverse(self, element: Element) -> Element:
         """The element that undoes `element`."""
         found = self._make(
             lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element
         )
-        if not element.translation:
-            return found
-        back = {name: -carry(self, found, name, vector) for name, vector in element.translation.items()}
-        return found.translated(back)
+        if element.translation:
+            back = {name: -carry(self, found, name, vector) for name, vector in element.translation.items()}
+            found = found.translated(back)
+        if element.rotation:
+            undone = {name: carry_rotation(self, found, name, q.mT) for name, q in element.rotation.items()}
+            found = found.rotated(undone)
+        return found
 
     @property
     def is_sized(self) -> bool:
@@ -235,7 +257,7 @@ class Symmetry:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
         moved = {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
-        return translate(bound, element, moved, skip) if element.translation else moved
+        return translate(bound, element, moved, skip) if element.translation or element.rotation else moved
 
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
         """A network as its representative and its coordinates.
@@ -279,6 +301,15 @@ class Symmetry:
         wide = chart.join(bound, dict(representative), coordinates, chart.count_lead(bound, representative))
         return chart.round_alike_given(wide, representative, chart.charted(bound))
 
+    def on_representatives(self, *, rotate: bool = False) -> "Symmetry":
+        """The symmetry of representatives, as `split` returns them: gains are one, and there are no translations.
+
+        Args:
+            rotate: Whether groups that say so in `behind_gains` are rotations instead of orders; this does not hold
+                for networks with a gain of zero.
+        """
+        return on_representatives(self, rotatable(self) if rotate else ())
+
     def translation(self, name: str) -> TranslationFamily:
         """The family of translations of this name.
 
@@ -297,10 +328,10 @@ class Symmetry:
             element = materialize(element, bound.given(params).groups)
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
-        if element.translation:
-            moved = translate(bound, element, params)
-            for name in chart.charted(bound) & params.keys():
-                params[name].copy_(moved[name])
+        if element.translation or element.rotation:
+            for name, tensor in translate(bound, element, params).items():
+                if tensor is not params[name]:
+                    params[name].copy_(tensor)
 
     def compile(self, element: Element) -> "CompiledElement":
         """An element without matrices as one gather over all parameters, for applying it many times.
@@ -308,10 +339,10 @@ class Symmetry:
         Raises:
             ValueError: The element rotates: orthogonal and linear groups mix values instead of moving them.
         """
-        if element.translation:
+        if element.translation or element.rotation:
             raise ValueError(
-                "the element translates: it adds products of weights, which no gather can do; use `symmetry.act`, or "
-                "compile the element without: `element.translated({})`"
+                "the element translates or rotates: it adds products of weights, which no gather can do; use "
+                "`symmetry.act`, or compile the element without: `element.translated({}).rotated({})`"
             )
         rotated = [group.name for group in self.groups if group.matrix != "none"]
         if rotated:
@@ -485,12 +516,14 @@ class Symmetry:
         def change(element: Element) -> float:
             return relative_change(trial.reference, probe(bound.act(element, trial.params)))
 
-        element, blank = bound.random(generator, (*PARTS, _element.TRANSLATION)), bound.identity()
+        every = (*PARTS, _element.TRANSLATION, _element.ROTATION)
+        element, blank = bound.random(generator, every), bound.identity()
         total = change(element)
         alone = {}
         if each_group:
             alone = {name: blank.replace(name, value) for name, value in element.items()}
             alone |= {name: blank.translated({name: vector}) for name, vector in element.translation.items()}
+            alone |= {f"{name}{BEHIND}": blank.rotated({name: q}) for name, q in element.rotation.items()}
         per_group = {name: change(one) for name, one in alone.items()}
         return Check(max([total, *per_group.values()]), per_group, tolerance)
 

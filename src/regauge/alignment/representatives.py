@@ -1,0 +1,184 @@
+"""Networks matched as representatives, and what was found in the coordinates of the first network.
+
+A representative has no translations left and gains of one (`Symmetry.split`), so that networks that differ by these are
+one there, and what a gain forbids is free: the residual stream of a transformer may be rotated and not only reordered.
+A line between representatives is a line in the coordinates of either network.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regauge.alignment.method import Method
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
+from regauge.alignment.result import ManyResult, Results, join
+from regauge.core.behind_gains import gains_of, lift, lower, on_representatives, rotatable
+from regauge.core.chart import Coordinates, chart_gains, into_coordinates
+from regauge.core.element import Element, stack
+from regauge.core.params import Params, select
+from regauge.core.symmetry import Symmetry
+
+Rotate = Literal["auto", "always", "never"]
+"""Whether a residual stream is rotated where it may be, or reordered; "auto" asks how much orders explain."""
+EXPLAINED = 0.9
+"""Cosine of the tensors of a stream after matching from which orders suffice."""
+SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
+"""Share of the median gain below which a channel of the first network gives no gain to others, by bytes of a value:
+what reads behind it would be divided by it, and rounded."""
+
+
+def has_representatives(symmetry: Symmetry) -> bool:
+    """Whether networks differ from their representatives."""
+    return bool(symmetry.translations or chart_gains(symmetry))
+
+
+def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> Results:
+    """Match pairs as representatives, if they have any and the method reads them; each result in A's coordinates."""
+    symmetry = problem.symmetry
+    if not (has_representatives(symmetry) and method.reads_representatives):
+        return method.match(problem)
+    (first, wanted), (second, _) = (_split(symmetry, one, problem.task is not None) for one in (problem.a, problem.b))
+    behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
+    known, is_rotated = _explain(symmetry, behind, rotate)
+    parts, rows = [], []
+    for some in (False, True):
+        chosen = (is_rotated == some).nonzero().flatten()
+        if not len(chosen):
+            continue
+        names = rotatable(symmetry) if some else ()
+        here = replace(behind[chosen], symmetry=on_representatives(symmetry, names))
+        if known is not None and not some and method == WeightMatching() and problem.task is None:
+            found = known.rows(chosen)
+        else:
+            found = _restrict(method, symmetry, names).match(here)
+        parts.append(_in_coordinates(found, problem[chosen], names, select(wanted, chosen)))
+        rows.append(chosen)
+    return join(parts).rows(torch.cat(rows).argsort())
+
+
+def match_many_representatives(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
+    """Match many networks as representatives; each is written in the coordinates of the first one."""
+    symmetry = problem.symmetry
+    if not (has_representatives(symmetry) and method.reads_representatives):
+        return method.match_many(problem)
+    charts = [_split(symmetry, one, problem.task is not None) for one in map(batch_of_one, problem.networks)]
+    networks, wanted = [select(one, 0) for one, _ in charts], charts[0][1]
+    others = {name: torch.stack([one[name] for one in networks[1:]]) for name in networks[0]}
+    first = {name: tensor.expand(len(networks) - 1, *tensor.shape) for name, tensor in networks[0].items()}
+    _, is_rotated = _explain(symmetry, Problem(first, others, on_representatives(symmetry)), rotate)
+    names = rotatable(symmetry) if bool(is_rotated.double().mean() > 0.5) else ()
+    here = replace(problem, networks=networks, symmetry=on_representatives(symmetry, names))
+    found = _restrict(method, symmetry, names).match_many(here)
+    elements, notes = [symmetry.identity()], list(found.notes)
+    for k, other in enumerate(problem.networks[1:], 1):
+        element, told = _write(
+            symmetry,
+            found.element.rows(slice(k, k + 1)),
+            batch_of_one(other),
+            names,
+            wanted,
+            batch_of_one(problem.networks[0]),
+        )
+        elements.append(element.item(0))
+        notes += told
+    moved = [symmetry.act(e, other) for e, other in zip(elements[1:], problem.networks[1:], strict=True)]
+    return replace(
+        found,
+        symmetry=symmetry,
+        element=stack(elements),
+        params=(dict(problem.networks[0]), *moved),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def in_coordinates_of(
+    symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+) -> Element:
+    """The element that moves the second network of a pair as one moves its representative, to the first's coordinates.
+
+    Groups that the element rotates are those that it has no order of.
+    """
+    first, second = map(batch_of_one, pair)
+    names = [name for name in rotatable(symmetry) if element[name].matrix is not None]
+    return _write(symmetry, element.expand(1), second, names, symmetry.split(first)[1], first)[0].item(0)
+
+
+def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tuple[Params, Coordinates]:
+    """Representatives and coordinates; those that a task runs have the dtypes of the networks, as its inputs do."""
+    representative, coordinates = symmetry.split(params)
+    if is_run:
+        representative = {name: tensor.to(params[name].dtype) for name, tensor in representative.items()}
+    return representative, coordinates
+
+
+def _explain(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> tuple[Results | None, Tensor]:
+    """Match representatives by orders, if that decides; and which pairs are rotated, bool `[pairs]`."""
+    names, count = rotatable(symmetry), problem.pairs
+    if not names or rotate == "never":
+        return None, torch.zeros(count, dtype=torch.bool)
+    is_free = torch.ones(count, dtype=torch.bool)
+    for gain in (gain for name in names for gain in gains_of(symmetry, name)):
+        for params in (problem.a, problem.b):  # What a gain of zero hides cannot be rotated.
+            is_free &= (params[gain] != 0).all(-1).cpu()
+    if rotate == "always" or not bool(is_free.any()):
+        return None, is_free
+    found = WeightMatching().match(replace(problem, task=None))
+    products = torch.zeros(3, count, dtype=torch.float64)
+    for tensor in dict.fromkeys(place.parameter for name in names for place in symmetry[name].placements):
+        x, y = (one[tensor].flatten(1).double().cpu() for one in (problem.a, found.params))
+        products += torch.stack([(u * v).sum(1) for u, v in ((x, y), (x, x), (y, y))])
+    explained = products[0] / (products[1] * products[2]).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
+    return found, is_free & (explained < EXPLAINED)
+
+
+def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
+    """A method whose elements, and those of methods within it, are elements of the symmetry of representatives."""
+
+    def restrict(value: Any) -> Any:
+        if isinstance(value, Element):
+            return lower(symmetry, value, names)
+        return _restrict(value, symmetry, names) if isinstance(value, Method) else value
+
+    if not is_dataclass(method):
+        return method
+    own = {field.name: getattr(method, field.name) for field in fields(method) if field.init}
+    changed = {name: new for name, value in own.items() if (new := restrict(value)) is not value}
+    return replace(method, **changed) if changed else method
+
+
+def _in_coordinates(found: Results, problem: Problem, names: Sequence[str], wanted: Coordinates) -> Results:
+    """Results on representatives as results on the networks."""
+    element, notes = _write(problem.symmetry, found.element, problem.b, names, wanted, problem.a)
+    return replace(
+        found,
+        symmetry=problem.symmetry,
+        element=element,
+        params=problem.move(element),
+        notes=tuple(dict.fromkeys((*found.notes, *notes))),
+    )
+
+
+def _write(
+    symmetry: Symmetry,
+    element: Element,
+    params: Mapping[str, Tensor],
+    names: Sequence[str],
+    wanted: Coordinates,
+    first: Mapping[str, Tensor],
+) -> tuple[Element, list[str]]:
+    """An element on representatives as one that moves networks to the coordinates of the first ones, and notes."""
+    kept, notes = {}, []
+    for gain in chart_gains(symmetry):
+        sizes = first[gain].double().abs()
+        kept[gain] = sizes <= SMALLEST_GAIN[first[gain].itemsize] * sizes.median(-1, keepdim=True).values
+        if count := int(kept[gain].sum()):
+            notes.append(
+                f"{gain!r}: {count} channels keep their own gain, since that of the first network is nearly zero"
+            )
+    if names:
+        notes.append(f"rotated, since orders alone explain little: {', '.join(map(repr, names))}")
+    return into_coordinates(symmetry, lift(symmetry, element, names), dict(params), wanted, kept), notes
