@@ -5,13 +5,14 @@ one there, and what a gain forbids is free: the residual stream of a transformer
 A line between representatives is a line in the coordinates of either network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from regauge.alignment.engine.frames import Scales
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
@@ -26,6 +27,8 @@ Rotate = Literal["auto", "always", "never"]
 """Whether a residual stream is rotated where it may be, or reordered; "auto" asks how much orders explain."""
 EXPLAINED = 0.9
 """Cosine of the tensors of a stream after matching from which orders suffice."""
+SAME = 1.02**2
+"""Ratio of squared distances up to which a near copy keeps its own coordinates."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
 """Share of the median gain below which a channel of the first network gives no gain to others, by bytes of a value:
 what reads behind it would be divided by it, and rounded."""
@@ -55,7 +58,7 @@ def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> R
             found = known.rows(chosen)
         else:
             found = _restrict(method, symmetry, names).match(here)
-        parts.append(_in_coordinates(found, problem[chosen], names, select(wanted, chosen)))
+        parts.append(_in_coordinates(method, found, problem[chosen], names, select(wanted, chosen)))
         rows.append(chosen)
     return join(parts).rows(torch.cat(rows).argsort())
 
@@ -127,12 +130,36 @@ def _explain(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> tuple[Resu
     if rotate == "always" or not bool(is_free.any()):
         return None, is_free
     found = WeightMatching().match(replace(problem, task=None))
-    products = torch.zeros(3, count, dtype=torch.float64)
-    for tensor in dict.fromkeys(place.parameter for name in names for place in symmetry[name].placements):
-        x, y = (one[tensor].flatten(1).double().cpu() for one in (problem.a, found.params))
-        products += torch.stack([(u * v).sum(1) for u, v in ((x, y), (x, x), (y, y))])
-    explained = products[0] / (products[1] * products[2]).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
-    return found, is_free & (explained < EXPLAINED)
+    return found, is_free & (_cosines(problem, found.params, names) < EXPLAINED)
+
+
+def _cosines(problem: Problem, params: Params, groups: Collection[str] | None = None) -> Tensor:
+    """Cosine of each first network and the second one that was moved, in the tensors of some groups: `[pairs]`."""
+    x, y, both = _products(problem, params, groups)
+    return both / (x * y).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _distances(problem: Problem, params: Params) -> Tensor:
+    """Squared distance of each first network and the second one that was moved: `[pairs]`."""
+    x, y, both = _products(problem, params)
+    return x + y - 2 * both
+
+
+def _products(problem: Problem, params: Params, groups: Collection[str] | None = None) -> Tensor:
+    """Squares of the first networks, of the second ones, and their inner products: float64 `[3, pairs]`."""
+    symmetry = problem.symmetry
+    places = (
+        place.parameter
+        for group in symmetry.groups
+        for place in group.placements
+        if groups is None or group.name in groups
+    )
+    names = [*places, *(name for family in symmetry.translations for name in family.parameters if groups is None)]
+    total = torch.zeros(3, problem.pairs, dtype=torch.float64)
+    for name in dict.fromkeys(name for name in names if name not in symmetry.buffers and name in params):
+        x, y = (one[name].flatten(1).double().cpu() for one in (problem.a, params))
+        total += torch.stack([(u * v).sum(1) for u, v in ((x, x), (y, y), (x, y))])
+    return total
 
 
 def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
@@ -150,16 +177,49 @@ def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
     return replace(method, **changed) if changed else method
 
 
-def _in_coordinates(found: Results, problem: Problem, names: Sequence[str], wanted: Coordinates) -> Results:
+def _in_coordinates(
+    method: Method, found: Results, problem: Problem, names: Sequence[str], wanted: Coordinates
+) -> Results:
     """Results on representatives as results on the networks."""
     element, notes = _write(problem.symmetry, found.element, problem.b, names, wanted, problem.a)
+    moved = problem.move(element)
+    if not names:
+        own = lift(problem.symmetry, found.element)
+        near = (_cosines(problem, moved) >= EXPLAINED).nonzero().flatten()
+        if len(near):
+            scales = getattr(method, "scales", "balance")
+            settled = _settle(problem[near], own.rows(near), element.rows(near), select(moved, near), scales)
+            element = _put(settled, near, element)
+            moved = problem.move(element)
     return replace(
         found,
         symmetry=problem.symmetry,
         element=element,
-        params=problem.move(element),
+        params=moved,
         notes=tuple(dict.fromkeys((*found.notes, *notes))),
     )
+
+
+def _settle(problem: Problem, own: Element, there: Element, moved: Params, scales: Scales) -> Element:
+    """Elements for near copies that leave the least distance to the first networks.
+
+    In the coordinates of the first network a small gain enlarges the noise of what reads behind it. Where the second
+    one's own coordinates are as close, they stay, so that fine-tunes are reordered and nothing else. Otherwise networks
+    are matched once more as they then are: biases and gains, which a representative lacks, tell units of a copy apart
+    that noise has confused, and scales are fitted to the first network.
+    """
+    again = WeightMatching(scales=scales).match(replace(problem, b=moved, task=None))
+    refitted = problem.symmetry.compose(again.element, there)
+    distances = [_distances(problem, params) for params in (moved, again.params, problem.move(own))]
+    best = there.where(distances[0] <= distances[1], refitted)
+    return own.where(distances[2] <= SAME * torch.minimum(*distances[:2]), best)
+
+
+def _put(part: Element, rows: Tensor, whole: Element) -> Element:
+    """A batch with other elements in some rows."""
+    mask, places = torch.zeros(whole.batch, dtype=torch.bool), torch.zeros(whole.batch, dtype=torch.int64)
+    mask[rows], places[rows] = True, torch.arange(len(rows))
+    return part.rows(places).where(mask, whole)
 
 
 def _write(

@@ -362,7 +362,7 @@ def _in_full(elements: Sequence[Element]) -> list[dict[str, dict[str, Tensor]]]:
                 if name not in own
             }
             result[part] = {
-                name: own[name] if name in own else blanks[name].expand(*element.batch, *one.shape)
+                name: own[name] if name in own else blanks[name].expand((*element.batch, *one.shape))
                 for name, one in known.items()
             }
     return whole

@@ -11,6 +11,7 @@ from torch import Tensor
 from regauge.core.act import Site
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group
+from regauge.core.integer_vectors import null_space
 from regauge.core.remembered import Remembering, remembered
 
 
@@ -28,6 +29,10 @@ class Scaled(Remembering, Protocol):
     @property
     def sites(self) -> Mapping[str, list[Site]]:
         """The sites of groups, by parameter."""
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Running statistics."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """The element that changes nothing."""
@@ -68,11 +73,17 @@ class GainScales:
     """The gains that the scales and signs of one group bring to one, each by itself."""
 
     def __init__(
-        self, group: Group, shape: tuple[int, ...], sites: Mapping[str, Site], flips: Sequence[tuple[int, ...]]
+        self,
+        group: Group,
+        shape: tuple[int, ...],
+        sites: Mapping[str, Site],
+        flips: Sequence[tuple[int, ...]],
+        free: Tensor,
     ) -> None:
         self.group, self.shape, self.sites, self.flips = group, shape, dict(sites), tuple(flips)
         rows = torch.tensor([site.placement.scale for site in sites.values()], dtype=torch.float64)
         self.rows = rows.reshape(len(self.sites), group.scales)
+        self.inverse = free.mT @ torch.linalg.pinv(self.rows @ free.mT) if sites else free.mT
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
@@ -80,6 +91,10 @@ class GainScales:
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
+        # Scales that move statistics would be undone where these are computed anew.
+        buffers = {place.scale for place in group.placements if place.parameter in symmetry.buffers}
+        kept = null_space(sorted(buffers), group.scales)
+        free = torch.tensor(kept, dtype=torch.float64).reshape(len(kept), group.scales)
         for name in names if group.scales and group.signs else ():
             local = [site for site in symmetry.sites.get(name, ()) if site.group.name == group.name]
             if len(local) != 1 or not any(local[0].placement.scale):
@@ -89,12 +104,12 @@ class GainScales:
             if not is_flat or site.positions.numel() != length or length != torch.Size(shape).numel():
                 continue
             places = [one.placement for one in (*sites.values(), site)]
-            rows = torch.tensor([place.scale for place in places], dtype=torch.float64)
+            rows = torch.tensor([place.scale for place in places], dtype=torch.float64) @ free.mT
             flip = _flipping([place.sign for place in places])
             if flip and int(torch.linalg.matrix_rank(rows)) == len(rows):
                 sites[name] = site
                 flips.append(flip)
-        return cls(group, shape, sites, flips)
+        return cls(group, shape, sites, flips, free)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
         """The scales and signs that bring all of them to one at once, but entries that are zero."""
@@ -104,14 +119,14 @@ class GainScales:
             gains.append(torch.where(gain == 0, 1.0, gain))
         logs = torch.stack([gain.abs().log() for gain in gains], -2)  # [*lead, *bases, gains, size]
         flipped = torch.stack([torch.where(gain < 0, -1, 1) for gain in gains], -2)
-        return {"scale": (-torch.linalg.pinv(self.rows) @ logs).exp(), "sign": self._signs(flipped)}
+        return {"scale": (-self.inverse @ logs).exp(), "sign": self._signs(flipped)}
 
     def project(self, value: Value) -> Value:
         """A value of the group without what it does to these gains."""
         assert value.scale is not None
         assert value.sign is not None
         logs = value.scale.log()
-        scale = (logs - torch.linalg.pinv(self.rows) @ (self.rows @ logs)).exp()
+        scale = (logs - self.inverse @ (self.rows @ logs)).exp()
         exponents = torch.tensor([site.placement.sign for site in self.sites.values()])  # [gains, families]
         negative = (value.sign < 0).long()
         flipped = 1 - 2 * ((exponents.unsqueeze(-1) * negative.unsqueeze(-3)).sum(-2) % 2)
