@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_streamed import Pair
-from test_translations import gap, generator, outputs
 from torch import Tensor, nn
+from translation_nets import gap, generator, outputs
 
 import regauge as rg
 from regauge import weightspace as ws
+from regauge.alignment.engine.frames import balances_of
 from regauge.alignment.streamed.match import align_streamed
+from regauge.alignment.streamed.plan import make_plan
 from regauge.canonical import orbit_distance
 from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.params import Params
@@ -246,8 +247,11 @@ def test_streaming_finds_what_matching_in_memory_finds(tmp_path: Path) -> None:
     for letter, one in (("a", params), ("b", moved)):
         rg.save(one, tmp_path / f"{letter}.safetensors")
     files = tuple(rg.Checkpoint.open(tmp_path / f"{letter}.safetensors") for letter in "ab")
-    pair, method = Pair(symmetry.bind(params), (params, moved), files), rg.WeightMatching()
-    streamed = align_streamed(*files, pair.smaller(), method)
+    symmetry, method = symmetry.bind(params), rg.WeightMatching()
+    dtypes = [{name: entry.dtype for name, entry in one.stored.items()} for one in files]
+    ways = {"balances": balances_of(symmetry, method.scales, None)}
+    whole = make_plan(symmetry, dtypes, memory=1 << 40, **ways)
+    streamed = align_streamed(*files, make_plan(symmetry, dtypes, memory=whole.peak - 1, **ways), method)
     aligned = rg.align(params, moved, symmetry, method=method)
     assert gap(symmetry.act(streamed.element, moved), aligned.params) < 1e-4
     assert gap(aligned.params, params) < 0.2 < gap(moved, params)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from translation_nets import NETS, Attention, Feedforward, Tokens
+from translation_nets import NETS, Attention, Feedforward, Tokens, gap, generator, outputs
 
 import regauge as rg
 from regauge.canonical import orbit_distance
@@ -48,21 +48,6 @@ def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
                 buffer.uniform_(0.5, 2)
     symmetry = rg.discover(module, (x,))
     return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
-
-
-def gap(one: Params, other: Params) -> float:
-    """The largest difference of two networks."""
-    return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
-
-
-def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """The outputs of a network."""
-    found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False)
-    return found
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("name", NETS)

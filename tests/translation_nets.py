@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regauge.core.params import Params
+
 
 class Attention(nn.Module):
     """Attention written by hand, before or after its norm; with a sink, weights of values do not sum to one."""
@@ -216,3 +218,18 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     ),
 }  # fmt: skip
 """A network, its inputs, and the number of dimensions of its translations."""
+
+
+def gap(one: Params, other: Params) -> float:
+    """The largest difference of two networks."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
+
+
+def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """The outputs of a network."""
+    found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False)
+    return found
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
