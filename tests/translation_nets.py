@@ -6,6 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import regauge as rg
+from regauge.core.params import Params
+
+EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
+"""All parts of an element."""
+
 
 class Attention(nn.Module):
     """Attention written by hand, before or after its norm; with a sink, weights of values do not sum to one."""
@@ -213,3 +219,35 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     ),
 }  # fmt: skip
 """A network, its inputs, and the number of dimensions of its translations."""
+
+
+def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
+    """A network away from its initialization, in float64, with its inputs and its symmetry."""
+    torch.manual_seed(0)
+    make, inputs, _ = NETS[name]
+    module, x = make().double().eval(), inputs()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for key, buffer in module.named_buffers():
+            if key.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 2)
+    symmetry = rg.discover(module, (x,))
+    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+
+
+def gap(one: Params, other: Params) -> float:
+    """The largest difference of two networks."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
+
+
+def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """The outputs of a network."""
+    found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False)
+    return found
+
+
+def generator(seed: int) -> torch.Generator:
+    """A source of chance."""
+    return torch.Generator().manual_seed(seed)

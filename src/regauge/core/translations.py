@@ -44,6 +44,11 @@ class Entries:
         """The largest number of an entry."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
+    def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
+        """The name of a family that adds to these entries of a parameter of a shape."""
+        piece = "" if self.sizes == tuple(shape) else f"[{self.start}:{self.last + 1}]"
+        return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
+
     @property
     def is_apart(self) -> bool:
         """Whether no two entries of the array have one number."""

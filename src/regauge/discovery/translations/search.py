@@ -98,11 +98,11 @@ class _Search:
         if constant and self._try_stretches(name, *constant):
             return
         for entries, own in self._blocks(name, *constant) if constant else ():
-            blocks = TranslationFamily(_name(entries, own, shape), entries, own)
+            blocks = TranslationFamily(entries.family_name(own, shape), entries, own)
             if self._follow(blocks, _numbers(entries, own).reshape(shape)):
                 return
         for entries, places in self._pieces(name, constant):
-            family = TranslationFamily(_name(entries, constant, shape), entries, constant)
+            family = TranslationFamily(entries.family_name(constant, shape), entries, constant)
             if self._follow(family, places) and entries.sizes == shape:
                 return
 
@@ -248,8 +248,3 @@ def _overlap(one: Entries, other: Entries) -> bool:
         view = entries.of(numbers)
         view.copy_(view + 1)
     return bool((numbers > 1).any())
-
-
-def _name(entries: Entries, constant: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    piece = "" if entries.sizes == shape else f"[{entries.start}:{entries.last + 1}]"
-    return entries.parameter + piece + (f".mean({constant[0]})" if constant else "")
