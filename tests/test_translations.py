@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from translation_nets import NETS, Attention, Feedforward, Tokens, gap, generator, outputs
+from translation_nets import EVERY, NETS, Attention, Feedforward, Tokens, gap, generator, network, outputs
 
 import regauge as rg
 from regauge.canonical import orbit_distance
 from regauge.checkpoints import Alignment, load_alignment
 from regauge.core.params import Params
 
-EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
 TRAPS = {"sink": ("blocks.0.k.bias", "blocks.0.v.bias"), "tied decoder": ("positions.weight.mean(0)",)}
 """Families that other networks have, and these do not."""
 LEFT = {
@@ -32,22 +31,6 @@ LEFT = {
 }
 """Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
 and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
-
-
-def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
-    """A network away from its initialization, in float64, with its inputs and its symmetry."""
-    torch.manual_seed(0)
-    make, inputs, _ = NETS[name]
-    module, x = make().double().eval(), inputs()
-    x = x.double() if x.is_floating_point() else x
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        for key, buffer in module.named_buffers():
-            if key.endswith(("running_mean", "running_var")):
-                buffer.uniform_(0.5, 2)
-    symmetry = rg.discover(module, (x,))
-    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -6,7 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import regauge as rg
 from regauge.core.params import Params
+
+EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
+"""All parts of an element."""
 
 
 class Attention(nn.Module):
@@ -190,7 +194,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "post-norm": (
         lambda: Tokens(Attention(is_post=True), Feedforward(is_post=True), is_post=True), _words, 91
     ),
-    "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 124),
+    "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 131),
     "relative positions": (lambda: Attention(has_table=True), lambda: torch.randn(3, 5, 8), 50),
     "mixture": (Mixture, lambda: torch.randn(5, 6), 7),
     "linear layers": (
@@ -220,6 +224,22 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 """A network, its inputs, and the number of dimensions of its translations."""
 
 
+def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
+    """A network away from its initialization, in float64, with its inputs and its symmetry."""
+    torch.manual_seed(0)
+    make, inputs, _ = NETS[name]
+    module, x = make().double().eval(), inputs()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for key, buffer in module.named_buffers():
+            if key.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 2)
+    symmetry = rg.discover(module, (x,))
+    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+
+
 def gap(one: Params, other: Params) -> float:
     """The largest difference of two networks."""
     return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
@@ -232,4 +252,5 @@ def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
 
 
 def generator(seed: int) -> torch.Generator:
+    """A source of chance."""
     return torch.Generator().manual_seed(seed)

@@ -44,6 +44,11 @@ class Entries:
         """The largest number of an entry."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
+    def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
+        """The name of a family that adds to these entries of a parameter of a shape."""
+        piece = "" if self.sizes == tuple(shape) else f"[{self.start}:{self.last + 1}]"
+        return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
+
     @property
     def is_apart(self) -> bool:
         """Whether no two entries of the array have one number."""
@@ -179,11 +184,12 @@ class TranslationFamily:
     @property
     def condition(self) -> str:
         """The condition that a representative meets."""
+        entries = self.name.split(".mean(")[0]
         if not self.constant:
-            return f"{self.entries.parameter} is zero"
+            return f"{entries} is zero"
         (axis,) = self.constant
         read = "" if self.gain is None else f" times {self.gain.parameter}"
-        return f"{self.entries.parameter}{read} has mean zero along axis {axis}"
+        return f"{entries}{read} has mean zero along axis {axis}"
 
     @property
     def placements(self) -> tuple[Entries, ...]:

@@ -12,6 +12,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.groups import Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.pruning.cut_translations import cut_translations
 
 Kept = Mapping[str, Int[Tensor, "*bases kept"]]
 """For each group that is cut the units that stay, ascending; for a nested group in each of its copies."""
@@ -68,7 +69,8 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
         replace(one, size=shapes[one.parameter][one.axis]) if one.parameter in shapes else one
         for one in symmetry.frozen
     )
-    return replace(symmetry, groups=tuple(groups), shapes=shapes, frozen=frozen)
+    left = cut_translations(symmetry.translations, symmetry.shapes, masks)
+    return replace(symmetry, groups=tuple(groups), shapes=shapes, frozen=frozen, translations=left)
 
 
 def _to_front(units: Int[Tensor, "*bases kept"], size: int) -> Int[Tensor, "*bases size"]:

@@ -1,0 +1,103 @@
+"""Results for a network and for a copy that is translated are equal: everything works on representatives."""
+
+from dataclasses import astuple, replace
+from typing import Any
+
+import pytest
+import torch
+from translation_nets import EVERY, NETS, gap, generator, network, outputs
+
+import regauge as rg
+from regauge.comparison import fingerprint
+from regauge.core.params import Params
+from regauge.pruning import cut_symmetry
+from regauge.pruning.cut_translations import cut_translations
+from regauge.pruning.extension import extend_symmetry
+
+TRANSLATED = ("translation",)
+CUT = {
+    "decoder": {"blocks.1.up": 7},
+    "tied decoder": {"tokens": 5},
+    "patches": {"block.1.up": 7},
+    "linear layers": {"2": 2},
+    "two norms": {"0": 4, "2": 3},
+    "group norm": {"1.0": 2},
+    "GRU": {"layer.weight_ih_l0": 2},
+    "convolutions": {"1": 2},
+}
+"""Groups of some networks, and the units that are left of them."""
+
+
+def translated(symmetry: rg.Symmetry, params: Params, seed: int = 1, parts: tuple[str, ...] = TRANSLATED) -> Params:
+    """A copy that is moved by a random element."""
+    return symmetry.act(symmetry.random(generator(seed), parts), params)
+
+
+def far(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
+    """The distance of two fingerprints, relative to the first."""
+    one, other = (fingerprint(params, symmetry) for params in (a, b))
+    return float((one - other).norm() / one.norm())
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_fingerprints_are_those_of_representatives(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    for parts in (TRANSLATED, EVERY):
+        moved = translated(symmetry, params, parts=parts)
+        assert gap(moved, params) > 0.1
+        assert far(symmetry, params, moved) < 1e-9
+    blind = replace(symmetry, translations=())
+    assert far(blind, params, translated(symmetry, params)) > 0.01
+
+
+def described(symmetry: rg.Symmetry) -> list[tuple[Any, ...]]:
+    """Families as tuples, without strides along axes of length one, which say nothing."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple) and len(value) == 4 and isinstance(value[3], int):
+            name, sizes, strides, start = value
+            return name, sizes, tuple(s if n > 1 else 0 for n, s in zip(sizes, strides, strict=True)), start
+        return tuple(map(plain, value)) if isinstance(value, tuple | list) else value
+
+    return [plain(astuple(family)) for family in symmetry.translations]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_smaller_network_has_the_translations_that_are_found_on_it(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    task = rg.Task(module, [((x,), torch.zeros(1))], lambda output, _: output.square().mean())
+    share = {group: 1 - size / symmetry[group].size for group, size in CUT[name].items()}
+    pruned = rg.prune(params, symmetry, share=share, criterion=rg.pruning.Magnitude(), task=task)
+    assert pruned.module is not None
+    found = rg.discover(pruned.module.eval(), (x,))
+    assert described(pruned.symmetry) == described(found)
+    assert len(found.translations) == len(symmetry.translations)
+    moved = translated(found, pruned.params)
+    assert torch.allclose(outputs(pruned.module, moved, x), outputs(pruned.module, pruned.params, x), atol=1e-10)
+
+
+def test_families_whose_rest_lies_in_no_order_are_left_out() -> None:
+    _, _, symmetry, _ = network("decoder")
+    whole = {family.name for family in symmetry.translations}
+    masks = {"tokens.weight": {1: torch.tensor([1, 1, 0, 1, 1, 1, 1, 1], dtype=torch.bool)}}
+    left = cut_translations(symmetry.translations, symmetry.shapes, masks)
+    assert {"blocks.0.k.bias", "tokens.weight.mean(1)"} < {one.name for one in left}
+    gone = {name: shape for name, shape in symmetry.shapes.items() if name != "blocks.0.o.weight"}
+    left = cut_translations(symmetry.translations, gone, {})
+    assert whole - {one.name for one in left} == {"blocks.0.v.bias", "blocks.0.o.weight.mean(0)"}
+    odd = {"blocks.0.v.bias": {0: torch.tensor([1, 1, 0, 1, 1, 0, 1, 1], dtype=torch.bool)}}
+    left = cut_translations(symmetry.translations, symmetry.shapes, odd)
+    assert "blocks.0.v.bias" in whole - {one.name for one in left}
+    assert extend_symmetry(symmetry, {"blocks.1.up": 14}).translations == ()
+
+
+@pytest.mark.parametrize("name", ["decoder", "patches", "linear layers", "two norms"])
+def test_translated_copies_without_some_units_are_found(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    pruned = rg.prune(symmetry.split(params)[0], symmetry, share=dict.fromkeys(CUT[name], 0.4))
+    moved = translated(pruned.symmetry, pruned.params, parts=EVERY)
+    found = rg.compare(params, moved, symmetry, generator=generator(0))
+    assert found.verdict == "descended"
+    assert "in what both have in common an element of the group" in found.reason
+    assert found.orbit_distance < 1e-6 * found.norm < 0.1 * found.distance
+    assert cut_symmetry(symmetry, {g: pruned.sizes[g][1] for g in CUT[name]}) == pruned.symmetry
