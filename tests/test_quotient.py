@@ -1,6 +1,7 @@
 """Results for a network and for a copy that is translated are equal: everything works on representatives."""
 
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from translation_nets import EVERY, NETS, gap, generator, network, outputs
 
 import regauge as rg
+from regauge.checkpoints.writing import save
 from regauge.comparison import fingerprint
+from regauge.core.lazy_chart import LazyRepresentative
 from regauge.core.params import Params
 from regauge.pruning import cut_symmetry
 from regauge.pruning.cut_translations import cut_translations
@@ -101,3 +104,23 @@ def test_translated_copies_without_some_units_are_found(name: str) -> None:
     assert "in what both have in common an element of the group" in found.reason
     assert found.orbit_distance < 1e-6 * found.norm < 0.1 * found.distance
     assert cut_symmetry(symmetry, {g: pruned.sizes[g][1] for g in CUT[name]}) == pruned.symmetry
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("name", ["decoder", "tied decoder", "two norms", "batch norm"])
+def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path) -> None:
+    _, _, symmetry, params = network(name)
+    paths = []
+    for k, one in enumerate((params, translated(symmetry, params, parts=EVERY))):
+        own = {key: t for key, t in one.items() if not (name == "tied decoder" and key == "head.weight")}
+        paths.append(save(own, tmp_path / f"{k}.safetensors"))
+    numbers = [fingerprint(path, symmetry, memory="2GB") for path in paths]
+    assert float((numbers[0] - fingerprint(params, symmetry)).norm()) < 1e-6
+    assert float((numbers[0] - numbers[1]).norm()) < 1e-9
+    found = rg.compare(*paths, symmetry, memory="2GB")
+    assert str(found.verdict) == "same network in another gauge"
+    assert found.orbit_distance < 1e-6 * found.norm < 0.01 * found.distance
+    again = {
+        key: lazy.to(params[key]) for key, lazy in LazyRepresentative(symmetry.bind(params), params.__getitem__).items()
+    }
+    assert gap(again, symmetry.split(params)[0]) == 0

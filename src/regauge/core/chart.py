@@ -139,9 +139,14 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
     """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
-    wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
     needed = _needed(symmetry)
-    return {n: t.to(wider.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
+    return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """A tensor in the next wider dtype."""
+    wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
