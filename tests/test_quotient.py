@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from translation_nets import EVERY, NETS, gap, generator, network, outputs
 
 import regauge as rg
+from regauge import weightspace as ws
 from regauge.checkpoints.writing import save
 from regauge.comparison import fingerprint
 from regauge.core.lazy_chart import LazyRepresentative
 from regauge.core.params import Params
+from regauge.learn.layer_statistics import invariant_statistics
 from regauge.pruning import cut_symmetry
 from regauge.pruning.cut_translations import cut_translations
 from regauge.pruning.extension import extend_symmetry
@@ -124,3 +127,47 @@ def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path
         key: lazy.to(params[key]) for key, lazy in LazyRepresentative(symmetry.bind(params), params.__getitem__).items()
     }
     assert gap(again, symmetry.split(params)[0]) == 0
+
+
+NETS_WITH_BOTH = ("decoder", "tied decoder", "post-norm", "batch norm", "layer scale", "two norms", "fused attention")
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets_over_networks_read_representatives(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    wide = {key: t.double() for key, t in params.items()}
+    population = {key: torch.stack([t, t + 0.1 * torch.rand_like(t)]) for key, t in wide.items()}
+    layer = list(ws.LAYERS.values())[sorted(NETS).index(name) % len(ws.LAYERS)]()
+    made = {"layer": layer, "width": 8, "depth": 2}
+    moved = symmetry.act(symmetry.random(generator(1), TRANSLATED, batch=(2,)), population)
+    numbers = []
+    for parts in (None, ("permutation", "sign", "scale", "shift", "linear")):
+        net = ws.Metanet(symmetry, head=ws.Invariant(3), parts=parts, generator=generator(0), **made).double().eval()
+        net.standardize(population)
+        assert ("translation" in net.parts) == (parts is None)
+        before = net(population).detach()
+        numbers.append(float(((net(moved).detach() - before) / before.abs().max()).abs().max()))
+    assert numbers[0] < 1e-9
+    assert numbers[1] > 1e-4
+    if name in NETS_WITH_BOTH:
+        net = ws.Metanet(symmetry, head=ws.Equivariant(0.1), generator=generator(0), **made).double().eval()
+        net.requires_grad_(requires_grad=False)
+        element = symmetry.random(generator(2), EVERY, batch=(2,))
+        changed = {key: t + net(population).get(key, 0) for key, t in population.items()}
+        one = symmetry.act(element, population)
+        other = {key: t + net(one).get(key, 0) for key, t in one.items()}
+        assert gap(changed, population) > 1e-3
+        assert gap(symmetry.act(element, changed), other) < 1e-9
+    statistics = invariant_statistics(symmetry)
+    assert abs(statistics(moved) - statistics(population)).max() < 1e-6
+
+
+def test_representatives_are_differentiated() -> None:
+    _, _, symmetry, params = network("decoder")
+    names = ("norm.weight", "blocks.0.norm.weight", "blocks.0.o.weight", "blocks.1.norm.bias")
+
+    def compute(*values: Tensor) -> Tensor:
+        found = symmetry.split({**params, **dict(zip(names, values, strict=True))})[0]
+        return torch.cat([found["head.weight"].sin().sum()[None], found["blocks.1.up.bias"], found["blocks.0.q.bias"]])
+
+    assert torch.autograd.gradcheck(compute, tuple(params[name].clone().requires_grad_() for name in names))

@@ -178,6 +178,7 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
     """The element that acts on networks as a given one does on their representatives, whose coordinates are zero."""
+    params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
     whole = symmetry.compose(element, unit_element(symmetry, params, symmetry.gains, lead))
