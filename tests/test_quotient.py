@@ -171,3 +171,27 @@ def test_representatives_are_differentiated() -> None:
         return torch.cat([found["head.weight"].sin().sum()[None], found["blocks.1.up.bias"], found["blocks.0.q.bias"]])
 
     assert torch.autograd.gradcheck(compute, tuple(params[name].clone().requires_grad_() for name in names))
+
+
+def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> None:
+    _, _, symmetry, params = network("fused attention")
+    std = {key: 0.1 + 0.1 * torch.rand_like(t) for key, t in params.items()}
+    deviations = {key: torch.randn(3, *t.shape, dtype=t.dtype) for key, t in params.items()}
+    drawn = symmetry.random(generator(3), ("sign", "permutation", "translation"))
+    keys = drawn.translated({"attention.in_proj_bias[8:16]": torch.ones(8, dtype=torch.float64)})
+    for q in (rg.bayes.GaussianPosterior(params, std), rg.bayes.LowRankPosterior(params, std, deviations)):
+        noise, moved = q.draw(4, generator(0)), q.push(symmetry, keys)
+        samples = moved.at(q.push_noise(symmetry, keys, noise))
+        assert gap(samples, symmetry.act(keys, q.at(noise))) < 1e-12
+        with pytest.raises(ValueError, match="a translated Gaussian is not of its kind"):
+            q.push(symmetry, drawn)
+    q = rg.bayes.GaussianPosterior(params, std)
+    before, after = (rg.bayes.diagnose(one, 2.0, 100).kl for one in (q, q.push(symmetry, keys)))
+    biases = symmetry.act(keys, params)["attention.in_proj_bias"], params["attention.in_proj_bias"]
+    assert after - before == pytest.approx(float((biases[0].square() - biases[1].square()).sum()) / 8)
+    stack = {key: torch.stack([t, t + std[key]]) for key, t in params.items()}
+    particles = rg.bayes.ParticlePosterior(stack, symmetry.buffers).push(symmetry, drawn)
+    assert gap(particles.stack, symmetry.act(drawn, stack)) == 0
+    shifted = q.push(symmetry, keys)
+    found = rg.bayes.align_posteriors(q, shifted, symmetry)
+    assert not found.element.translation

@@ -45,7 +45,7 @@ def match_streamed(
         other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
         return by_chance([mean_share(measure_shares(Pair(a, stranger, found.symmetry), other.element))])
 
-    pair, given = Pair(a, b, found.symmetry), Pair(*stored, found.symmetry)
+    pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], found.symmetry)
     behind = None if pair == given else given
     return Matched(pair, found.element, chance, tested=given, stored=behind, notes=found.notes)
 

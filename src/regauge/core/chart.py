@@ -119,7 +119,7 @@ def chart_gains(symmetry: Charted) -> tuple[str, ...]:
 
 
 @remembered
-def _scaled(symmetry: Charted) -> tuple[str, ...]:
+def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
     """The parameters that scale with gains."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
@@ -128,7 +128,9 @@ def _scaled(symmetry: Charted) -> tuple[str, ...]:
 @remembered
 def charted(symmetry: Charted) -> frozenset[str]:
     """The parameters that may differ between a network and its representative."""
-    return frozenset(_scaled(symmetry)) | {name for family in symmetry.translations for name in family.parameters}
+    return frozenset(scaled_by_gains(symmetry)) | {
+        name for family in symmetry.translations for name in family.parameters
+    }
 
 
 @remembered
@@ -152,7 +154,7 @@ def widen(tensor: Tensor) -> Tensor:
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
     """The parameters that scale with gains, by what brings the given gains to one."""
     element = unit_element(symmetry, gains, symmetry.gains, lead)
-    return symmetry._act_on(element, {name: params[name] for name in _scaled(symmetry) if name in params})
+    return symmetry._act_on(element, {name: params[name] for name in scaled_by_gains(symmetry) if name in params})
 
 
 def _tie(symmetry: Charted, params: Params) -> Params:

@@ -126,7 +126,7 @@ class Reader:
         after = chart.join(symmetry, chart.split(symmetry, changed, 1)[0], coordinates, 1)
         moved = chart.charted(symmetry) & flat.keys()
         flat |= {name: (after[name] - before[name]).to(flat[name]) for name in moved}
-        return flat if count == 1 else {name: t.unflatten(0, (-1, count)) for name, t in flat.items()}
+        return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
 
     def _represent(self, population: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The representatives of networks, in their dtypes, where translations are to be respected."""
