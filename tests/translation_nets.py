@@ -192,7 +192,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "post-norm": (
         lambda: Tokens(Attention(is_post=True), Feedforward(is_post=True), is_post=True), _words, 91
     ),
-    "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 124),
+    "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 131),
     "relative positions": (lambda: Attention(has_table=True), lambda: torch.randn(3, 5, 8), 50),
     "mixture": (Mixture, lambda: torch.randn(5, 6), 7),
     "linear layers": (

@@ -184,11 +184,12 @@ class TranslationFamily:
     @property
     def condition(self) -> str:
         """The condition that a representative meets."""
+        entries = self.name.split(".mean(")[0]
         if not self.constant:
-            return f"{self.entries.parameter} is zero"
+            return f"{entries} is zero"
         (axis,) = self.constant
         read = "" if self.gain is None else f" times {self.gain.parameter}"
-        return f"{self.entries.parameter}{read} has mean zero along axis {axis}"
+        return f"{entries}{read} has mean zero along axis {axis}"
 
     @property
     def placements(self) -> tuple[Entries, ...]:

@@ -57,6 +57,13 @@ class Graph:
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "group_norm"]
         return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
 
+    @cached_property
+    def joined(self) -> tuple[tuple[int, ...], ...]:
+        """The lengths of values that are put side by side, along the axis on which they are."""
+        nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]
+        axes = [(given(node)[0], int(argument(node, 1, 0))) for node in nodes]
+        return tuple(sorted({tuple(shape_of(part)[axis] for part in parts) for parts, axis in axes}))
+
     def parameter(self, node: Any) -> str | None:
         """The parameter that a node is."""
         is_state = isinstance(node, Node) and node.op == "placeholder"

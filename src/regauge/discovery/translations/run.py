@@ -194,14 +194,11 @@ class Run:
         return name if name in self.takers and self.graph.is_single(str(name)) else None
 
     def _side_by_side(self, node: Node) -> list[Taker]:
-        """Parameters that are added in all of several values that are put side by side."""
+        """Parameters that are added in some of several values that are put side by side."""
         parts: Any = given(node)[0]
         found = []
         for k, part in enumerate(parts):
-            own = self._takers(part)
-            if not own:
-                return []
-            for taker in own:
+            for taker in self._takers(part):
                 arrays = [torch.zeros(shape_of(one), dtype=torch.int64) for one in parts]
                 arrays[k] = taker.places.expand(shape_of(part))
                 found.append(replace(taker, places=torch.cat(arrays, int(argument(node, 1, 0)))))
