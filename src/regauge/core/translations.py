@@ -257,7 +257,7 @@ class TranslationFamily:
     def additions(
         self, params: Mapping[str, Tensor], coordinate: Tensor, lead: int = 0, sign: float = 1.0
     ) -> list["Addition"]:
-        """What is added to networks with more of a coordinate, to the home and to what makes up for it."""
+        """The vectors that are added to networks with more of a coordinate: to the home, and what makes up for it."""
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
