@@ -120,7 +120,7 @@ class _Search:
                 entries = replace(whole, sizes=sizes, start=start * whole.strides[cut])
                 places = torch.zeros(shape, dtype=torch.int64)
                 places.narrow(cut, start, length).copy_(_numbers(entries, (axis,)))
-                family = TranslationFamily(_name(entries, (axis,), shape), entries, (axis,))
+                family = TranslationFamily(entries.family_name((axis,), shape), entries, (axis,))
                 found.append((self._with_images(family, places, frozenset(self.names)), places))
                 start += length
             if lengths or all(family is not None for family, _ in found):
