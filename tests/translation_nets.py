@@ -111,10 +111,11 @@ class Parallel(nn.Module):
 
 
 class NormByHand(nn.Module):
-    """A LayerNorm that is written with means."""
+    """A LayerNorm that is written with means; its gain is a parameter plus a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, added: float = 0.0) -> None:
         super().__init__()
+        self.added = added
         self.into, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
         self.gain, self.bias = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
 
@@ -122,7 +123,8 @@ class NormByHand(nn.Module):
         x = self.into(x)
         x = x - x.mean(-1, keepdim=True)
         x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        out: Tensor = self.out(x * self.gain + self.bias)
+        gain = self.added + self.gain if self.added else self.gain
+        out: Tensor = self.out(x * gain + self.bias)
         return out
 
 
@@ -201,6 +203,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     ),
     "parallel": (Parallel, lambda: torch.randn(5, 4), 5),
     "norm by hand": (NormByHand, lambda: torch.randn(5, 4), 14),
+    "gain plus one": (lambda: NormByHand(1.0), lambda: torch.randn(5, 4), 14),
     "two norms": (
         lambda: nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)),
         lambda: torch.randn(5, 7), 32,

@@ -37,7 +37,7 @@ class RepresentativeCheckpoint(Checkpoint):
             return self.source.read(name, rows=rows, dtype=dtype)
         dtype = dtype or self.dtype_of(name)
         if rows is None:
-            return self._tensors[name].to(dtype)
+            return self._tensors.parameter(name).to(dtype)
         if self._last[0] != name:
-            self._last = name, self._tensors[name].to(dtype)
+            self._last = name, self._tensors.parameter(name).to(dtype)
         return self._last[1][rows[0] : rows[1]].to(dtype, copy=True)

@@ -48,7 +48,7 @@ class BalancedTensors(Mapping[str, Tensor]):
         require_finite({name: tensor}, str(self._source.path), self.symmetry.structure)
         self._passes.advance(stored.nbytes)
         moved = move_tensor(self.symmetry, self.element, name, tensor).unsqueeze(0)
-        return without_shifts(moved, self.symmetry.sites.get(name, ()))
+        return without_shifts(self.symmetry.sums({name: moved})[name], self.symmetry.sites.get(name, ()))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

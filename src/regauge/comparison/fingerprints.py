@@ -106,7 +106,7 @@ def fingerprint(
         kept = symmetry.act(balance(kept, symmetry), kept)
     models = torch.Size(lead).numel()
     flat_tensors = {}
-    for name, tensor in kept.items():
+    for name, tensor in symmetry.sums(kept).items():
         if name not in ignored and tensor.numel():
             flat = tensor.reshape(models, *tensor.shape[len(lead) :])
             flat_tensors[name] = without_shifts(flat, symmetry.sites.get(name, ()))

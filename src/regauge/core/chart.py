@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import Site, act
+from regauge.core.added_numbers import from_sums, sums
 from regauge.core.element import Element
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
@@ -47,35 +48,47 @@ class Charted(Scaled, Protocol):
     def compose(self, left: Element, right: Element) -> Element:
         """The product of two elements."""
 
+    @property
+    def added(self) -> Mapping[str, float]:
+        """Numbers that the model adds to gains."""
+
+    @property
+    def on_sums(self) -> "Charted":
+        """The symmetry of parameters with these numbers."""
+
     def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params: ...
 
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
     """The representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
-    current, coordinates = _widen(symmetry, params), {}
+    wide, coordinates = _widen(symmetry, params), {}
+    current = sums(symmetry.added, wide)
     gains = chart_gains(symmetry)
     if gains:
+        is_zero = {name: current[name] == 0 for name in gains}
         for name in gains:
-            coordinates[name] = torch.where(current[name] == 0, 1.0, current[name])
+            coordinates[name] = torch.where(is_zero[name], 1.0, current[name])
         current |= _scale(symmetry, current, current, lead)
-        current |= {name: torch.where(params[name] == 0, 0.0, 1.0).to(current[name]) for name in gains}
+        current |= {name: torch.where(is_zero[name], 0.0, 1.0).to(current[name]) for name in gains}
     for family in symmetry.translations:
         coordinates[family.name] = family.read(current, lead)
         current = family.add(current, coordinates[family.name], lead, sign=-1.0)
-    return _tie(symmetry, current), coordinates
+    return _tie(symmetry, from_sums(symmetry.added, current, wide)), coordinates
 
 
 def join(symmetry: Charted, representative: Params, coordinates: Coordinates, lead: int) -> Params:
     """The networks of representatives `[*lead, ...]` and coordinates; see `Symmetry.join`."""
-    current = _widen(symmetry, representative)
+    wide = _widen(symmetry, representative)
+    current = sums(symmetry.added, wide)
     for family in reversed(symmetry.translations):
         given = coordinates[family.name].to(current[family.entries.parameter])
         current = family.add(current, given, lead)
     if gains := chart_gains(symmetry):
         wanted = {name: coordinates[name].to(current[name]) for name in gains}
+        is_zero = {name: current[name] == 0 for name in gains}
         current |= _scale(symmetry, current, {name: 1 / one for name, one in wanted.items()}, lead)
-        current |= {name: torch.where(representative[name] == 0, 0.0, one) for name, one in wanted.items()}
-    return _tie(symmetry, current)
+        current |= {name: torch.where(is_zero[name], 0.0, one) for name, one in wanted.items()}
+    return _tie(symmetry, from_sums(symmetry.added, current, wide))
 
 
 def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) -> Tensor:
@@ -152,9 +165,10 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
-    """The parameters that scale with gains, by what brings the given gains to one."""
+    """The parameters that scale with gains, by what brings the given gains to one; gains are sums in both."""
     element = unit_element(symmetry, gains, symmetry.gains, lead)
-    return symmetry._act_on(element, {name: params[name] for name in scaled_by_gains(symmetry) if name in params})
+    scaled = scaled_by_gains(symmetry)
+    return symmetry.on_sums._act_on(element, {name: params[name] for name in scaled if name in params})
 
 
 def _tie(symmetry: Charted, params: Params) -> Params:
@@ -183,7 +197,7 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
-    whole = symmetry.compose(element, unit_element(symmetry, params, symmetry.gains, lead))
+    whole = symmetry.compose(element, unit_element(symmetry, sums(symmetry.added, params), symmetry.gains, lead))
     names = (family.name for family in symmetry.translations)
     return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
 

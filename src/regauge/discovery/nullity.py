@@ -118,7 +118,7 @@ def nullity(
             # The kernel has no derivatives with respect to the running statistics.
             layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
     params = perturb(probe.params, set(probe.buffers), generator)
-    params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
+    params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
     total = sum(params[name].numel() for name in names)
     if not 0 < total <= MOST_PARAMETERS:

@@ -87,7 +87,7 @@ class Reader:
 
     def read(self, canonical: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The values of blocks, and what units count for."""
-        values = self.layout.read(canonical)
+        values = self.layout.read(self.layout.symmetry.sums(canonical))
         if not self.layout.is_weighed:
             return values, {}
         shares = find_shares(values, self.layout)

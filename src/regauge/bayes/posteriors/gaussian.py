@@ -137,7 +137,7 @@ def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
 def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, noise: Params) -> Params:
     """Noise `[count, ...]` of standard deviations, reordered and flipped but never scaled; all other noise stays."""
     symmetry, _, element = bind(symmetry, element, mean)
-    flips = replace(symmetry, groups=tuple(group.without("scale", "shift") for group in symmetry.groups))
+    flips = replace(symmetry.on_sums, groups=tuple(group.without("scale", "shift") for group in symmetry.groups))
     diagonal = {name: tensor for name, tensor in noise.items() if name in std}
     return {**noise, **role_symmetry(flips, "parameters", diagonal).act(element, diagonal)}
 
