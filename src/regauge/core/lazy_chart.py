@@ -14,8 +14,8 @@ from regauge.core.unit_gains import unit_element
 class LazyRepresentative(Mapping[str, Tensor]):
     """The tensors that differ in a representative, each read and made when it is asked for, in the next wider dtype.
 
-    Numbers that the model adds to gains are added here; `parameter` is without them. Coordinates and what they add are vectors, which are held; each of the tensors that images are computed from is read
-    once more for that.
+    Numbers that the model adds to gains are added here; `parameter` is without them. Coordinates and what they add are
+    vectors, which are held; each of the tensors that images are computed from is read once more for that.
 
     Args:
         symmetry: With every size known.
