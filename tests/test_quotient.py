@@ -1,15 +1,21 @@
 """Results for a network and for a copy that is translated are equal: everything works on representatives."""
 
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from translation_nets import EVERY, NETS, gap, generator, network, outputs
 
 import regauge as rg
+from regauge import weightspace as ws
+from regauge.checkpoints.writing import save
 from regauge.comparison import fingerprint
+from regauge.core.lazy_chart import LazyRepresentative
 from regauge.core.params import Params
+from regauge.learn.layer_statistics import invariant_statistics
 from regauge.pruning import cut_symmetry
 from regauge.pruning.cut_translations import cut_translations
 from regauge.pruning.extension import extend_symmetry
@@ -101,3 +107,91 @@ def test_translated_copies_without_some_units_are_found(name: str) -> None:
     assert "in what both have in common an element of the group" in found.reason
     assert found.orbit_distance < 1e-6 * found.norm < 0.1 * found.distance
     assert cut_symmetry(symmetry, {g: pruned.sizes[g][1] for g in CUT[name]}) == pruned.symmetry
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("name", ["decoder", "tied decoder", "two norms", "batch norm"])
+def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path) -> None:
+    _, _, symmetry, params = network(name)
+    paths = []
+    for k, one in enumerate((params, translated(symmetry, params, parts=EVERY))):
+        own = {key: t for key, t in one.items() if not (name == "tied decoder" and key == "head.weight")}
+        paths.append(save(own, tmp_path / f"{k}.safetensors"))
+    numbers = [fingerprint(path, symmetry, memory="2GB") for path in paths]
+    assert float((numbers[0] - fingerprint(params, symmetry)).norm()) < 1e-6
+    assert float((numbers[0] - numbers[1]).norm()) < 1e-9
+    found = rg.compare(*paths, symmetry, memory="2GB")
+    assert str(found.verdict) == "same network in another gauge"
+    assert found.orbit_distance < 1e-6 * found.norm < 0.01 * found.distance
+    again = {
+        key: lazy.to(params[key]) for key, lazy in LazyRepresentative(symmetry.bind(params), params.__getitem__).items()
+    }
+    assert gap(again, symmetry.split(params)[0]) == 0
+
+
+NETS_WITH_BOTH = ("decoder", "tied decoder", "post-norm", "batch norm", "layer scale", "two norms", "fused attention")
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets_over_networks_read_representatives(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    wide = {key: t.double() for key, t in params.items()}
+    population = {key: torch.stack([t, t + 0.1 * torch.rand_like(t)]) for key, t in wide.items()}
+    layer = list(ws.LAYERS.values())[sorted(NETS).index(name) % len(ws.LAYERS)]()
+    made = {"layer": layer, "width": 8, "depth": 2}
+    moved = symmetry.act(symmetry.random(generator(1), TRANSLATED, batch=(2,)), population)
+    numbers = []
+    for parts in (None, ("permutation", "sign", "scale", "shift", "linear")):
+        net = ws.Metanet(symmetry, head=ws.Invariant(3), parts=parts, generator=generator(0), **made).double().eval()
+        net.standardize(population)
+        assert ("translation" in net.parts) == (parts is None)
+        before = net(population).detach()
+        numbers.append(float(((net(moved).detach() - before) / before.abs().max()).abs().max()))
+    assert numbers[0] < 1e-9
+    assert numbers[1] > 1e-4
+    if name in NETS_WITH_BOTH:
+        net = ws.Metanet(symmetry, head=ws.Equivariant(0.1), generator=generator(0), **made).double().eval()
+        net.requires_grad_(requires_grad=False)
+        element = symmetry.random(generator(2), EVERY, batch=(2,))
+        changed = {key: t + net(population).get(key, 0) for key, t in population.items()}
+        one = symmetry.act(element, population)
+        other = {key: t + net(one).get(key, 0) for key, t in one.items()}
+        assert gap(changed, population) > 1e-3
+        assert gap(symmetry.act(element, changed), other) < 1e-9
+    statistics = invariant_statistics(symmetry)
+    assert abs(statistics(moved) - statistics(population)).max() < 1e-6
+
+
+def test_representatives_are_differentiated() -> None:
+    _, _, symmetry, params = network("decoder")
+    names = ("norm.weight", "blocks.0.norm.weight", "blocks.0.o.weight", "blocks.1.norm.bias")
+
+    def compute(*values: Tensor) -> Tensor:
+        found = symmetry.split({**params, **dict(zip(names, values, strict=True))})[0]
+        return torch.cat([found["head.weight"].sin().sum()[None], found["blocks.1.up.bias"], found["blocks.0.q.bias"]])
+
+    assert torch.autograd.gradcheck(compute, tuple(params[name].clone().requires_grad_() for name in names))
+
+
+def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> None:
+    _, _, symmetry, params = network("fused attention")
+    std = {key: 0.1 + 0.1 * torch.rand_like(t) for key, t in params.items()}
+    deviations = {key: torch.randn(3, *t.shape, dtype=t.dtype) for key, t in params.items()}
+    drawn = symmetry.random(generator(3), ("sign", "permutation", "translation"))
+    keys = drawn.translated({"attention.in_proj_bias[8:16]": torch.ones(8, dtype=torch.float64)})
+    for q in (rg.bayes.GaussianPosterior(params, std), rg.bayes.LowRankPosterior(params, std, deviations)):
+        noise, moved = q.draw(4, generator(0)), q.push(symmetry, keys)
+        samples = moved.at(q.push_noise(symmetry, keys, noise))
+        assert gap(samples, symmetry.act(keys, q.at(noise))) < 1e-12
+        with pytest.raises(ValueError, match="a translated Gaussian is not of its kind"):
+            q.push(symmetry, drawn)
+    q = rg.bayes.GaussianPosterior(params, std)
+    before, after = (rg.bayes.diagnose(one, 2.0, 100).kl for one in (q, q.push(symmetry, keys)))
+    biases = symmetry.act(keys, params)["attention.in_proj_bias"], params["attention.in_proj_bias"]
+    assert after - before == pytest.approx(float((biases[0].square() - biases[1].square()).sum()) / 8)
+    stack = {key: torch.stack([t, t + std[key]]) for key, t in params.items()}
+    particles = rg.bayes.ParticlePosterior(stack, symmetry.buffers).push(symmetry, drawn)
+    assert gap(particles.stack, symmetry.act(drawn, stack)) == 0
+    shifted = q.push(symmetry, keys)
+    found = rg.bayes.align_posteriors(q, shifted, symmetry)
+    assert not found.element.translation

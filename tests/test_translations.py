@@ -334,3 +334,19 @@ def test_discovery_leaves_the_module_alone() -> None:
     before = copy.deepcopy(module.state_dict())
     rg.discover(module, (x,))
     assert all(torch.equal(before[key], tensor) for key, tensor in module.state_dict().items())
+
+
+def test_values_alone_side_by_side_keep_their_offset() -> None:
+    """A concatenation of a single value moves offsets as any other does."""
+
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.out(torch.cat([self.into(x)], -1))
+            return out
+
+    found = rg.discover(Alone(), (torch.randn(5, 3),))
+    assert [family.parameters for family in found.translations] == [("into.bias", "out.bias")]

@@ -175,6 +175,7 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
         ones=_known(symmetry.ones, shapes),
         readers=tuple((name, axis) for name, axis in symmetry.readers if name in shapes),
         gains=_known(symmetry.gains, shapes),
+        added={name: number for name, number in symmetry.added.items() if name in shapes},
         translations=cut_translations(symmetry.translations, given, masks),
     )
 
