@@ -87,13 +87,13 @@ def test_families_whose_rest_lies_in_no_order_are_left_out() -> None:
     whole = {family.name for family in symmetry.translations}
     masks = {"tokens.weight": {1: torch.tensor([1, 1, 0, 1, 1, 1, 1, 1], dtype=torch.bool)}}
     left = cut_translations(symmetry.translations, symmetry.shapes, masks)
-    assert {"blocks.0.k.bias", "tokens.weight.mean(1)"} < {one.name for one in left}
+    assert {"blocks.0.k.bias", "tokens.weight.mean(1)"} < left.keys()
     gone = {name: shape for name, shape in symmetry.shapes.items() if name != "blocks.0.o.weight"}
     left = cut_translations(symmetry.translations, gone, {})
-    assert whole - {one.name for one in left} == {"blocks.0.v.bias", "blocks.0.o.weight.mean(0)"}
+    assert whole - left.keys() == {"blocks.0.v.bias", "blocks.0.o.weight.mean(0)"}
     odd = {"blocks.0.v.bias": {0: torch.tensor([1, 1, 0, 1, 1, 0, 1, 1], dtype=torch.bool)}}
     left = cut_translations(symmetry.translations, symmetry.shapes, odd)
-    assert "blocks.0.v.bias" in whole - {one.name for one in left}
+    assert "blocks.0.v.bias" in whole - left.keys()
     assert extend_symmetry(symmetry, {"blocks.1.up": 14}).translations == ()
 
 
@@ -110,7 +110,7 @@ def test_translated_copies_without_some_units_are_found(name: str) -> None:
 
 
 @pytest.mark.usefixtures("streamed")
-@pytest.mark.parametrize("name", ["decoder", "tied decoder", "two norms", "batch norm"])
+@pytest.mark.parametrize("name", ["decoder", "tied decoder", "gain plus one", "batch norm"])
 def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path) -> None:
     _, _, symmetry, params = network(name)
     paths = []
@@ -123,9 +123,8 @@ def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path
     found = rg.compare(*paths, symmetry, memory="2GB")
     assert str(found.verdict) == "same network in another gauge"
     assert found.orbit_distance < 1e-6 * found.norm < 0.01 * found.distance
-    again = {
-        key: lazy.to(params[key]) for key, lazy in LazyRepresentative(symmetry.bind(params), params.__getitem__).items()
-    }
+    lazy = LazyRepresentative(symmetry.bind(params), params.__getitem__)
+    again = {key: lazy.parameter(key).to(params[key]) for key in lazy}
     assert gap(again, symmetry.split(params)[0]) == 0
 
 
@@ -195,3 +194,42 @@ def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> N
     shifted = q.push(symmetry, keys)
     found = rg.bayes.align_posteriors(q, shifted, symmetry)
     assert not found.element.translation
+
+
+CRITERIA = {"magnitude": rg.pruning.Magnitude(), "output": rg.pruning.OutputError(), "taylor": rg.pruning.Taylor()}
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("name", ["decoder", "patches", "two norms", "batch norm", "layer scale", "gain plus one"])
+def test_units_are_removed_from_representatives(name: str, criterion: str) -> None:
+    module, x, symmetry, params = network(name)
+    if name == "decoder":  # the third unit is read by nothing but the mean that the next norm removes
+        params["blocks.1.down.weight"][:, 3] = 0.7
+    targets = torch.randint(0, 2, outputs(module, params, x).shape[:1])
+    task = rg.Task(module, [(x, targets)], lambda out, y: out.flatten(1).std(1).sub(y).square().mean())
+    groups = {"layer scale": "scale", "gain plus one": "gain", "batch norm": "1.0"}
+    group = groups.get(name, next(iter(CUT.get(name, {"": 0}))))
+    made = {"share": {group: 0.5}, "criterion": CRITERIA[criterion], "task": task, "test": task}
+    pruned = [rg.prune(one, symmetry, **made) for one in (params, translated(symmetry, params))]
+    for one in pruned:
+        assert one.certificate is not None
+        assert one.certificate.ok
+        assert one.module is not None
+    assert torch.equal(pruned[0].kept[group], pruned[1].kept[group])
+    assert [str(one) for one in pruned[0].exact] == [str(one) for one in pruned[1].exact]
+    if name == "decoder":
+        assert "blocks.1.up[3]: unread" in [str(one) for one in pruned[0].exact]
+    made_of = [outputs(one.module, one.params, x) for one in pruned if one.module is not None]
+    assert torch.allclose(made_of[0], made_of[1], atol=1e-9)
+    assert gap(pruned[0].params, pruned[1].params) > 1e-3
+    assert gap(pruned[0].symmetry.split(pruned[0].params)[0], pruned[1].symmetry.split(pruned[1].params)[0]) < 1e-8
+
+
+def test_nothing_is_written_where_nothing_is_removed() -> None:
+    module, x, symmetry, params = network("decoder")
+    task = rg.Task(module, [((x,), torch.zeros(1))], lambda out, _: out.square().mean())
+    for one in (params, {key: t.float() if t.is_floating_point() else t for key, t in params.items()}):
+        kept = rg.prune(one, symmetry, task=task)
+        assert all(torch.equal(kept.params[key], one[key]) for key in one)
+        some = rg.prune(one, symmetry, share={"blocks.1.up": 0.5}, criterion=rg.pruning.Magnitude(), task=task)
+        assert torch.equal(some.params["blocks.1.up.bias"], one["blocks.1.up.bias"][some.kept["blocks.1.up"]])

@@ -176,7 +176,7 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
         readers=tuple((name, axis) for name, axis in symmetry.readers if name in shapes),
         gains=_known(symmetry.gains, shapes),
         added={name: number for name, number in symmetry.added.items() if name in shapes},
-        translations=cut_translations(symmetry.translations, given, masks),
+        translations=tuple(cut_translations(symmetry.translations, given, masks).values()),
     )
 
 
