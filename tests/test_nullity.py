@@ -87,8 +87,8 @@ def test_a_language_model_lacks_nothing() -> None:
     module = models.hugging("GPT2LMHeadModel", "GPT2Config", **options)()
     ids = torch.tensor([[0, 1, 2, 3, 8], [4, 5, 6, 0, 7]])
     report = rg.discovery.nullity(module, (ids,), {"use_cache": False}, generator=torch.Generator().manual_seed(0))
-    # Matrices of heads and gains, and 79 translations besides the key biases, which have no influence.
-    assert (report.found, report.missing, report.inert) == (2 * 2 * 4 * 4 + 2 * 8 + 79, 0, 8)
+    # Matrices of heads, gains, and translations, among them the key biases, which have no influence.
+    assert (report.found, report.missing, report.inert) == (2 * 2 * 4 * 4 + 2 * 8 + 87, 0, 8)
 
 
 def test_a_symmetry_with_a_missing_group_is_caught() -> None:
@@ -106,13 +106,15 @@ def test_a_symmetry_with_a_missing_group_is_caught() -> None:
     assert "unexplained" in str(part)
 
 
-def test_dead_units_are_left_out() -> None:
+def test_dead_units_are_named() -> None:
     module = mlp(nn.ReLU)
     with torch.no_grad():
         module[0].bias[:2] = -1e3
     report = found(module, torch.randn(4, 4))
     assert report.inert >= 2 * (4 + 1)
-    assert "without any influence" in str(report)
+    assert report.explained[0][0] == "values of units that are dead at this point, or unused"
+    assert report.unexplained == 0
+    assert "have no influence" in str(report)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -11,50 +11,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from translation_nets import NETS, Attention, Feedforward, Tokens
+from translation_nets import EVERY, NETS, Attention, Feedforward, Tokens, gap, generator, network, outputs
 
 import regauge as rg
 from regauge.canonical import orbit_distance
 from regauge.checkpoints import Alignment, load_alignment
 from regauge.core.params import Params
 
-EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
 TRAPS = {"sink": ("blocks.0.k.bias", "blocks.0.v.bias"), "tied decoder": ("positions.weight.mean(0)",)}
 """Families that other networks have, and these do not."""
-LEFT = {"decoder": 21, "sink": 21, "post-norm": 9, "norm by hand": 11, "convolutions": 2, "two norms": 16}
+LEFT = {
+    "decoder": 21,
+    "sink": 21,
+    "post-norm": 9,
+    "norm by hand": 11,
+    "gain plus one": 11,
+    "convolutions": 2,
+    "two norms": 16,
+}
 """Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
 and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
-
-
-def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
-    """A network away from its initialization, in float64, with its inputs and its symmetry."""
-    torch.manual_seed(0)
-    make, inputs, _ = NETS[name]
-    module, x = make().double().eval(), inputs()
-    x = x.double() if x.is_floating_point() else x
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        for key, buffer in module.named_buffers():
-            if key.endswith(("running_mean", "running_var")):
-                buffer.uniform_(0.5, 2)
-    symmetry = rg.discover(module, (x,))
-    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
-
-
-def gap(one: Params, other: Params) -> float:
-    """The largest difference of two networks."""
-    return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
-
-
-def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """The outputs of a network."""
-    found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False)
-    return found
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -189,7 +165,7 @@ def tangents(symmetry: rg.Symmetry, params: Params, names: list[str]) -> Tensor:
 
 
 COUNTED = ("decoder", "sink", "mixture", "linear layers", "parallel", "norm by hand", "two norms", "LSTM", "GRU")
-COUNTED += ("fused attention", "encoder", "encoder, norms first", "relative positions")
+COUNTED += ("gain plus one", "fused attention", "encoder", "encoder, norms first", "relative positions")
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -235,6 +211,7 @@ def test_the_canonical_element_leads_to_the_canonical_network(name: str) -> None
         ("decoder", "blocks.0.norm.weight"),
         ("post-norm", "blocks.0.norm.weight"),
         ("norm by hand", "gain"),
+        ("gain plus one", "gain"),
         ("layer scale", "scale"),
         ("encoder, norms first", "0.norm1.weight"),
     ],
@@ -242,10 +219,10 @@ def test_the_canonical_element_leads_to_the_canonical_network(name: str) -> None
 def test_gains_that_are_zero_stay_and_so_does_what_is_read_behind_them(name: str, gain: str) -> None:
     module, x, symmetry, params = network(name)
     params[gain] = params[gain].clone()
-    params[gain][2] = 0
+    params[gain][2] = zero = -symmetry.added.get(gain, 0.0)
     before = outputs(module, params, x)
     representative, coordinates = symmetry.split(params)
-    assert float(representative[gain][2]) == 0
+    assert float(representative[gain][2]) == zero
     assert torch.allclose(outputs(module, representative, x), before, atol=1e-12)
     assert gap(symmetry.join(representative, coordinates), params) < 1e-13
     moved = symmetry.act(symmetry.random(generator(1), EVERY), params)
@@ -357,3 +334,19 @@ def test_discovery_leaves_the_module_alone() -> None:
     before = copy.deepcopy(module.state_dict())
     rg.discover(module, (x,))
     assert all(torch.equal(before[key], tensor) for key, tensor in module.state_dict().items())
+
+
+def test_values_alone_side_by_side_keep_their_offset() -> None:
+    """A concatenation of a single value moves offsets as any other does."""
+
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.out(torch.cat([self.into(x)], -1))
+            return out
+
+    found = rg.discover(Alone(), (torch.randn(5, 3),))
+    assert [family.parameters for family in found.translations] == [("into.bias", "out.bias")]

@@ -6,6 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import regauge as rg
+from regauge.core.params import Params
+
+EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
+"""All parts of an element."""
+
 
 class Attention(nn.Module):
     """Attention written by hand, before or after its norm; with a sink, weights of values do not sum to one."""
@@ -105,10 +111,11 @@ class Parallel(nn.Module):
 
 
 class NormByHand(nn.Module):
-    """A LayerNorm that is written with means."""
+    """A LayerNorm that is written with means; its gain is a parameter plus a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, added: float = 0.0) -> None:
         super().__init__()
+        self.added = added
         self.into, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
         self.gain, self.bias = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
 
@@ -116,7 +123,8 @@ class NormByHand(nn.Module):
         x = self.into(x)
         x = x - x.mean(-1, keepdim=True)
         x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        out: Tensor = self.out(x * self.gain + self.bias)
+        gain = self.added + self.gain if self.added else self.gain
+        out: Tensor = self.out(x * gain + self.bias)
         return out
 
 
@@ -186,7 +194,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "post-norm": (
         lambda: Tokens(Attention(is_post=True), Feedforward(is_post=True), is_post=True), _words, 91
     ),
-    "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 124),
+    "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 131),
     "relative positions": (lambda: Attention(has_table=True), lambda: torch.randn(3, 5, 8), 50),
     "mixture": (Mixture, lambda: torch.randn(5, 6), 7),
     "linear layers": (
@@ -195,6 +203,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     ),
     "parallel": (Parallel, lambda: torch.randn(5, 4), 5),
     "norm by hand": (NormByHand, lambda: torch.randn(5, 4), 14),
+    "gain plus one": (lambda: NormByHand(1.0), lambda: torch.randn(5, 4), 14),
     "two norms": (
         lambda: nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)),
         lambda: torch.randn(5, 7), 32,
@@ -213,3 +222,35 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     ),
 }  # fmt: skip
 """A network, its inputs, and the number of dimensions of its translations."""
+
+
+def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
+    """A network away from its initialization, in float64, with its inputs and its symmetry."""
+    torch.manual_seed(0)
+    make, inputs, _ = NETS[name]
+    module, x = make().double().eval(), inputs()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for key, buffer in module.named_buffers():
+            if key.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 2)
+    symmetry = rg.discover(module, (x,))
+    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+
+
+def gap(one: Params, other: Params) -> float:
+    """The largest difference of two networks."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
+
+
+def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """The outputs of a network."""
+    found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False)
+    return found
+
+
+def generator(seed: int) -> torch.Generator:
+    """A source of chance."""
+    return torch.Generator().manual_seed(seed)

@@ -49,9 +49,11 @@ class JointView:
         }
         shapes: dict[str, tuple[int, ...]] = {}
         buffers: list[str] = []
+        added: dict[str, float] = {}
         for k, (role, params) in enumerate(zip(roles, networks[0], strict=True)):
             view = role_symmetry(symmetry, role, params)
             buffers.extend(joint_name(k, name) for name in view.buffers)
+            added |= {joint_name(k, name): number for name, number in view.added.items()}
             for group in view.groups:
                 shapes.update({joint_name(k, p.parameter): view.shapes[p.parameter] for p in group.placements})
                 if group.name in placements:
@@ -59,7 +61,7 @@ class JointView:
                     placements[group.name].extend(renamed)
         free = (group for group in symmetry.groups if group.name in placements)
         groups = tuple(replace(group, placements=tuple(placements[group.name])) for group in free)
-        return cls(roles, symmetry, Symmetry(groups, shapes, buffers=tuple(buffers)))
+        return cls(roles, symmetry, Symmetry(groups, shapes, buffers=tuple(buffers), added=added))
 
     def join(self, network: Dictionaries) -> Params:
         """The dictionaries of one network as one."""
@@ -114,6 +116,7 @@ def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) 
     groups = symmetry.groups
     if role == "magnitudes":
         groups = tuple(group.without("sign", "parity", "shift") for group in groups if group.matrix == "none")
+        symmetry = symmetry.on_sums
     present = tuple(
         replace(group, placements=tuple(p for p in group.placements if p.parameter in params)) for group in groups
     )

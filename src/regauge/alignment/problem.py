@@ -82,7 +82,8 @@ class Problem(_Setting):
 
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
         """The second networks moved by a batch of elements, but for tensors in `moved`, which are moved already."""
-        done = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
+        alike = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
+        done = {name: tensor for name, tensor in alike.items() if name not in self.symmetry.added}
         if element.batch == (1,):  # A single network is moved without index tensors as large as itself.
             one = self.symmetry.act(element.item(0), select(self.b, 0), skip=done)
             return {**batch_of_one(one), **done}

@@ -5,14 +5,16 @@ one there, and what a gain forbids is free: the residual stream of a transformer
 A line between representatives is a line in the coordinates of either network.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import Scales
+from regauge.alignment.engine.frames import Frame
+from regauge.alignment.engine.paired_networks import dots
+from regauge.alignment.engine.refit import is_near_copy, squared_distances
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
@@ -20,6 +22,7 @@ from regauge.alignment.result import ManyResult, Results, join
 from regauge.core.behind_gains import gains_of, lift, lower, on_representatives, rotatable
 from regauge.core.chart import Coordinates, chart_gains, into_coordinates
 from regauge.core.element import Element, stack
+from regauge.core.families import compared
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 
@@ -27,8 +30,6 @@ Rotate = Literal["auto", "always", "never"]
 """Whether a residual stream is rotated where it may be, or reordered; "auto" asks how much orders explain."""
 EXPLAINED = 0.9
 """Cosine of the tensors of a stream after matching from which orders suffice."""
-SAME = 1.02**2
-"""Ratio of squared distances up to which a near copy keeps its own coordinates."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
 """Share of the median gain below which a channel of the first network gives no gain to others, by bytes of a value:
 what reads behind it would be divided by it, and rounded."""
@@ -36,7 +37,7 @@ what reads behind it would be divided by it, and rounded."""
 
 def has_representatives(symmetry: Symmetry) -> bool:
     """Whether networks differ from their representatives."""
-    return bool(symmetry.translations or chart_gains(symmetry))
+    return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
 def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> Results:
@@ -126,40 +127,25 @@ def _explain(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> tuple[Resu
     is_free = torch.ones(count, dtype=torch.bool)
     for gain in (gain for name in names for gain in gains_of(symmetry, name)):
         for params in (problem.a, problem.b):  # What a gain of zero hides cannot be rotated.
-            is_free &= (params[gain] != 0).all(-1).cpu()
+            is_free &= (symmetry.sums({gain: params[gain]})[gain] != 0).all(-1).cpu()
     if rotate == "always" or not bool(is_free.any()):
         return None, is_free
     found = WeightMatching().match(replace(problem, task=None))
-    return found, is_free & (_cosines(problem, found.params, names) < EXPLAINED)
-
-
-def _cosines(problem: Problem, params: Params, groups: Collection[str] | None = None) -> Tensor:
-    """Cosine of each first network and the second one that was moved, in the tensors of some groups: `[pairs]`."""
-    x, y, both = _products(problem, params, groups)
-    return both / (x * y).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def _distances(problem: Problem, params: Params) -> Tensor:
-    """Squared distance of each first network and the second one that was moved: `[pairs]`."""
-    x, y, both = _products(problem, params)
-    return x + y - 2 * both
-
-
-def _products(problem: Problem, params: Params, groups: Collection[str] | None = None) -> Tensor:
-    """Squares of the first networks, of the second ones, and their inner products: float64 `[3, pairs]`."""
-    symmetry = problem.symmetry
-    places = (
-        place.parameter
-        for group in symmetry.groups
-        for place in group.placements
-        if groups is None or group.name in groups
+    # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
+    frame = Frame.of(problem.a, found.params, problem.symmetry, "balance")
+    places = (place.parameter for name in names for place in symmetry[name].placements)
+    shared = [name for name in dict.fromkeys(places) if name in frame.a]
+    x, y, both = (
+        torch.stack([dots(u[name], v[name]) for name in shared]).sum(0)
+        for u, v in ((frame.a, frame.a), (frame.b, frame.b), (frame.a, frame.b))
     )
-    names = [*places, *(name for family in symmetry.translations for name in family.parameters if groups is None)]
-    total = torch.zeros(3, problem.pairs, dtype=torch.float64)
-    for name in dict.fromkeys(name for name in names if name not in symmetry.buffers and name in params):
-        x, y = (one[name].flatten(1).double().cpu() for one in (problem.a, params))
-        total += torch.stack([(u * v).sum(1) for u, v in ((x, x), (y, y), (x, y))])
-    return total
+    return found, is_free & (both < EXPLAINED * (x * y).sqrt())
+
+
+def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
+    """Squared distance of each first network and the second one that was moved, and squared norm: float64 `[pairs]`."""
+    a, b = compared([problem.a, params], problem.symmetry)
+    return squared_distances(a, b), torch.stack([dots(x, x) for x in a.values()]).sum(0)
 
 
 def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
@@ -184,11 +170,9 @@ def _in_coordinates(
     element, notes = _write(problem.symmetry, found.element, problem.b, names, wanted, problem.a)
     moved = problem.move(element)
     if not names:
-        own = lift(problem.symmetry, found.element)
-        near = (_cosines(problem, moved) >= EXPLAINED).nonzero().flatten()
+        near = is_near_copy(*_distances(problem, moved)).nonzero().flatten()
         if len(near):
-            scales = getattr(method, "scales", "balance")
-            settled = _settle(problem[near], own.rows(near), element.rows(near), select(moved, near), scales)
+            settled = _settle(method, problem[near], element.rows(near), select(moved, near))
             element = _put(settled, near, element)
             moved = problem.move(element)
     return replace(
@@ -200,19 +184,23 @@ def _in_coordinates(
     )
 
 
-def _settle(problem: Problem, own: Element, there: Element, moved: Params, scales: Scales) -> Element:
+def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
     """Elements for near copies that leave the least distance to the first networks.
 
-    In the coordinates of the first network a small gain enlarges the noise of what reads behind it. Where the second
-    one's own coordinates are as close, they stay, so that fine-tunes are reordered and nothing else. Otherwise networks
-    are matched once more as they then are: biases and gains, which a representative lacks, tell units of a copy apart
-    that noise has confused, and scales are fitted to the first network.
+    In the coordinates of the first network noise in a small gain, or in a bias, enlarges that of what reads behind it.
+    So networks are also matched as they are, with scales fitted to the first one, which is best where translations do
+    not set them apart: biases and gains, which a representative lacks, tell units apart that noise has confused.
+    Otherwise they are matched once more in these coordinates.
     """
-    again = WeightMatching(scales=scales).match(replace(problem, b=moved, task=None))
-    refitted = problem.symmetry.compose(again.element, there)
-    distances = [_distances(problem, params) for params in (moved, again.params, problem.move(own))]
-    best = there.where(distances[0] <= distances[1], refitted)
-    return own.where(distances[2] <= SAME * torch.minimum(*distances[:2]), best)
+    again = WeightMatching(scales=getattr(method, "scales", "balance"))
+    given = again.match(replace(problem, task=None))
+    left = _distances(problem, moved)[0]
+    is_best = _distances(problem, given.params)[0] <= left
+    if not bool(is_best.all()):
+        other = again.match(replace(problem, b=moved, task=None))
+        is_closer = _distances(problem, other.params)[0] < left
+        there = problem.symmetry.compose(other.element, there).where(is_closer, there)
+    return given.element.where(is_best, there)
 
 
 def _put(part: Element, rows: Tensor, whole: Element) -> Element:
@@ -233,7 +221,7 @@ def _write(
     """An element on representatives as one that moves networks to the coordinates of the first ones, and notes."""
     kept, notes = {}, []
     for gain in chart_gains(symmetry):
-        sizes = first[gain].double().abs()
+        sizes = symmetry.sums({gain: first[gain]})[gain].double().abs()
         kept[gain] = sizes <= SMALLEST_GAIN[first[gain].itemsize] * sizes.median(-1, keepdim=True).values
         if count := int(kept[gain].sum()):
             notes.append(

@@ -80,7 +80,8 @@ class _Work:
         counted = [name for name in symmetry.sites if name not in symmetry.buffers]
         first = next(iter(symmetry.sites), None)
         self.lead = () if first is None else tuple(params[first].shape[: leading_axes(symmetry, params)])
-        self.tensors = {name: params[name].detach().to(device="cpu", dtype=torch.float64) for name in needed}
+        exact = {name: params[name].detach().to(device="cpu", dtype=torch.float64) for name in needed}
+        self.tensors = symmetry.sums(exact)
         eps = max((torch.finfo(params[name].dtype).eps for name in counted), default=0.0)
         self.tolerance = min(TIE * eps, COARSEST)
         self.element = symmetry.identity(self.lead)

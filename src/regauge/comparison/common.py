@@ -12,6 +12,7 @@ from regauge.comparison.widths import Widths, find_widths, fit_widths
 from regauge.core.counted import shorten
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.pruning.cut_translations import cut_translations
 
 Shape = tuple[int, ...]
 SHARED = 0.5
@@ -160,6 +161,11 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
     """A symmetry as it acts on some of its tensors, of these shapes, without the groups that do nothing to them."""
     groups = [replace(g, placements=tuple(p for p in g.placements if p.parameter in shapes)) for g in symmetry.groups]
     needed = {name for group in groups if group.placements for name in (group.name, *group.within)}
+    given = {name: shape for name, shape in symmetry.shapes.items() if name in shapes and 0 not in shape}
+    masks = {
+        name: {axis: torch.arange(n) < shapes[name][axis] for axis, n in enumerate(shape) if n != shapes[name][axis]}
+        for name, shape in given.items()
+    }
     return replace(
         symmetry,
         groups=tuple(group for group in groups if group.name in needed),
@@ -168,6 +174,9 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
         tied=tuple(known for names in symmetry.tied if len(known := _known(names, shapes)) > 1),
         ones=_known(symmetry.ones, shapes),
         readers=tuple((name, axis) for name, axis in symmetry.readers if name in shapes),
+        gains=_known(symmetry.gains, shapes),
+        added={name: number for name, number in symmetry.added.items() if name in shapes},
+        translations=tuple(cut_translations(symmetry.translations, given, masks).values()),
     )
 
 

@@ -50,13 +50,14 @@ def fingerprint(
     differ almost surely. The Euclidean distance of two fingerprints is below the relative change of the parameters for
     near copies (a third of it in the architectures of the tests).
 
-    The network is brought to the point of smallest norm on its orbit under scales and invertible matrices
-    (`regauge.core.balance`), which leaves reorderings, signs and rotations. What these keep is measured. For each
-    tensor: its norm, the norms of its Gram matrices, and the norms of what is left when axes that nothing moves are
-    contracted with fixed random vectors. For each group: sorted norms of its units over all tensors, averaged in eight
-    parts, for four mixtures of the tensors. A periodic unit's bias enters by its sine. Entries that no element brings
-    to one another have different fixed weights, so that a reordering of the inputs changes the numbers. Tensors are
-    divided by their norms, and a fixed random projection, which keeps distances, makes 256 numbers of all features.
+    Translations are taken out (`Symmetry.split`). The representative is brought to the point of smallest norm on its
+    orbit under scales and invertible matrices (`regauge.core.balance`), which leaves reorderings, signs and rotations.
+    What these keep is measured. For each tensor: its norm, the norms of its Gram matrices, and the norms of what is
+    left when axes that nothing moves are contracted with fixed random vectors. For each group: sorted norms of its
+    units over all tensors, averaged in eight parts, for four mixtures of the tensors. A periodic unit's bias enters by
+    its sine. Entries that no element brings to one another have different fixed weights, so that a reordering of the
+    inputs changes the numbers. Tensors are divided by their norms, and a fixed random projection, which keeps
+    distances, makes 256 numbers of all features.
 
     Each feature changes by no more than its balanced tensor does, so that small noise changes the numbers little. An
     exception are units under scales of which everything that comes in, or everything that goes out, is exactly zero.
@@ -98,12 +99,14 @@ def fingerprint(
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     kept = {n: t.detach().to("cpu", torch.float64) for n, t in params.items() if t.is_floating_point()}
     lead = next((t.shape[: t.ndim - len(symmetry.shapes[n])] for n, t in kept.items() if n in symmetry.sites), ())
+    if symmetry.translations:
+        kept = symmetry.split(kept)[0]
     if has_balance(symmetry):
         kept = without_null_spaces(kept, symmetry)
         kept = symmetry.act(balance(kept, symmetry), kept)
     models = torch.Size(lead).numel()
     flat_tensors = {}
-    for name, tensor in kept.items():
+    for name, tensor in symmetry.sums(kept).items():
         if name not in ignored and tensor.numel():
             flat = tensor.reshape(models, *tensor.shape[len(lead) :])
             flat_tensors[name] = without_shifts(flat, symmetry.sites.get(name, ()))

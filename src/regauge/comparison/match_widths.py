@@ -37,8 +37,10 @@ def match_widths(
         references: Networks that are independent of the first one.
     """
     chosen = choose_units(common, a, b)
-    first, second = chosen.params
     narrow = bind_networks(chosen.params, common.symmetry, "compare single networks, two at a time")
+    first, second = chosen.params
+    if chosen.stored is not None:  # Means of what is left are others than those of the whole.
+        first, second = (narrow.split(one)[0] for one in chosen.params)
     result = align(first, second, narrow, method=WeightMatching())
     pairs = [chosen.params, *(choose_units(common, a, other).params for other in references)]
     numbers = [[fingerprint(one, narrow) for one in pair] for pair in pairs]
@@ -50,6 +52,7 @@ def match_widths(
         chance=lambda: estimate_chance(
             part, side, lambda other: explain(Pair(*choose_units(common, a, other).params, narrow))
         ),
+        stored=None if chosen.stored is None else Pair(*chosen.stored, narrow),
         tested=None if ordered is None else Pair(ordered.of(a), ordered.of(b), ordered.symmetry),
         distances=[float((one - other).norm()) for one, other in numbers],
         units=chosen.units,

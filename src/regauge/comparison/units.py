@@ -27,18 +27,23 @@ class CommonUnits:
     """Two networks, cut to the units that both have.
 
     Attributes:
-        params: Both networks, with the chosen units in the order in which they are stored.
+        params: Both networks, with the chosen units in the order in which they are stored: their representatives, where
+            translations of both are known.
+        stored: Both as they are stored, with these units; None where that is the same.
         units: For each group with other numbers of units in both networks those of the first and of the second one.
     """
 
     params: tuple[Params, Params]
+    stored: tuple[Params, Params] | None
     units: Mapping[str, tuple[Units, Units]]
 
 
 def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> CommonUnits:
     """Choose the units that two networks of different widths have in common, and cut both to these.
 
-    Both networks are balanced, the narrower one of each group gets units without values, and the second network is
+    Translations are taken out first: what a removed unit had of them is in the biases of the others. That takes
+    families of both networks; those with more units than the symmetry was found with have none. Then both networks are
+    balanced, the narrower one of each group gets units without values, and the second network is
     aligned to the first: units of the wider one that meet no values are left out.
 
     Args:
@@ -54,12 +59,17 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
     whole = common.extend(common.widths.whole)
     sizes = {group.name: common.widths.sizes[group.name] for group in whole.groups if group.name in common.widths.sizes}
     counts = [{name: pair[k] for name, pair in sizes.items()} for k in range(2)]
-    parts, padded, marks = list[Params](), list[Params](), list[Params]()
+    parts, wholes, padded, marks = list[Params](), list[Params](), list[Params](), list[Params]()
+    known = [{family.name for family in side.translations} for side in common.widths.sides]
     for k, (label, network) in enumerate((("first", a), ("second", b))):
         part, symmetry = common.part_of(network, k)
         require_movable(symmetry.groups, part, symmetry.buffers)
         symmetry.require_ones(part)
         require_finite(part, f"the {label} network", symmetry.structure)
+        wholes.append(part)
+        families = tuple(family for family in symmetry.translations if all(family.name in one for one in known))
+        symmetry = replace(symmetry, translations=families)
+        part = symmetry.split(part)[0] if families else part
         parts.append(part)
         padded.append(pad_params(_balanced(part, symmetry), whole, counts[k]))
         marks.append(pad_params({name: torch.ones(symmetry.shapes[name]) for name in symmetry.sites}, whole, counts[k]))
@@ -67,13 +77,16 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
     element = align(padded[0], padded[1], rigid, method=WeightMatching()).element
     element = select_parts(element, rigid.groups, ("permutation",))
     met = rigid.act(element, marks[1]), rigid.act(rigid.inverse(element), marks[0])
-    units, cut = list[dict[str, Units]](), list[Params]()
-    for k, (part, moved) in enumerate(zip(parts, met, strict=True)):
+    units, cut, stored = list[dict[str, Units]](), list[Params](), list[Params]()
+    for k, (part, given, moved) in enumerate(zip(parts, wholes, met, strict=True)):
         symmetry = whole.bind(moved)
         units.append({name: _first(_is_met(symmetry, name, moved, counts[k]), min(sizes[name])) for name in sizes})
         wider = {name: own for name, own in units[k].items() if own.shape[-1] < counts[k][name]}
-        cut.append(cut_params(part, common.part_of(part, k)[1], wider))
-    return CommonUnits((cut[0], cut[1]), {name: (units[0][name], units[1][name]) for name in sizes})
+        side = common.part_of(part, k)[1]
+        cut.append(cut_params(part, side, wider))
+        stored.append(cut[k] if part is given else cut_params(given, side, wider))
+    raw = None if all(one is two for one, two in zip(cut, stored, strict=True)) else (stored[0], stored[1])
+    return CommonUnits((cut[0], cut[1]), raw, {name: (units[0][name], units[1][name]) for name in sizes})
 
 
 def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
@@ -83,7 +96,7 @@ def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
 
 
 def _without_stretching(symmetry: Symmetry) -> Symmetry:
-    """The symmetry of balanced networks: without scales, and with rotations in place of invertible matrices."""
+    """The symmetry of balanced representatives: without scales, and with rotations in place of invertible matrices."""
     groups = (
         replace(
             group,
@@ -93,7 +106,7 @@ def _without_stretching(symmetry: Symmetry) -> Symmetry:
         )
         for group in symmetry.groups
     )
-    return replace(symmetry, groups=tuple(groups), ones=())
+    return replace(symmetry, groups=tuple(groups), ones=(), translations=())
 
 
 def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, int]) -> Bool[Tensor, "*bases units"]:

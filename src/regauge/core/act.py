@@ -35,7 +35,8 @@ class Site:
     """A placement resolved against the shape of its parameter: the axis indices that it covers, and who owns each.
 
     For each base of the group `bases` has the axis that it is read from (None for the same axis) and its index there,
-    `[m]` on the same axis or `[length of the other axis]`.
+    `[m]` on the same axis or `[length of the other axis]`. `added` is what the model adds to the parameter before it is
+    used: factors act on the sum.
     """
 
     group: Group
@@ -43,6 +44,7 @@ class Site:
     positions: Int[Tensor, " m"]
     units: Int[Tensor, " m"]
     bases: tuple[tuple[int | None, Int[Tensor, " _"]], ...]
+    added: float = 0.0
 
     @cached_property
     def is_sorted(self) -> bool:
@@ -77,7 +79,7 @@ class Site:
         )
 
 
-def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -> list[Site]:
+def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float = 0.0) -> list[Site]:
     """Resolve all placements of all groups on one parameter; a ValueError says which one does not fit its shape."""
     by_name = {group.name: group for group in groups}
     sites = []
@@ -87,7 +89,7 @@ def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...]) -
                 continue
             positions, units = covered(group, placement, shape)
             bases = tuple(_base_index(by_name[base], parameter, placement, positions, shape) for base in group.within)
-            sites.append(Site(group, placement, positions, units, bases))
+            sites.append(Site(group, placement, positions, units, bases, added))
     return sites
 
 
@@ -179,6 +181,9 @@ def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype:
                 if amount:
                     steps = _look_up(site, value.shift[..., family, :])
                     _merge(moves.shifts, site, steps.to(dtype) * amount, shape)
+    if sites[0].added:  # f (w + 1) - 1 = f w + (f - 1), which leaves alone what has the factor one
+        for axes, factor in moves.factors.items():
+            moves.shifts[axes] = (factor - 1) * sites[0].added + moves.shifts.get(axes, 0.0)
     return moves
 
 

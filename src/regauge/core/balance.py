@@ -168,7 +168,7 @@ def balance_but(
         one = balance_but(select(tensors, slice(0, 1)), symmetry, buffers, {})
         rows = torch.zeros(batch, dtype=torch.int64)
         return Balance(one.element.rows(rows), {name: flags[rows] for name, flags in one.rigid.items()})
-    flat = {name: tensor.reshape(batch, *symmetry.shapes[name]) for name, tensor in tensors.items()}
+    flat = {name: t.reshape(batch, *symmetry.shapes[name]) for name, t in symmetry.sums(tensors).items()}
     squares = Squares(flat, (place for direction in scaled for place in direction.places))
     if not squares.is_finite:
         raise ValueError("the squares of the parameters are not finite, so no scales balance them")

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from regauge.core.added_numbers import sums
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group, Placement
 from regauge.core.integer_vectors import null_space
@@ -25,6 +26,10 @@ class Gained(Scaled, Protocol):
     @property
     def gains(self) -> tuple[str, ...]:
         """Gains that may be brought to one."""
+
+    @property
+    def added(self) -> Mapping[str, float]:
+        """Numbers that the model adds to gains."""
 
     @property
     def ones(self) -> tuple[str, ...]:
@@ -187,7 +192,7 @@ def rotate(
     for name, matrix in rotation.items():
         stays = torch.zeros(batch, dtype=torch.bool)
         for gain in gains_of(symmetry, name):
-            stays = stays | (representative[gain] == 0).any(-1).cpu()
+            stays = stays | (sums(symmetry.added, {gain: representative[gain]})[gain] == 0).any(-1).cpu()
         kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
         element = element.replace(name, Value(matrix=kept))
         names |= {place.parameter for place in behind[name].placements}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import Site, act
+from regauge.core.added_numbers import from_sums, sums
 from regauge.core.behind_gains import Gained, carry_rotation, matrices, rotatable, rotate, rotated_group
 from regauge.core.element import Element, random
 from regauge.core.params import Params
@@ -23,7 +24,6 @@ from regauge.core.rounding import round_to
 from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import gain_scales, unit_element, without_gains
 
-WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 Coordinates = Mapping[str, Tensor]
 """The coordinate of each family, by name, and each gain, by the name of its parameter."""
 
@@ -45,33 +45,45 @@ class Charted(Gained, Protocol):
     def compose(self, left: Element, right: Element) -> Element:
         """The product of two elements."""
 
+    @property
+    def added(self) -> Mapping[str, float]:
+        """Numbers that the model adds to gains."""
+
+    @property
+    def on_sums(self) -> "Charted":
+        """The symmetry of parameters with these numbers."""
+
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
     """The representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
-    current, coordinates = _widen(symmetry, params), {}
+    wide, coordinates = _widen(symmetry, params), {}
+    current = sums(symmetry.added, wide)
     gains = chart_gains(symmetry)
     if gains:
+        is_zero = {name: current[name] == 0 for name in gains}
         for name in gains:
-            coordinates[name] = torch.where(current[name] == 0, 1.0, current[name])
+            coordinates[name] = torch.where(is_zero[name], 1.0, current[name])
         current |= _scale(symmetry, current, current, lead)
-        current |= {name: torch.where(params[name] == 0, 0.0, 1.0).to(current[name]) for name in gains}
+        current |= {name: torch.where(is_zero[name], 0.0, 1.0).to(current[name]) for name in gains}
     for family in symmetry.translations:
         coordinates[family.name] = family.read(current, lead)
         current = family.add(current, coordinates[family.name], lead, sign=-1.0)
-    return _tie(symmetry, current), coordinates
+    return _tie(symmetry, from_sums(symmetry.added, current, wide)), coordinates
 
 
 def join(symmetry: Charted, representative: Params, coordinates: Coordinates, lead: int) -> Params:
     """The networks of representatives `[*lead, ...]` and coordinates; see `Symmetry.join`."""
-    current = _widen(symmetry, representative)
+    wide = _widen(symmetry, representative)
+    current = sums(symmetry.added, wide)
     for family in reversed(symmetry.translations):
         given = coordinates[family.name].to(current[family.entries.parameter])
         current = family.add(current, given, lead)
     if gains := chart_gains(symmetry):
         wanted = {name: coordinates[name].to(current[name]) for name in gains}
+        is_zero = {name: current[name] == 0 for name in gains}
         current |= _scale(symmetry, current, {name: 1 / one for name, one in wanted.items()}, lead)
-        current |= {name: torch.where(representative[name] == 0, 0.0, one) for name, one in wanted.items()}
-    return _tie(symmetry, current)
+        current |= {name: torch.where(is_zero[name], 0.0, one) for name, one in wanted.items()}
+    return _tie(symmetry, from_sums(symmetry.added, current, wide))
 
 
 def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) -> Tensor:
@@ -115,7 +127,7 @@ def chart_gains(symmetry: Charted) -> tuple[str, ...]:
 
 
 @remembered
-def _scaled(symmetry: Charted) -> tuple[str, ...]:
+def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
     """The parameters that scale with gains."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
@@ -124,7 +136,9 @@ def _scaled(symmetry: Charted) -> tuple[str, ...]:
 @remembered
 def charted(symmetry: Charted) -> frozenset[str]:
     """The parameters that may differ between a network and its representative."""
-    return frozenset(_scaled(symmetry)) | {name for family in symmetry.translations for name in family.parameters}
+    return frozenset(scaled_by_gains(symmetry)) | {
+        name for family in symmetry.translations for name in family.parameters
+    }
 
 
 @remembered
@@ -136,13 +150,20 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
     """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
     needed = _needed(symmetry)
-    return {n: t.to(WIDER.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
+    return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """A tensor in the next wider dtype."""
+    wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
-    """The parameters that scale with gains, by what brings the given gains to one."""
+    """The parameters that scale with gains, by what brings the given gains to one; gains are sums in both."""
     element = unit_element(symmetry, gains, symmetry.gains, lead)
-    return symmetry._act_on(element, {name: params[name] for name in _scaled(symmetry) if name in params})
+    scaled = scaled_by_gains(symmetry)
+    return symmetry.on_sums._act_on(element, {name: params[name] for name in scaled if name in params})
 
 
 def _tie(symmetry: Charted, params: Params) -> Params:
@@ -186,9 +207,10 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
     """The element that acts on networks as a given one does on their representatives, whose coordinates are zero."""
+    params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
-    whole = symmetry.compose(element, unit_element(symmetry, params, symmetry.gains, lead))
+    whole = symmetry.compose(element, unit_element(symmetry, sums(symmetry.added, params), symmetry.gains, lead))
     names = (family.name for family in symmetry.translations)
     return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
 
@@ -208,7 +230,7 @@ def into_coordinates(
     lead = len(element.batch)
     own = split(symmetry, params, lead)[1]
     gains = chart_gains(symmetry)
-    moved = symmetry._act_on(element, {name: own[name] for name in gains})
+    moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
     # Of the ratio and not one after the other: equal gains give a factor of one, without rounding.
     ratio = {name: torch.where(kept[name], 1.0, moved[name] / wanted[name].to(moved[name])) for name in gains}
     whole = symmetry.compose(unit_element(symmetry, ratio, symmetry.gains, lead), element)
@@ -296,7 +318,7 @@ def translate(symmetry: Charted, element: Element, params: Params, skip: Collect
     }
     representative, coordinates = split(symmetry, dict(whole), lead)
     if element.rotation:
-        wide = {name: t.to(WIDER.get(whole[name].dtype, whole[name].dtype)) for name, t in representative.items()}
+        wide = {name: tensor.to(widen(whole[name]).dtype) for name, tensor in representative.items()}
         outer = next(iter(whole.values())).shape[:lead]
         representative = _tie(symmetry, rotate(symmetry, element.rotation, wide, tuple(outer)))
     for name, vector in element.translation.items():

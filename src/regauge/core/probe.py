@@ -1,7 +1,7 @@
 """A model as an exact function of its parameters, points away from initialization, and what a verification reports."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Trial(NamedTuple):
 def away(
     params: Params,
     buffers: set[str],
-    ones: Collection[str],
+    fixed: Mapping[str, float],
     generator: torch.Generator,
     run: Callable[[Params], list[Tensor]],
     tolerance: float,
@@ -45,12 +45,13 @@ def away(
 
     A chain of sines of high frequency multiplies them in every layer if its weights are as large as those of other
     networks; it is compared at smaller ones. If it does so everywhere, it is compared where it does so least.
+    Parameters with a fixed value have it everywhere.
     """
     best: tuple[float, Trial] | None = None
     infinite: Trial | None = None
     for strength, is_raised in ((0.3, True), (0.1, True), (0.01, True), (0.3, False), (0.1, False), (0.01, False)):
         point = perturb(params, buffers, generator, strength, is_raised=is_raised)
-        point |= {name: torch.ones_like(point[name]) for name in ones}
+        point |= {name: torch.full_like(point[name], value) for name, value in fixed.items()}
         trial = Trial(point, run(point), is_finite=True)
         if not all(bool(t.isfinite().all()) for t in trial.reference):
             infinite = trial._replace(is_finite=False) if is_raised else infinite

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regauge.core import act as _act
 from regauge.core import chart, symmetry_text
 from regauge.core import element as _element
+from regauge.core.added_numbers import from_sums, sums
 from regauge.core.behind_gains import carry_rotation, on_representatives, rotatable
 from regauge.core.chart import (
     carry,
@@ -71,6 +72,10 @@ class Symmetry:
             would forbid acts, and nothing acts on them.
         readers: Axes (parameter, axis) on which groups act and along which layers sum over units: what goes in there is
             multiplied by the parameter. Empty where it is not known.
+        gains: Parameters that multiply unit by unit, in the order of the graph.
+        translations: The families of vectors that may be added, in the order in which `split` takes them out.
+        added: Numbers that the model adds to parameters with one axis before it multiplies by them: 1 to gains that are
+            written as `1 + weight`. Scales and signs act on the sums.
     """
 
     groups: tuple[Group, ...]
@@ -86,6 +91,7 @@ class Symmetry:
     structure: tuple[str, ...] = ()
     gains: tuple[str, ...] = ()
     translations: tuple[TranslationFamily, ...] = ()
+    added: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -116,9 +122,12 @@ class Symmetry:
         return f"Symmetry({count(self.groups, 'group')}{': ' if listed else ''}{listed}{more})"
 
     def __str__(self) -> str:
-        return render(
-            self.groups, self.frozen, self.unknown, self.unused, self.structure, self.notes, self.translations
-        )
+        notes = self.notes
+        if self.added:
+            listed = ", ".join([*self.added][:SHOWN]) + (", ..." if len(self.added) > SHOWN else "")
+            told = f"scales and signs of {count(self.added, 'gain')} act on the weight plus a number: {listed}"
+            notes = (told, *notes)
+        return render(self.groups, self.frozen, self.unknown, self.unused, self.structure, notes, self.translations)
 
     @property
     def log10_order(self) -> float:
@@ -375,7 +384,25 @@ class Symmetry:
                 "and use what it returns"
             )
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
-        return {name: _act.resolve(self.groups, name, self.shapes[name]) for name in touched}
+        return {name: _act.resolve(self.groups, name, self.shapes[name], self.added.get(name, 0.0)) for name in touched}
+
+    @cached_property
+    def on_sums(self) -> "Symmetry":
+        """This symmetry as it acts on `sums(params)`, and on changes of parameters, on which all of it is linear."""
+        return replace(self, added={}) if self.added else self
+
+    def sums(self, params: Mapping[str, Tensor]) -> Params:
+        """Parameters with the numbers that the model adds to them."""
+        return sums(self.added, params) if self.added else dict(params)
+
+    def from_sums(self, summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
+        """The parameters of sums; those of given networks where they have the same sums."""
+        return from_sums(self.added, summed, given) if self.added else dict(summed)
+
+    @property
+    def unit_gains(self) -> dict[str, float]:
+        """The values of the parameters in `ones`: one, or zero where the model adds one."""
+        return {name: 1 - self.added.get(name, 0.0) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
         """This symmetry with every size and the classes of units known, checked against parameters.
@@ -448,7 +475,8 @@ class Symmetry:
         groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
         names = {name: next(n for n in every if n not in spared) for every in self.tied for name in every}
         translations = tuple(family.renamed(names) for family in self.translations)
-        return replace(self, groups=tuple(groups), tied=(), translations=translations)
+        added = {names.get(name, name): number for name, number in self.added.items()}
+        return replace(self, groups=tuple(groups), tied=(), translations=translations, added=added)
 
     @remembered
     def _with_shapes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
@@ -462,7 +490,7 @@ class Symmetry:
         Raises:
             ValueError: A gain that the symmetry takes for one is not.
         """
-        wrong = [name for name in self.ones if name in params and not bool((params[name] == 1).all())]
+        wrong = [n for n, one in self.unit_gains.items() if n in params and not bool((params[n] == one).all())]
         if wrong:
             raise ValueError(
                 f"this symmetry holds for networks whose gains are one, but {wrong[0]!r} is not ({len(wrong)} gains in "
@@ -506,7 +534,7 @@ class Symmetry:
             )
         inputs, kwargs = example_arguments(example_inputs, example_kwargs)
         probe, tolerance = exact_probe(module, inputs, kwargs, outputs)
-        trial = away(probe.params, set(probe.buffers), self.ones, generator, probe, tolerance)
+        trial = away(probe.params, set(probe.buffers), self.unit_gains, generator, probe, tolerance)
         if not trial.is_finite:
             raise ValueError(
                 "the model's outputs are NaN or Inf on these inputs, so nothing can be compared; give example inputs "
@@ -530,7 +558,7 @@ class Symmetry:
     def to_json(self) -> str:
         """The stable text form. Fields with default values are left out, so that people can edit it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
-        late = ("ones", "readers", "structure", "gains", "translations")
+        late = ("ones", "readers", "structure", "gains", "translations", "added")
         rest = {name: value for name, value in values.items() if value or name not in late}
         if self.translations:
             rest["translations"] = write_translations(self.translations)
@@ -549,6 +577,10 @@ class Symmetry:
         negative = [name for name, shape in rest.get("shapes", {}).items() if any(length < 0 for length in shape)]
         if negative:
             raise ValueError(f"the shape of {negative[0]!r} is {rest['shapes'][negative[0]]}, which is none")
+        rotated = {p.parameter for group in groups if group.matrix != "none" for p in group.placements}
+        for name, number in rest.get("added", {}).items():
+            if len(rest.get("shapes", {}).get(name, ())) != 1 or not math.isfinite(number) or name in rotated:
+                raise ValueError(f"{number} cannot be added to {name!r}, which is no gain of this symmetry")
         known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
         return cls(groups, **{**known, "frozen": tuple(Frozen(*row) for row in rest.get("frozen", ()))})
 

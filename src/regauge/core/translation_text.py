@@ -50,7 +50,7 @@ def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple
     try:
         families = tuple(_translation(row) for row in rows)
         for family in families:
-            _require_translation(family, shapes)
+            require_translation(family, shapes)
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"a translation of this symmetry is malformed: {error}") from error
     return families
@@ -70,7 +70,7 @@ def _translation(row: Mapping[str, Any]) -> TranslationFamily:
     return TranslationFamily(**{**known(row), "images": images})
 
 
-def _require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise a ValueError unless a family has entries that parameters have, and steps that fit one another."""
     what = f"translation {family.name!r}"
     require_fields(_without(vars(family), "entries", "gain"), TranslationFamily, what)

@@ -140,7 +140,9 @@ class IntermediateValues:
                 result.append(given.get(node.name) if held is None else held)
             else:
                 names = self.program.aliases.get(state, (state,))
-                result.append(next(params[name] for name in names if name in params))
+                tensor = next(params[name] for name in names if name in params)
+                number = self.program.added.get(state)
+                result.append(tensor if number is None else tensor + number)
         return result
 
 
@@ -274,7 +276,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     def run(point: Params) -> list[Tensor]:
         return list(found.values(point, inputs, kwargs).values())
 
-    start = away(params, set(symmetry.buffers), symmetry.ones, generator, run, tolerance).params
+    start = away(params, set(symmetry.buffers), symmetry.unit_gains, generator, run, tolerance).params
     before = found.values(start, inputs, kwargs)
     after = found.values(symmetry.act(element, start), inputs, kwargs)
     for name, expected in found.symmetry.act(element, before).items():

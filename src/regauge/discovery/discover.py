@@ -246,7 +246,17 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
         tied=tuple(names for names in program.aliases.values() if len(names) > 1),
         readers=read_axes(builder.records, params, program.aliases, groups),
         structure=structure,
+        added=_added(program, structure),
     )
+
+
+def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
+    """Numbers that the model adds to parameters that move, by all the names that these have."""
+    found: dict[str, float] = {}
+    for first, number in program.added.items():
+        if first not in structure:
+            found |= dict.fromkeys(program.aliases.get(first, (first,)), number)
+    return found
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:

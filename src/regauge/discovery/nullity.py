@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
 from regauge.core.element import Element
+from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb
@@ -34,10 +36,11 @@ class Nullity:
 
     Attributes:
         parameters: The number of values that were varied: parameters and floating-point buffers, tied ones once.
-        inert: Values without any influence at this point (unused, dead units, biases of attention keys);
-            not counted below.
+        inert: Values without any influence at this point, each a dimension of the null space: biases of attention keys,
+            which a translation moves, or what is unused or belongs to dead units.
         null: Dimension of the null space of the Jacobian.
-        found: Dimension of the part of it that the discovered scales, rotations and invertible matrices span.
+        found: Dimension of the part of it that the discovered group spans: scales, rotations, invertible matrices,
+            translations, and rotations of streams whose gains are brought to one.
         explained: Causes of missing dimensions, each checked to lie in the null space: a sentence and
             the number of dimensions that it adds.
     """
@@ -64,15 +67,12 @@ class Nullity:
             f"the discovered groups span {self.found} of them"
         )
         if self.inert:
-            text += f" ({self.inert} values without any influence at this point are left out)"
+            text += f" ({self.inert} values have no influence at this point)"
         if not self.missing:
             return f"{text}: complete"
         parts = [f"{count} {reason}" for reason, count in self.explained]
         if self.unexplained:
-            parts.append(
-                f"{self.unexplained} unexplained (known kinds: units that are always on at this point, rotations "
-                "of a residual stream behind a gain)"
-            )
+            parts.append(f"{self.unexplained} unexplained")
         return f"{text}; {self.missing} are missing: {'; '.join(parts)}"
 
 
@@ -102,8 +102,8 @@ def nullity(
         symmetry: The symmetry to judge; discovered from the module if it is left out.
         outputs: The outputs that count.
         generator: Draws the point and the inputs; seed 0 if it is left out.
-        tolerance: Singular values below this, relative to the largest, count as zero; give 1e-5 for a model
-            that computes in float32 inside.
+        tolerance: Singular values below this, relative to the largest, count as zero. What a model casts to float32
+            is computed in float64 here.
 
     Raises:
         ValueError: The module has more than 1500 values, or none, or its outputs do not depend on them.
@@ -118,7 +118,7 @@ def nullity(
             # The kernel has no derivatives with respect to the running statistics.
             layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
     params = perturb(probe.params, set(probe.buffers), generator)
-    params |= {name: torch.ones_like(params[name]) for name in symmetry.ones}
+    params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
     total = sum(params[name].numel() for name in names)
     if not 0 < total <= MOST_PARAMETERS:
@@ -126,18 +126,22 @@ def nullity(
             f"the module has {total} parameters and buffer values; nullity needs between 1 and {MOST_PARAMETERS}: "
             "give a smaller configuration of the same architecture"
         )
-    jacobian = _jacobian(probe, params, names, generator, int(1.5 * total) + 64)
+    with _Doubles():
+        jacobian = _jacobian(probe, params, names, generator, int(1.5 * total) + 64)
     strength = jacobian.norm(dim=0)
     if not float(strength.max()) > 0:
         raise ValueError("the outputs do not depend on any parameter; there is nothing to compare")
     is_active = strength > tolerance * strength.max()
     # Columns of very different strength would blur the gap between zero and not zero.
-    jacobian = jacobian[:, is_active] / strength[is_active]
-    space = _Directions(jacobian, tolerance)
-    found = space.add((_tangents(symmetry, params, names) * strength)[:, is_active])
+    strength = torch.where(is_active, strength, torch.ones_like(strength))
+    space = _Directions(jacobian * is_active / strength, tolerance)
+    found = space.add(_tangents(symmetry, params, names) * strength)
+    if symmetry.gains:
+        unit = discover(module, example_inputs, kwargs, outputs=outputs, ones=symmetry.gains, verify=False)
+        found += space.add(_rotations_behind_gains(symmetry, unit, params, names) * strength)
     explained = []
-    for sentence, directions in _known_kinds(params, names):
-        if added := space.add_null((directions * strength)[:, is_active]):
+    for sentence, directions in _known_kinds(params, names, is_active):
+        if added := space.add_null(directions * strength):
             explained.append((sentence, added))
     return Nullity(total, int((~is_active).sum()), len(space.kernel), found, tuple(explained))
 
@@ -219,6 +223,18 @@ def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.G
     return torch.stack(found)
 
 
+class _Doubles(TorchFunctionMode):
+    """Computes in float64 what a model casts to float32 itself."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        args, kwargs = pytree.tree_map(lambda v: torch.float64 if v is torch.float32 else v, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
     """Batch normalization in evaluation mode, written out."""
     shape = (-1, *[1] * (x.ndim - 2))
@@ -242,47 +258,69 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
     bound = symmetry.bind(params)
     rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
     for group in bound.groups:
-        value = bound.identity()[group.name]
-        field = "matrix" if value.matrix is not None else "scale"
-        start = getattr(value, field)
-        if start is None:
-            continue
-        count = start.numel()
-        steps = STEP * torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
-        # The tangent space of O(n) at the identity: antisymmetric matrices; with the ones kept, those that map them
-        # to zero, on both sides.
-        if group.matrix == "orthogonal":
-            steps = steps - steps.mT
-        if group.keeps_ones:
-            basis = zero_sum_basis(group.size)
-            steps = (basis.mT @ basis) @ steps @ (basis.mT @ basis)
-        one = bound.identity((count,))
-        ends = (replace(one[group.name], **{field: end}) for end in (start + steps, start - steps))
-        rows.append(_slope(bound, [one.replace(group.name, end) for end in ends], params, names))
+        ends = _subgroups(bound, group)
+        if ends is not None:
+            rows.append(_slope([bound.act(end, _repeated(params, end)) for end in ends], names))
     for family in bound.translations:
         steps = STEP * torch.eye(family.size, dtype=torch.float64).reshape(family.size, *family.shape)
         one = bound.identity((family.size,))
-        rows.append(_slope(bound, [one.translated({family.name: end}) for end in (steps, -steps)], params, names))
+        ends = [one.translated({family.name: end}) for end in (steps, -steps)]
+        rows.append(_slope([bound.act(end, _repeated(params, end)) for end in ends], names))
     return torch.cat(rows)
 
 
-def _slope(symmetry: Symmetry, ends: Sequence[Element], params: Params, names: list[str]) -> Tensor:
-    """Central differences of the action between two batches of elements, `[directions, parameters]`."""
-    values = []
-    for element in ends:
-        moved, count = symmetry.act(element, params), element.batch[0]
-        parts = [moved[name].expand(count, *params[name].shape).reshape(count, -1) for name in names]
-        values.append(torch.cat(parts, dim=1))
-    return (values[0] - values[1]) / (2 * STEP)
+def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, names: list[str]) -> Tensor:
+    """Derivatives of what rotates the representative, whose gains are one, `[directions, parameters]`."""
+    representative, coordinates = symmetry.split(params)
+    bound = unit.bind(representative)
+    rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
+    for group in bound.groups:
+        ends = _subgroups(bound, group) if group.matrix == "orthogonal" else None
+        if ends is not None:
+            moved = [bound.act(end, _repeated(representative, end)) for end in ends]
+            rows.append(_slope([symmetry.join(one, _repeated(coordinates, ends[0])) for one in moved], names))
+    return torch.cat(rows)
 
 
-def _known_kinds(params: Params, names: list[str]) -> list[tuple[str, Tensor]]:
-    """Spaces in which freedom is known to hide, each containing the one before."""
+def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
+    """The ends of a short way along each one-parameter subgroup of a group, two batches; None if there is none."""
+    value = bound.identity()[group.name]
+    field = "matrix" if value.matrix is not None else "scale"
+    start = getattr(value, field)
+    if start is None:
+        return None
+    count = start.numel()
+    steps = STEP * torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
+    # The tangent space of O(n) at the identity: antisymmetric matrices; with the ones kept, those that map them
+    # to zero, on both sides.
+    if group.matrix == "orthogonal":
+        steps = steps - steps.mT
+    if group.keeps_ones:
+        basis = zero_sum_basis(group.size)
+        steps = (basis.mT @ basis) @ steps @ (basis.mT @ basis)
+    one = bound.identity((count,))
+    ends = (replace(one[group.name], **{field: end}) for end in (start + steps, start - steps))
+    return [one.replace(group.name, end) for end in ends]
+
+
+def _repeated(tensors: Mapping[str, Tensor], element: Element) -> Params:
+    """A population of as many equal networks as a batch of elements has."""
+    return {name: tensor.expand(*element.batch, *tensor.shape) for name, tensor in tensors.items()}
+
+
+def _slope(ends: Sequence[Params], names: list[str]) -> Tensor:
+    """Central differences between two populations, `[directions, parameters]`."""
+    plus, minus = (torch.cat([end[name].flatten(1) for name in names], 1) for end in ends)
+    return (plus - minus) / (2 * STEP)
+
+
+def _known_kinds(params: Params, names: list[str], is_active: Tensor) -> list[tuple[str, Tensor]]:
+    """Spaces in which freedom is known to hide; those behind the first contain one another."""
     sizes = [params[name].numel() for name in names]
     everything = torch.eye(sum(sizes), dtype=torch.float64)
     parts = dict(zip(names, torch.split(everything, sizes), strict=True))
     vectors = [name for name in names if params[name].ndim <= 1]
-    shifts = [everything[:0], *(parts[name] for name in vectors)]
+    shifts = [everything[~is_active], *(parts[name] for name in vectors)]
     means, readers = [], []
     for name in (name for name in names if params[name].ndim >= 2):
         shape = params[name].shape
@@ -293,6 +331,7 @@ def _known_kinds(params: Params, names: list[str]) -> list[tuple[str, Tensor]]:
                 if gain.shape == (size,) and float(gain.abs().min()) > 1e-6:
                     readers.append((along / gain.unsqueeze(-1)).sum(-2).flatten(0, -2))
     return [
+        ("values of units that are dead at this point, or unused", shifts[0]),
         ("shifts and factors that biases, gains and running statistics pass to one another", torch.cat(shifts)),
         ("common shifts of all units, which a normalization removes", torch.cat(shifts + means)),
         (

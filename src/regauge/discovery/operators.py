@@ -30,6 +30,12 @@ READERS = words(
     "rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 )
 """Operators that are linear in each of their operands, or begin with such: layers read through them."""
+PRODUCTS = words("mul multiply")
+NORMS = {
+    "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
+    "native_group_norm": 1, "batch_norm": 1, "_native_batch_norm_legit_no_training": 1, "instance_norm": 1,
+}  # fmt: skip
+"""Operators that multiply by a gain, and which of their arguments it is."""
 INLINED = words("wrap_with_set_grad_enabled wrap_with_autocast tag_activation_checkpoint wrap invoke_subgraph")
 """Higher-order operators that just run the graph that they hold."""
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
+from regauge.discovery.affine_gains import take_out_numbers
 from regauge.discovery.in_place import without_mutation
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
@@ -51,6 +52,7 @@ class Program:
         buffers: Names of the persistent buffers.
         origins: Placeholder name to parameter or buffer name, of all that the checkpoint has.
         floating: Names of the parameters and buffers of floating point.
+        added: Numbers that the model adds to parameters; the graph multiplies by the parameters alone.
     """
 
     graph: GraphModule
@@ -65,6 +67,7 @@ class Program:
     buffers: tuple[str, ...]
     origins: Mapping[str, str]
     floating: frozenset[str]
+    added: Mapping[str, float]
 
 
 def trace(
@@ -228,6 +231,8 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
     ends = [(by_name.get(getattr(spec.arg, "name", "")), spec) for spec in signature.output_specs]
     written = [(node, _target(spec)) for node, spec in ends if node and spec.kind == OutputKind.BUFFER_MUTATION]
     updated = {placeholders.get(target) for _, target in written}
+    shapes = {name: tuple(t.shape) for name, t in kept.items()}
+    trained = {place: name for place, name in states.items() if name in parameters}
     return Program(
         program.graph_module,
         states,
@@ -237,10 +242,11 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         tuple(node for node, spec in ends if node and spec.kind != OutputKind.BUFFER_MUTATION),
         tuple(written),
         {names[0]: tuple(names) for names in aliases.values()},
-        {name: tuple(t.shape) for name, t in kept.items()},
+        shapes,
         tuple(name for name in kept if name not in parameters),
         origins,
         frozenset(name for name, t in kept.items() if t.is_floating_point()),
+        take_out_numbers(program.graph_module, trained, shapes),
     )
 
 

@@ -77,6 +77,8 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
     lengths = {symmetry.shapes[name][1] for name in readers}
     if len(orders) > 1 or lengths != {len(next(iter(orders)))}:
         return "the layers behind it have other numbers of channels, as with grouped queries"
+    if writers & symmetry.added.keys():
+        return "the model adds a number to its gain, which tools do not know"
     order = [name for name in symmetry.shapes if name in readers]
     return ScalePair(modules.pop(), tuple(name.rpartition(".")[0] for name in order))
 

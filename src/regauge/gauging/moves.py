@@ -41,7 +41,7 @@ class Move:
     def tensor(self, name: str, tensor: Tensor) -> Tensor:
         """One tensor of a network, or a piece of it along an axis on which nothing acts, moved."""
         if name in self.ones:
-            return torch.ones_like(tensor)
+            return torch.full_like(tensor, 1 - self.symmetry.added.get(name, 0.0))
         sites = self.symmetry.sites.get(name)
         if sites is None:
             return tensor
@@ -50,7 +50,7 @@ class Move:
     def __call__(self, params: Mapping[str, Tensor]) -> Params:
         """The moved network."""
         moved = self.symmetry.act(self.element, params)
-        return {**moved, **{name: torch.ones_like(moved[name]) for name in self.ones if name in moved}}
+        return {**moved, **{name: self.tensor(name, moved[name]) for name in self.ones if name in moved}}
 
 
 def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:

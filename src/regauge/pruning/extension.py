@@ -17,7 +17,8 @@ from regauge.pruning.slices import kept_entries, placed_on
 def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     """The symmetry of a network some of whose groups have more units, which come after those that are there.
 
-    Cutting the result to the sizes of the given symmetry, by `cut_symmetry`, gives it back.
+    Cutting the result to the sizes of the given symmetry, by `cut_symmetry`, gives it back, without its translations:
+    what would be added for the new units is not known.
 
     Args:
         symmetry: With every size known.
@@ -49,7 +50,7 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     frozen = tuple(
         replace(one, size=known[one.parameter][one.axis]) if one.parameter in known else one for one in symmetry.frozen
     )
-    return replace(symmetry, groups=groups, shapes=known, frozen=frozen)
+    return replace(symmetry, groups=groups, shapes=known, frozen=frozen, translations=())
 
 
 def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[str, int]) -> Params:

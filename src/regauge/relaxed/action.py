@@ -62,7 +62,7 @@ class RelaxedAction:
             for name in names
             if name in symmetry.sites
         }
-        self._shapes = symmetry.shapes
+        self._shapes, self._added = symmetry.shapes, symmetry.added
         found = (operand.key for steps in self._tensors.values() for step in steps for operand in step.operands())
         self.keys: tuple[Key, ...] = tuple(dict.fromkeys(found))
 
@@ -76,10 +76,11 @@ class RelaxedAction:
         blocks = {key: self._blocks(key, matrices) for key in self.keys}
         moved = dict(tensors)
         for name, steps in self._tensors.items():
-            tensor = tensors[name]
+            added = self._added.get(name, 0.0)
+            tensor = tensors[name] + added if added else tensors[name]
             for step in steps:
                 tensor = step.apply(tensor, tensor.ndim - len(self._shapes[name]), blocks)
-            moved[name] = tensor
+            moved[name] = tensor - added if added else tensor
         return moved
 
     def _blocks(self, key: Key, matrices: Matrices) -> Tensor:

@@ -68,9 +68,9 @@ class CanonicalFrame:
 
     @cached_property
     def without_shifts(self) -> Symmetry:
-        """The symmetry for changes of networks: a shift adds a constant to a network, which cancels in a difference."""
+        """The symmetry for changes of networks: constants that are added to a network cancel in a difference."""
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
-        return replace(self.symmetry, groups=groups)
+        return replace(self.symmetry.on_sums, groups=groups)
 
 
 def _sees_signs(step: Step) -> bool:

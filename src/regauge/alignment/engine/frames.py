@@ -87,6 +87,7 @@ class Frame:
         buffers: Buffers = "keep",
     ) -> "Frame":
         """Compare networks `[pair, ...]`, as `scales` say."""
+        params_a, params_b, symmetry = symmetry.sums(params_a), symmetry.sums(params_b), symmetry.on_sums
         a, b = compared([params_a, params_b], symmetry)
         if scales == "keep" or not has_balance(symmetry):
             return cls(symmetry, a, b, b, None)

@@ -47,10 +47,12 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
     """Fit second networks that are nearly their first ones, where that brings them closer."""
     if frame.sides is None or not frame.a:
         return found
-    element, is_closer = refit(problem.symmetry, frame.buffers, problem.a, found.params)
+    symmetry = problem.symmetry
+    sums = symmetry.sums(problem.a), symmetry.sums(found.params)
+    element, is_closer = refit(symmetry.on_sums, frame.buffers, *sums)
     if not bool(is_closer.any()):
         return found
-    element = problem.symmetry.compose(element, found.element)
+    element = symmetry.compose(element, found.element)
     notes = notes_on({name: flags & ~is_closer for name, flags in frame.rigid.items()})
     other = replace(found, element=element, params=problem.move(element))
     return replace(found.but(is_closer, other), notes=notes)

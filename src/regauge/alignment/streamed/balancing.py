@@ -99,7 +99,8 @@ def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
     )
     shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
     buffers = tuple(name for name in symmetry.buffers if name in params)
-    return Symmetry(tuple(group for group in groups if group.placements), shapes, buffers=buffers)
+    kept = tuple(group for group in groups if group.placements)
+    return Symmetry(kept, shapes, buffers=buffers, added=symmetry.added)
 
 
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:

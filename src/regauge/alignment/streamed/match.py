@@ -120,7 +120,10 @@ class _Matching:
     passes: Passes
 
     def __post_init__(self) -> None:
-        self._symmetry = self.plan.symmetry
+        symmetry = self.plan.symmetry
+        if symmetry.added:
+            self.a, self.b = (Moved(one, lambda n, t: symmetry.sums({n: t})[n]) for one in (self.a, self.b))
+        self._symmetry = symmetry.on_sums
         self._balances = balances_of(self._symmetry, self.method.scales, None)
 
     def run(self) -> None:

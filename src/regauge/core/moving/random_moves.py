@@ -38,6 +38,9 @@ class RandomMoves:
             sources: Numbers of networks in batches that follow one another, and the source of chance that they share:
                 network k of each of these batches is moved by element k of that source.
         """
+        for name, number in self.symmetry.added.items():
+            if name in params:
+                params[name].add_(number)
         shares = shares_of(sources)
         drawn = self._draws.draw([(max(counts), generator) for counts, generator in sources])
         by_kind: dict[tuple[torch.dtype, torch.device], list[str]] = {}
@@ -54,6 +57,9 @@ class RandomMoves:
                 move_rows(tensor, params[tensor.name], shares, drawn, factors, shifts)
             if values.tensors:
                 moved |= values.move(params, shares, drawn, factors, shifts)
+        for name, number in self.symmetry.added.items():
+            if name in moved:
+                moved[name].sub_(number)
         return moved
 
     def _compile(self, names: tuple[str, ...]) -> tuple[list[MovedTensor], MovedValues]:

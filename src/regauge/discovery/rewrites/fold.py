@@ -114,12 +114,13 @@ def fold(
 
 
 class _Folding:
-    """The network so far, in float64, and what was done to it."""
+    """The network so far, in float64 and with what the model adds to gains, and what was done to it."""
 
     def __init__(self, symmetry: Symmetry, state: Params, probe: Any) -> None:
         self.symmetry = symmetry
         self.probe, self.tolerance = probe
-        self.start = {n: t.detach().to("cpu", torch.float64) if t.is_floating_point() else t for n, t in state.items()}
+        self.given = {n: t.detach().to("cpu", torch.float64) if t.is_floating_point() else t for n, t in state.items()}
+        self.start = symmetry.sums(self.given)
         self.params = dict(self.start)
         self.reference = self._outputs(self.params)
         if not all(bool(t.isfinite().all()) for t in self.reference):
@@ -141,10 +142,10 @@ class _Folding:
         self._check("translations", self._take_out)
 
     def result(self, params: Mapping[str, Tensor]) -> Folded:
-        result = dict(params)
+        result, own = dict(params), self.symmetry.from_sums(self.params, self.given)
         for name, tensor in params.items():
-            if name in self.params and not torch.equal(self.params[name], self.start[name]):
-                result[name] = self.params[name].to(tensor)
+            if name in own and not torch.equal(own[name], self.given[name]):
+                result[name] = own[name].to(tensor)
         tied = {name: names for names in self.symmetry.tied for name in names}
         ones = tuple(sorted({key for name in self.ones for key in tied.get(name, (name,))}))
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
@@ -179,8 +180,8 @@ class _Folding:
         return relative_change(self.reference, self._outputs(self.params))
 
     def _outputs(self, params: Params) -> list[Tensor]:
-        example = self.probe.params
-        result: list[Tensor] = self.probe({name: tensor.to(example[name]) for name, tensor in params.items()})
+        example, own = self.probe.params, self.symmetry.from_sums(params, self.given)
+        result: list[Tensor] = self.probe({name: tensor.to(example[name]) for name, tensor in own.items()})
         return result
 
     def _write(self, changed: Mapping[str, Tensor]) -> None:
@@ -209,7 +210,7 @@ class _Folding:
         self.zeros, self.centered = list(dict.fromkeys(self.zeros)), list(dict.fromkeys(self.centered))
 
     def _fold(self) -> None:
-        self.params, self.ones, kept = fold_gains(self.params, self.symmetry, self.symmetry.gains)
+        self.params, self.ones, kept = fold_gains(self.params, self.symmetry.on_sums, self.symmetry.gains)
         tied = [names for names in self.symmetry.tied if any(len(self.symmetry.shapes[name]) > 1 for name in names)]
         for name, reason in kept.items():
             note = f"The gain {name!r} stays, because {reason}"

@@ -12,15 +12,9 @@ from regauge.core.element import Element
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
-from regauge.discovery.operators import COPIES, operator_name
+from regauge.discovery.operators import COPIES, NORMS, PRODUCTS, operator_name
 from regauge.discovery.systems import combination
 from regauge.discovery.trace import Program
-
-NORMS = {
-    "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
-    "native_group_norm": 1, "batch_norm": 1, "_native_batch_norm_legit_no_training": 1, "instance_norm": 1,
-}  # fmt: skip
-"""Operators that multiply by a gain, and which of their arguments it is."""
 
 
 def gains(program: Program) -> tuple[str, ...]:
@@ -33,7 +27,7 @@ def gains(program: Program) -> tuple[str, ...]:
         if name in NORMS:
             operands = node.args[NORMS[name] : NORMS[name] + 1]
         else:
-            operands = node.args[:2] if name in ("mul", "multiply") else ()
+            operands = node.args[:2] if name in PRODUCTS else ()
         for operand in operands:
             state = program.states.get(_original(operand))
             if state is not None and sum(n > 1 for n in program.shapes[state]) == 1:
@@ -56,6 +50,7 @@ def fold_gains(
     A gain that is zero somewhere cannot be scaled to one. There the readers become zero instead, if what else the
     scale multiplies (the bias next to the gain) is zero there. Of two gains with one scale only the first is folded.
     Returned are the network, the gains that are exactly one now, and those that are not, each with the reason.
+    The network is given and returned as `symmetry.sums`, for a symmetry that is `on_sums`.
     """
     current = dict(params)
     ones: list[str] = []
@@ -89,6 +84,7 @@ def unit_gains(
     Unlike `fold_gains` this leaves gains that are zero somewhere as they are. Returned are the element, the gains that
     it brings to one (up to rounding) or that are one already, and those that stay, each with the reason.
     """
+    values, symmetry = symmetry.sums(values), symmetry.on_sums
     element = symmetry.identity()
     ones: list[str] = []
     kept: dict[str, str] = dict.fromkeys(names, "no scale of the symmetry moves it")

@@ -59,7 +59,7 @@ def _move(run: Run, node: Node) -> Any:
             raise SeenError
         held = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in indices}
     if len(sources) == 1 and len(values) == 1:
-        return run.of(first).move(lambda array: call(node, {first: array, **held}))
+        return run.of(sources[0]).move(lambda array: call(node, {sources[0]: array, **held}))
     return _joined(run, node, sources, held)
 
 

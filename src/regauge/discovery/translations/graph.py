@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from regauge.core.translations import Entries, ImageStep
@@ -56,6 +57,13 @@ class Graph:
         """The numbers of groups of group normalizations, the largest first."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "group_norm"]
         return tuple(sorted({int(given(node)[1]) for node in nodes}, reverse=True))
+
+    @cached_property
+    def joined(self) -> tuple[tuple[int, ...], ...]:
+        """The lengths of values that are put side by side, along the axis on which they are."""
+        nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]
+        axes = [(given(node)[0], int(argument(node, 1, 0))) for node in nodes]
+        return tuple(sorted({tuple(shape_of(part)[axis] for part in parts) for parts, axis in axes}))
 
     def parameter(self, node: Any) -> str | None:
         """The parameter that a node is."""
@@ -194,7 +202,7 @@ def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> 
     """The operator of a node on other operands, which are copied if it cannot look at them otherwise."""
     if may_copy and operator_name(node) == "view":
         operands = {one: t.contiguous() for one, t in operands.items()}
-    args, kwargs = pytree.tree_map_only(Node, lambda n: operands[n], (node.args, dict(node.kwargs)))
+    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:

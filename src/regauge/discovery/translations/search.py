@@ -12,6 +12,7 @@ from regauge.core.chart import chart_gains
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.core.translations import Entries, TranslationFamily
+from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.follow_offset import follow
@@ -42,6 +43,7 @@ class _Search:
         self.statistics = frozenset(symmetry.buffers) - fixed
         self.candidates: list[tuple[TranslationFamily, Tensor]] = []
         self.found: list[TranslationFamily] = []
+        self.cuts: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.placements: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
         for group in symmetry.groups:
             for place in group.placements:
@@ -83,19 +85,49 @@ class _Search:
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         return all(len(user.args) > 1 and self.graph.constant(user.args[1]) is not None for user in users)
 
+    def _is_added(self, name: str) -> bool:
+        """Whether a table is added to something as it is, or looked up alike for all inputs."""
+        users = [user for node in self.graph.placeholders[name] for user in node.users]
+        return self._is_position(name) or any(operator_name(user) == "add" for user in users)
+
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
         """Follow what is added alike along some axes of a parameter: to all of it, or else to each of its pieces."""
         shape = self.graph.program.shapes[name]
         if any(shape[axis] < 2 for axis in constant):
             return
+        if constant and self._try_stretches(name, *constant):
+            return
         for entries, own in self._blocks(name, *constant) if constant else ():
-            blocks = TranslationFamily(_name(entries, own, shape), entries, own)
+            blocks = TranslationFamily(entries.family_name(own, shape), entries, own)
             if self._follow(blocks, _numbers(entries, own).reshape(shape)):
                 return
         for entries, places in self._pieces(name, constant):
-            family = TranslationFamily(_name(entries, constant, shape), entries, constant)
+            family = TranslationFamily(entries.family_name(constant, shape), entries, constant)
             if self._follow(family, places) and entries.sizes == shape:
                 return
+
+    def _try_stretches(self, name: str, axis: int) -> bool:
+        """Follow each stretch of a table of positions by itself: values put side by side may take back each its own."""
+        shape = self.graph.program.shapes[name]
+        whole = Entries.whole(name, shape)
+        cut, lengths = self.cuts.get(name, (axis, ()))
+        for known in [lengths] if lengths else self.graph.joined if self._is_added(name) else ():
+            if sum(known) != shape[cut]:
+                continue
+            found, start = [], 0
+            for length in known:
+                sizes = (*whole.sizes[:cut], length, *whole.sizes[cut + 1 :])
+                entries = replace(whole, sizes=sizes, start=start * whole.strides[cut])
+                places = torch.zeros(shape, dtype=torch.int64)
+                places.narrow(cut, start, length).copy_(_numbers(entries, (axis,)))
+                family = TranslationFamily(entries.family_name((axis,), shape), entries, (axis,))
+                found.append((self._with_images(family, places, frozenset(self.names)), places))
+                start += length
+            if lengths or all(family is not None for family, _ in found):
+                self.cuts[name] = cut, known
+                self.candidates += [(family, places) for family, places in found if family is not None]
+                return True
+        return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
         """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them."""
@@ -216,8 +248,3 @@ def _overlap(one: Entries, other: Entries) -> bool:
         view = entries.of(numbers)
         view.copy_(view + 1)
     return bool((numbers > 1).any())
-
-
-def _name(entries: Entries, constant: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    piece = "" if entries.sizes == shape else f"[{entries.start}:{entries.last + 1}]"
-    return entries.parameter + piece + (f".mean({constant[0]})" if constant else "")

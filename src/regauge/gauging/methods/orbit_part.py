@@ -104,7 +104,7 @@ class OrbitPart:
     def params(self, point: Point, names: Iterable[str] | None = None) -> Params:
         """The network at a point, or some tensors of it; differentiable in the point."""
         moved = self.start if names is None else {name: self.start[name] for name in names if name in self.start}
-        return self._moved(moved, point.matrices, point.scales)
+        return self._moved(self.symmetry, moved, point.matrices, point.scales)
 
     def gradients(self, point: Point, gradients: Params) -> Params:
         """Gradients of a function of the network at a point, given those at the start; differentiable in the point.
@@ -113,10 +113,11 @@ class OrbitPart:
         be several, along a leading axis.
         """
         scales = None if point.scales is None else _inverse_transposed(self.symmetry, point.scales)
-        return self._moved(gradients, _inverse_transposed(self.found.symmetry, point.matrices), scales)
+        matrices = _inverse_transposed(self.found.symmetry, point.matrices)
+        return self._moved(self.symmetry.on_sums, gradients, matrices, scales)
 
-    def _moved(self, tensors: Params, matrices: Element, scales: Element | None) -> Params:
-        for symmetry, element in ((self.found.symmetry, matrices), (self.symmetry, scales)):
+    def _moved(self, scaling: Symmetry, tensors: Params, matrices: Element, scales: Element | None) -> Params:
+        for symmetry, element in ((self.found.symmetry, matrices), (scaling, scales)):
             if element is not None:
                 sites = {name: local for name, local in symmetry.sites.items() if name in tensors}
                 ndims = {name: self.start[name].ndim for name in sites}

@@ -1,0 +1,257 @@
+"""Gains written as `1 + weight`: scales and signs act on the sum, and the sum is what folds into the layers behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from translation_nets import gap, generator, outputs
+
+import regauge as rg
+from regauge import weightspace as ws
+from regauge.alignment.engine.frames import balances_of
+from regauge.alignment.streamed.match import align_streamed
+from regauge.alignment.streamed.plan import make_plan
+from regauge.canonical import orbit_distance
+from regauge.core.moving.random_moves import RandomMoves
+from regauge.core.params import Params
+from regauge.core.probe import InDouble
+from regauge.gauging import scale_pairs
+
+EVERY = ("permutation", "sign", "scale", "linear", "translation")
+FACTORS = ("sign", "scale")
+
+
+class Norm(nn.Module):
+    """Normalize by the mean square, and multiply by a parameter plus a number, written in some way."""
+
+    def __init__(self, gain: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.gain = nn.Parameter(torch.randn(6)), gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.gain(self.weight)
+
+
+def plus_one(gain: Callable[[Tensor], Tensor] = lambda w: 1.0 + w) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
+    """A small network behind such a norm."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 6), Norm(gain), nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    return module, x, rg.discover(module, (x,)), {key: t.detach() for key, t in module.state_dict().items()}
+
+
+def gemma(kind: str = "", **settings: object) -> tuple[nn.Module, Tensor, Params]:
+    """A small language model with gains of this form, away from its initialization."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "head_dim": 4}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
+    config = getattr(transformers, f"Gemma{kind}Config")(**{**sizes, "tie_word_embeddings": False, **settings})
+    torch.manual_seed(0)
+    module = getattr(transformers, f"Gemma{kind}ForCausalLM")(config).double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module, torch.randint(1, 11, (2, 5)), {key: t.detach() for key, t in module.state_dict().items()}
+
+
+def logits(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """The outputs of a language model whose norms stay in double precision."""
+    with InDouble(), torch.no_grad():
+        found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False).logits
+    return found
+
+
+@pytest.mark.parametrize("kind", ["", "2"])
+def test_gains_of_gemma_are_scaled_and_folded(kind: str) -> None:
+    module, x, params = gemma(kind)
+    symmetry, before = rg.discover(module, (x,)), logits(module, params, x)
+    norms = [name for name in params if name.endswith("norm.weight")]
+    assert symmetry.added == dict.fromkeys(norms, 1.0)
+    written = [name for name in norms if kind and "post_" in name]  # onto the stream, where signs act alone
+    for parts in (FACTORS, EVERY):
+        moved = symmetry.act(symmetry.random(generator(1), parts), params)
+        assert all(gap({"": moved[name]}, {"": params[name]}) > 0.1 for name in norms)
+        assert torch.allclose(logits(module, moved, x), before, atol=1e-9)
+        assert orbit_distance(params, moved, symmetry) < 1e-7
+        assert "gauge" in str(rg.compare(params, moved, symmetry, generator=generator(0)).verdict)
+    representative, coordinates = symmetry.split(params)
+    assert torch.allclose(logits(module, representative, x), before, atol=1e-9)
+    assert gap(symmetry.join(representative, coordinates), params) < 1e-14
+    folded = rg.fold(params, module, (x,), symmetry=symmetry)
+    assert set(folded.ones) == set(norms) - set(written)
+    assert all(bool((folded.params[name] == 0).all()) for name in folded.ones)
+    assert torch.allclose(logits(module, folded.params, x), before, atol=1e-9)
+    turned = rg.discover(module, (x,), ones=folded.ones)
+    assert ("orthogonal" in [group.kind for group in turned.groups]) == (not kind)
+    rotated = turned.act(turned.random(generator(2)), folded.params)
+    assert torch.allclose(logits(module, rotated, x), before, atol=1e-9)
+    with pytest.raises(ValueError, match="whose gains are one"):
+        rg.align(params, params, turned)
+
+
+def test_a_tied_head_keeps_the_gain_that_it_reads_behind() -> None:
+    module, x, params = gemma(tie_word_embeddings=True)
+    folded = rg.fold(params, module, (x,))
+    assert "model.norm.weight" not in folded.ones
+    assert len(folded.ones) == 4
+    assert torch.allclose(logits(module, folded.params, x), logits(module, params, x), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("gain", "number"),
+    [
+        (lambda w: 1.0 + w, 1.0),
+        (lambda w: w + 2, 2.0),
+        (lambda w: w - 0.5, -0.5),
+        (lambda w: (w.clone() + 1).contiguous(), 1.0),
+        (lambda w: 1.0 - w, None),
+        (lambda w: 1 + 2 * w, None),
+        (lambda w: (1 + w).exp(), None),
+        (lambda w: (1 + w) * (2 + w), None),
+        (lambda w: (1 + w) * w, None),
+        (lambda w: torch.add(w, 1, alpha=2), None),
+    ],
+)
+def test_a_number_is_known_where_every_use_adds_it_and_multiplies(
+    gain: Callable[[Tensor], Tensor], number: float | None
+) -> None:
+    module, x, symmetry, params = plus_one(gain)
+    assert symmetry.added == ({} if number is None else {"1.weight": number})
+    assert (symmetry["0"].kind == "scaled") == (number is not None)
+    moved = symmetry.act(symmetry.random(generator(1)), params)
+    assert torch.allclose(outputs(module, moved, x), outputs(module, params, x), atol=1e-12)
+
+
+def test_elements_are_a_group_that_acts_on_sums() -> None:
+    _, _, symmetry, params = plus_one()
+    g, h = (symmetry.random(generator(seed)) for seed in (1, 2))
+    moved = symmetry.act(g, params)
+    assert gap(symmetry.act(h, moved), symmetry.act(symmetry.compose(h, g), params)) < 1e-14
+    assert gap(symmetry.act(symmetry.inverse(g), moved), params) < 1e-14
+    assert gap(symmetry.compile(g)(params), moved) < 1e-14
+    sums = symmetry.on_sums.act(g, symmetry.sums(params))
+    assert gap(symmetry.from_sums(sums, params), moved) < 1e-14
+    again = rg.Symmetry.from_json(symmetry.to_json())
+    assert again == symmetry
+    assert "act on the weight plus a number: 1.weight" in str(again)
+    elements = symmetry.random(generator(3), batch=(2,))
+    both, one = symmetry.act(elements, params), symmetry.act(elements.item(1), params)
+    assert gap({key: both[key][1] for key in symmetry.sites}, one) == 0
+    in_place = {key: t.clone() for key, t in params.items()}
+    symmetry.act_(g, in_place)
+    assert gap(in_place, moved) == 0
+
+
+def test_what_a_scale_of_one_moves_keeps_its_bits() -> None:
+    _, _, symmetry, params = plus_one()
+    blank = symmetry.identity()
+    scale = torch.ones(1, 6, dtype=torch.float64)
+    scale[0, 2] = 3
+    one = blank.replace("0", replace(blank["0"], scale=scale))
+    moved = symmetry.act(one, params)["1.weight"]
+    is_moved = moved != params["1.weight"]
+    assert is_moved.tolist() == [False, False, True, False, False, False]
+    exponent = next(p.scale[0] for p in symmetry["0"].placements if p.parameter == "1.weight")
+    assert float(moved[2]) == pytest.approx(3.0**exponent * (float(params["1.weight"][2]) + 1) - 1)
+
+
+def test_sixteen_bits_are_computed_wider() -> None:
+    _, _, symmetry, params = plus_one()
+    half = {key: t.bfloat16() for key, t in params.items()}
+    element = symmetry.random(generator(1), FACTORS)
+    wide = symmetry.act(element, {key: t.double() for key, t in half.items()})
+    assert torch.allclose(symmetry.act(element, half)["1.weight"].double(), wide["1.weight"], rtol=2**-8, atol=2**-12)
+
+
+def test_the_canonical_form_sees_the_sums() -> None:
+    module, x, symmetry, params = plus_one()
+    canonical = rg.canonicalize(params, symmetry)
+    assert torch.allclose(outputs(module, canonical, x), outputs(module, params, x), atol=1e-12)
+    moved = symmetry.act(symmetry.random(generator(2)), params)
+    assert gap(rg.canonicalize(moved, symmetry), canonical) < 1e-11
+    prints = [rg.comparison.fingerprint(one, symmetry) for one in (params, moved)]
+    assert torch.allclose(*prints, atol=1e-8)
+
+
+def test_balancing_reaches_one_point_of_the_orbit() -> None:
+    torch.manual_seed(0)
+
+    class Gated(nn.Module):
+        """A gain before a ReLU, whose signs cannot follow, so that it stays out of the chart."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out, self.gain = nn.Linear(3, 5), nn.Linear(5, 2), nn.Parameter(torch.rand(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.out(torch.relu(self.into(x) * (1 + self.gain)))
+            return out
+
+    module, x = Gated().double(), torch.randn(4, 3, dtype=torch.float64)
+    symmetry = rg.discover(module, (x,))
+    assert symmetry["gain"].scales == 2
+    params = {key: t.detach() for key, t in module.state_dict().items()}
+    moved = symmetry.act(symmetry.random(generator(1), ("scale",)), params)
+    assert torch.allclose(outputs(module, moved, x), outputs(module, params, x), atol=1e-12)
+    assert orbit_distance(params, moved, symmetry) < 1e-11
+    balanced = [symmetry.act(rg.canonical.canonical_element(one, symmetry), one) for one in (params, moved)]
+    assert gap(*balanced) < 1e-11
+
+
+def test_random_moves_of_populations_keep_functions() -> None:
+    module, x, symmetry, params = plus_one()
+    population = {key: t.expand(3, *t.shape).clone() for key, t in params.items()}
+    moved = RandomMoves(symmetry, ("permutation", *FACTORS))(population, [((3,), generator(1))])
+    for k in range(3):
+        one = {key: t[k] for key, t in moved.items()}
+        assert gap(one, params) > 0.1
+        assert torch.allclose(outputs(module, one, x), outputs(module, params, x), atol=1e-6)
+
+
+def test_nets_over_networks_read_the_sums() -> None:
+    _, _, symmetry, params = plus_one()
+    net = ws.Metanet(symmetry, layer=ws.MessagePassing(), head=ws.Invariant(outputs=3), width=8, depth=1,
+                     generator=generator(0)).double()  # fmt: skip
+    elements = symmetry.random(generator(1), tuple(part for part in FACTORS if part in net.parts), batch=(2,))
+    read = net(symmetry.act(elements, {key: t.expand(2, *t.shape) for key, t in params.items()}))
+    assert torch.allclose(read[0], read[1], atol=1e-8)
+
+
+def test_tables_for_other_tools_leave_such_gains_out() -> None:
+    _, _, symmetry, _ = plus_one()
+    pairs, others = scale_pairs(symmetry)
+    assert not any(pair.smooth == "1" for pair in pairs)
+    assert any("adds a number" in reason for _, reason in others)
+
+
+@pytest.mark.parametrize(
+    "added", ['{"1.weight": "one"}', '{"nothing": 1.0}', '{"0.weight": 1.0}', '{"1.weight": NaN}', '["1.weight"]']
+)
+def test_damaged_numbers_are_refused(added: str) -> None:
+    _, _, symmetry, _ = plus_one()
+    text = symmetry.to_json()
+    start = text.index('"added"')
+    end = text.index("}", start) + 1
+    with pytest.raises(ValueError, match=r"added"):
+        rg.Symmetry.from_json(text[:start] + f'"added": {added}' + text[end:])
+
+
+def test_streaming_finds_what_matching_in_memory_finds(tmp_path: Path) -> None:
+    module, x, params = gemma()
+    symmetry = rg.discover(module, (x,), verify=False)
+    near = {key: t + 0.02 * torch.randn_like(t) for key, t in params.items()}
+    moved = symmetry.act(symmetry.random(generator(1)), near)
+    for letter, one in (("a", params), ("b", moved)):
+        rg.save(one, tmp_path / f"{letter}.safetensors")
+    files = tuple(rg.Checkpoint.open(tmp_path / f"{letter}.safetensors") for letter in "ab")
+    symmetry, method = symmetry.bind(params), rg.WeightMatching()
+    dtypes = [{name: entry.dtype for name, entry in one.stored.items()} for one in files]
+    ways = {"balances": balances_of(symmetry, method.scales, None)}
+    whole = make_plan(symmetry, dtypes, memory=1 << 40, **ways)
+    streamed = align_streamed(*files, make_plan(symmetry, dtypes, memory=whole.peak - 1, **ways), method)
+    aligned = rg.align(params, moved, symmetry, method=method)
+    assert gap(symmetry.act(streamed.element, moved), aligned.params) < 1e-4
+    assert gap(aligned.params, params) < 0.2 < gap(moved, params)
