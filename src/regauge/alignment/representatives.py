@@ -19,7 +19,7 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
-from regauge.core.behind_gains import gains_of, lift, lower, on_representatives, rotatable
+from regauge.core.behind_gains import gains_of, lift, lower, on_representatives
 from regauge.core.chart import Coordinates, chart_gains, into_coordinates
 from regauge.core.element import Element, stack
 from regauge.core.families import compared
@@ -53,7 +53,7 @@ def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> R
         chosen = (is_rotated == some).nonzero().flatten()
         if not len(chosen):
             continue
-        names = rotatable(symmetry) if some else ()
+        names = symmetry.rotatable if some else ()
         here = replace(behind[chosen], symmetry=on_representatives(symmetry, names))
         if known is not None and not some and method == WeightMatching() and problem.task is None:
             found = known.rows(chosen)
@@ -74,7 +74,7 @@ def match_many_representatives(method: Method, problem: ManyProblem, rotate: Rot
     others = {name: torch.stack([one[name] for one in networks[1:]]) for name in networks[0]}
     first = {name: tensor.expand(len(networks) - 1, *tensor.shape) for name, tensor in networks[0].items()}
     _, is_rotated = _explain(symmetry, Problem(first, others, on_representatives(symmetry)), rotate)
-    names = rotatable(symmetry) if bool(is_rotated.double().mean() > 0.5) else ()
+    names = symmetry.rotatable if bool(is_rotated.double().mean() > 0.5) else ()
     here = replace(problem, networks=networks, symmetry=on_representatives(symmetry, names))
     found = _restrict(method, symmetry, names).match_many(here)
     elements, notes = [symmetry.identity()], list(found.notes)
@@ -107,7 +107,7 @@ def in_coordinates_of(
     Groups that the element rotates are those that it has no order of.
     """
     first, second = map(batch_of_one, pair)
-    names = [name for name in rotatable(symmetry) if element[name].matrix is not None]
+    names = [name for name in symmetry.rotatable if element[name].matrix is not None]
     return _write(symmetry, element.expand(1), second, names, symmetry.split(first)[1], first)[0].item(0)
 
 
@@ -121,7 +121,7 @@ def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tu
 
 def _explain(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> tuple[Results | None, Tensor]:
     """Match representatives by orders, if that decides; and which pairs are rotated, bool `[pairs]`."""
-    names, count = rotatable(symmetry), problem.pairs
+    names, count = symmetry.rotatable, problem.pairs
     if not names or rotate == "never":
         return None, torch.zeros(count, dtype=torch.bool)
     is_free = torch.ones(count, dtype=torch.bool)

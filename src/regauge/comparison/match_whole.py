@@ -16,7 +16,6 @@ from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
 from regauge.comparison.strangers import estimate_chance, explain
 from regauge.comparison.verdicts import MOVED
-from regauge.core.behind_gains import rotatable
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -58,7 +57,7 @@ def match_whole(
         if any(two[n] is not one[n] for one, two in zip((first, second), whole, strict=True) for n in one):
             (first, second), is_factorized = whole, True
             result, left = _align(first, second, behind, ignored)
-        if left > MOVED * distance(*given, ignored) and rotatable(symmetry):
+        if left > MOVED * distance(*given, ignored) and symmetry.rotatable:
             rotated = symmetry.on_representatives(rotate=True)
             other, less = _align(first, second, rotated, ignored)
             if less < ROTATED * left:

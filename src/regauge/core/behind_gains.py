@@ -81,7 +81,7 @@ class _Kept:
 
 @remembered
 def _kept(symmetry: Gained) -> dict[str, _Kept]:
-    """What is left of the families of each group that has gains, by its name."""
+    """Combinations of the families of each group that has gains, by its name."""
     found = {}
     for one in gain_scales(symmetry, symmetry.gains):
         places = [site.placement for site in one.sites.values()]
@@ -152,7 +152,7 @@ def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """What an element does to representatives, as an element of `on_representatives`."""
+    """The element of `on_representatives` that acts as an element does on representatives."""
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:

@@ -152,7 +152,7 @@ class Symmetry:
             n = group.size - group.keeps_ones
             one = {"linear": n * n, "orthogonal": n * (n - 1) // 2, "none": group.scales * n}[group.matrix]
             total += one * self.count_copies(group.name)
-        for name in rotatable(self) if self.is_sized else ():
+        for name in self.rotatable if self.is_sized else ():
             n = self[name].size - (self[name].behind_gains == "centered")
             total += n * (n - 1) // 2
         return total
@@ -191,7 +191,7 @@ class Symmetry:
             )
         if _element.TRANSLATION in chosen and self.translations:
             found = found.translated(random_translation(self, generator, tuple(batch)))
-        if _element.ROTATION in chosen and rotatable(self):
+        if _element.ROTATION in chosen and self.rotatable:
             found = found.rotated(random_rotation(self, generator, tuple(batch)))
         return found
 
@@ -317,7 +317,12 @@ class Symmetry:
             rotate: Whether groups that say so in `behind_gains` are rotations instead of orders; this does not hold
                 for networks with a gain of zero.
         """
-        return on_representatives(self, rotatable(self) if rotate else ())
+        return on_representatives(self, self.rotatable if rotate else ())
+
+    @property
+    def rotatable(self) -> tuple[str, ...]:
+        """The groups that are rotations where gains are one; none whose axes hold structure."""
+        return rotatable(self) if any(group.behind_gains != "none" for group in self.groups) else ()
 
     def translation(self, name: str) -> TranslationFamily:
         """The family of translations of this name.

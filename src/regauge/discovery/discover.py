@@ -159,7 +159,7 @@ def _discover(
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
     """A symmetry whose groups say how they are rotated where the gains on their axes are one."""
-    gains = chart_gains(symmetry)
+    gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:
         return symmetry
     result = _run(with_ones(program, gains, module))
