@@ -40,6 +40,19 @@ def has_representatives(symmetry: Symmetry) -> bool:
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
+def require_memory_for(rotate: Rotate) -> None:
+    """Raise unless streamed networks, which are matched as they are, can be moved as wanted.
+
+    Raises:
+        ValueError: They cannot be rotated.
+    """
+    if rotate == "always":
+        raise ValueError(
+            "the networks are streamed, and are reordered as they are then; give more memory for rotate='always', or "
+            "leave it out"
+        )
+
+
 def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> Results:
     """Match pairs as representatives, if they have any and the method reads them; each result in A's coordinates."""
     symmetry = problem.symmetry

@@ -305,7 +305,7 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
     """Rotate the representative of a network that the linear part of an element has moved, and add to coordinates."""
-    batch, families = element.batch, [symmetry.translation(name) for name in element.translation]
+    batch = element.batch
     require_parameters(symmetry, params)
     _require_shapes(symmetry, element)
     lead = max(count_lead(symmetry, params), len(batch))
@@ -324,13 +324,17 @@ def translate(symmetry: Charted, element: Element, params: Params, skip: Collect
     for name, vector in element.translation.items():
         coordinates[name] = coordinates[name] + vector.to(coordinates[name])
     joined = join(symmetry, representative, coordinates, lead)
-    changed = {name for family in families for name in family.parameters} | (rotated & params.keys())
-    if element.rotation:
-        changed |= charted(symmetry)
-    every = {name: names for names in symmetry.tied for name in names}
-    changed |= {other for name in changed for other in every.get(name, ()) if other in params}
+    changed = changed_by(symmetry, element) & params.keys()
     rounded = round_alike_given(joined, whole, [name for name in changed if name not in skip])
     return {**params, **{name: rounded[name] for name in changed if name not in skip}}
+
+
+def changed_by(symmetry: Charted, element: Element) -> set[str]:
+    """The parameters that the translations and rotations of an element change, by all their names."""
+    changed = {name for family in element.translation for name in symmetry.translation(family).parameters}
+    for name in element.rotation:
+        changed |= {place.parameter for place in rotated_group(symmetry, name).placements} | charted(symmetry)
+    return changed | {name for names in symmetry.tied if changed & {*names} for name in names}
 
 
 def _require_shapes(symmetry: Charted, element: Element) -> None:
