@@ -10,6 +10,7 @@ from torch import Tensor
 from translation_nets import EVERY, NETS, gap, generator, network, outputs
 
 import regauge as rg
+from regauge import flow
 from regauge import weightspace as ws
 from regauge.checkpoints.writing import save
 from regauge.comparison import fingerprint
@@ -233,3 +234,25 @@ def test_nothing_is_written_where_nothing_is_removed() -> None:
         assert all(torch.equal(kept.params[key], one[key]) for key in one)
         some = rg.prune(one, symmetry, share={"blocks.1.up": 0.5}, criterion=rg.pruning.Magnitude(), task=task)
         assert torch.equal(some.params["blocks.1.up.bias"], one["blocks.1.up.bias"][some.kept["blocks.1.up"]])
+
+
+@pytest.mark.parametrize("name", ["mixture", "two norms", "batch norm", "fused attention"])
+def test_flows_are_of_representatives_and_have_one_density_for_an_orbit(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    source = generator(5)
+    noise = {key: torch.randn(24, *t.shape, generator=source, dtype=torch.float64) for key, t in params.items()}
+    population = {
+        key: t.expand(24, *t.shape) if key in symmetry.buffers or not t.is_floating_point() else t + 0.1 * noise[key]
+        for key, t in params.items()
+    }
+    few = {key: t[:3] for key, t in population.items()}
+    moved = symmetry.act(symmetry.random(generator(1), TRANSLATED, batch=(3,)), few)
+    made, apart = {"net": flow.Perceptron(8, 1), "is_aligned": True, "epochs": 1, "batch": 12}, []
+    for scales in ("sphere", "flat", "keep"):
+        config = flow.FlowConfig(representation=flow.Representation(scales), **made)
+        found = flow.fit(population, symmetry, config, generator=generator(0))
+        one, other = (found.log_density(networks, steps=2, probes=2) for networks in (few, moved))
+        apart.append(float(((one - other) / one).abs().max()))
+        drawn = {key: t[0].to(params[key]) for key, t in found.sample(1, generator=generator(2), steps=2).items()}
+        assert outputs(module, drawn, x).isfinite().all()
+    assert max(apart[:2]) < 1e-9 < 1e-6 < apart[2]
