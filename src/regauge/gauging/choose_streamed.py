@@ -35,8 +35,9 @@ def choose_streamed(
 ) -> Chosen:
     """Draw rotations for a checkpoint on the disk, and keep them where its layers round no worse.
 
-    All rotations are kept, or none; translations stay, since what they add are products of tensors. The mean over layers of the relative squared rounding error decides, of some rows
-    of large layers, with the scheme and at 8, 4 and 3 bits per row.
+    All rotations are kept, or none; translations stay, since what they add are products of tensors. The mean over
+    layers of the relative squared rounding error decides, of some rows of large layers, with the scheme and at 8, 4 and
+    3 bits per row.
 
     Args:
         checkpoint: The network.
