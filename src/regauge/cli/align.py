@@ -34,7 +34,9 @@ def run(options: Align) -> None:
         if tokens is not None and not tokens.is_complete:
             result = rg.merging.align_tokens(job, found.symmetry, tokens, **ways, progress=progress)
         else:
-            result = rg.align(a, b, found.symmetry, out=job.output, memory=job.limit, rotate=rotate, progress=progress, **ways)
+            result = rg.align(
+                a, b, found.symmetry, out=job.output, memory=job.limit, rotate=rotate, progress=progress, **ways
+            )
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}
     if test is not None:

@@ -195,7 +195,8 @@ def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
     networks, left = list(blend.networks), list(elements)
     for k, element in enumerate(elements):
         if element.translation or element.rotation:
-            given = networks[k].params if isinstance(networks[k], Checkpoint) else networks[k]
+            network = networks[k]
+            given = network.params if isinstance(network, Checkpoint) else network
             wide = {name: t.double() if t.dtype in VALUES else t for name, t in given.items()}
             networks[k], left[k] = blend.symmetry.act(element, wide), blend.symmetry.identity()
     return replace(blend, networks=tuple(networks), elements=tuple(left))
