@@ -9,7 +9,7 @@ from torch.nn import functional
 import regauge as rg
 from regauge.core.params import Params
 
-EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
+EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation", "rotation")
 """All parts of an element."""
 
 

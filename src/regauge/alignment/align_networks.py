@@ -18,6 +18,7 @@ from regauge.alignment.representatives import (
     Rotate,
     match_many_representatives,
     match_representatives,
+    notes_as_given,
     require_memory_for,
 )
 from regauge.alignment.result import Result, Results
@@ -133,7 +134,8 @@ def align(
             from regauge.alignment.streamed.job import align_job, plan_job
 
             require_memory_for(rotate)
-            return align_job(plan_job(job, symmetry, method, task), progress)
+            streamed = align_job(plan_job(job, symmetry, method, task), progress)
+            return replace(streamed, notes=(*streamed.notes, *notes_as_given(symmetry)))
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
         # Methods that look at activations import discovery, which takes longer than aligning small networks.

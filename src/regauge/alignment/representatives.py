@@ -53,6 +53,12 @@ def require_memory_for(rotate: Rotate) -> None:
         )
 
 
+def notes_as_given(symmetry: Symmetry) -> tuple[str, ...]:
+    """A sentence on streamed networks that differ from their representatives."""
+    told = "streamed networks are matched as they are: translations, and rotations behind gains, stay between them"
+    return (told,) if has_representatives(symmetry) else ()
+
+
 def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> Results:
     """Match pairs as representatives, if they have any and the method reads them; each result in A's coordinates."""
     symmetry = problem.symmetry

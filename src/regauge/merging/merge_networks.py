@@ -194,7 +194,8 @@ def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
     """A blend of aligned networks, of which those that are translated or rotated are moved as a whole, in float64."""
     networks, left = list(blend.networks), list(elements)
     for k, element in enumerate(elements):
-        if element.translation or element.rotation:
+        is_first = k == 0 and blend.base is None  # It stays, and the result has its dtypes.
+        if not is_first and (element.translation or element.rotation):
             network = networks[k]
             given = network.params if isinstance(network, Checkpoint) else network
             wide = {name: t.double() if t.dtype in VALUES else t for name, t in given.items()}
