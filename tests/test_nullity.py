@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 import regauge as rg
 
-SHIFTS = "shifts and factors that biases, gains and running statistics pass to one another"
-
 
 class Residual(nn.Module):
     """A stem and one residual block of 4 channels, normalized."""

@@ -14,6 +14,10 @@ from regauge.core.groups import Group
 from regauge.core.remembered import Remembering, remembered
 
 
+ROUNDING = 1e-6
+"""Singular values below this are zero, of exponents along an orthonormal basis."""
+
+
 class Scaled(Remembering, Protocol):
     """A symmetry, as far as it matters here."""
 
@@ -105,7 +109,7 @@ class GainScales:
             places = [one.placement for one in (*sites.values(), site)]
             rows = torch.tensor([place.scale for place in places], dtype=torch.float64)
             flip = _flipping([place.sign for place in places])
-            if flip and int(torch.linalg.matrix_rank(rows @ kept)) == len(rows):
+            if flip and int(torch.linalg.matrix_rank(rows @ kept, atol=ROUNDING)) == len(rows):
                 sites[name] = site
                 flips.append(flip)
         return cls(group, shape, sites, flips, kept)
@@ -158,7 +162,7 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
     if not moving:
         return torch.eye(group.scales, dtype=torch.float64)
     rows = torch.tensor(sorted(moving), dtype=torch.float64)
-    _, _, directions = torch.linalg.svd(rows, full_matrices=True)
+    directions: Tensor = torch.linalg.svd(rows, full_matrices=True)[2]
     return directions[int(torch.linalg.matrix_rank(rows)) :].mT
 
 
