@@ -158,6 +158,9 @@ def test_nets_over_networks_read_representatives(name: str) -> None:
         other = {key: t + net(one).get(key, 0) for key, t in one.items()}
         assert gap(changed, population) > 1e-3
         assert gap(symmetry.act(element, changed), other) < 1e-9
+    read = ws.find_readers(symmetry)
+    shared = ws.Metanet(symmetry, layer=ws.MessagePassing(), head=ws.Invariant(1), readers=read)
+    assert ("translation" in shared.parts) == (not read)
     statistics = invariant_statistics(symmetry)
     assert abs(statistics(moved) - statistics(population)).max() < 1e-6
 
