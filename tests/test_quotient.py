@@ -10,9 +10,10 @@ from torch import Tensor
 from translation_nets import EVERY, NETS, gap, generator, network, outputs
 
 import regauge as rg
+from regauge import flow
 from regauge import weightspace as ws
 from regauge.checkpoints.writing import save
-from regauge.comparison import fingerprint
+from regauge.comparison import compare_many, fingerprint
 from regauge.core.lazy_chart import LazyRepresentative
 from regauge.core.params import Params
 from regauge.learn.layer_statistics import invariant_statistics
@@ -157,6 +158,9 @@ def test_nets_over_networks_read_representatives(name: str) -> None:
         other = {key: t + net(one).get(key, 0) for key, t in one.items()}
         assert gap(changed, population) > 1e-3
         assert gap(symmetry.act(element, changed), other) < 1e-9
+    read = ws.find_readers(symmetry)
+    shared = ws.Metanet(symmetry, layer=ws.MessagePassing(), head=ws.Invariant(1), readers=read)
+    assert ("translation" in shared.parts) == (not read)
     statistics = invariant_statistics(symmetry)
     assert abs(statistics(moved) - statistics(population)).max() < 1e-6
 
@@ -233,3 +237,82 @@ def test_nothing_is_written_where_nothing_is_removed() -> None:
         assert all(torch.equal(kept.params[key], one[key]) for key in one)
         some = rg.prune(one, symmetry, share={"blocks.1.up": 0.5}, criterion=rg.pruning.Magnitude(), task=task)
         assert torch.equal(some.params["blocks.1.up.bias"], one["blocks.1.up.bias"][some.kept["blocks.1.up"]])
+
+
+@pytest.mark.parametrize("name", ["mixture", "two norms", "batch norm", "fused attention"])
+def test_flows_are_of_representatives_and_have_one_density_for_an_orbit(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    source = generator(5)
+    noise = {key: torch.randn(24, *t.shape, generator=source, dtype=torch.float64) for key, t in params.items()}
+    population = {
+        key: t.expand(24, *t.shape) if key in symmetry.buffers or not t.is_floating_point() else t + 0.1 * noise[key]
+        for key, t in params.items()
+    }
+    few = {key: t[:3] for key, t in population.items()}
+    moved = symmetry.act(symmetry.random(generator(1), TRANSLATED, batch=(3,)), few)
+    made, apart = {"net": flow.Perceptron(8, 1), "is_aligned": True, "epochs": 1, "batch": 12}, []
+    for scales in ("sphere", "flat", "keep"):
+        config = flow.FlowConfig(representation=flow.Representation(scales), **made)
+        found = flow.fit(population, symmetry, config, generator=generator(0))
+        one, other = (found.log_density(networks, steps=2, probes=2) for networks in (few, moved))
+        apart.append(float(((one - other) / one).abs().max()))
+        drawn = {key: t[0].to(params[key]) for key, t in found.sample(1, generator=generator(2), steps=2).items()}
+        assert outputs(module, drawn, x).isfinite().all()
+    assert max(apart[:2]) < 1e-9 < 1e-6 < apart[2]
+
+
+@pytest.mark.parametrize("name", ["decoder", "patches", "linear layers", "layer scale", "batch norm"])
+def test_translated_copies_get_one_gauge(name: str, tmp_path: Path) -> None:
+    module, x, symmetry, params = network(name)
+    before = outputs(module, params, x)
+    drawn = symmetry.random(generator(1), TRANSLATED).translation
+    far_away = [symmetry.identity().translated({key: f * t for key, t in drawn.items()}) for f in (9.0, -6.0)]
+    copies = [symmetry.act(element, params) for element in far_away]
+    task = rg.Task(module, [((x,), before)], lambda out, y: (out - y).square().mean())
+    methods = (rg.gauging.Equalize(), rg.gauging.Hadamard())
+    for settings in ({"by": "weights"}, {"by": "loss"}):
+        method = rg.gauging.BestGauge(methods=methods, is_kept_always=True, **settings)
+        found = [rg.gauge(one, symmetry, method=method, task=task, test=task, generator=generator(0)) for one in copies]
+        assert gap(found[0].params, found[1].params) < 1e-8
+        assert gap(found[0].params, copies[0]) > 0.1
+        for one in found:
+            assert one.certificate is not None
+            assert one.certificate.ok
+            assert torch.allclose(outputs(module, one.params, x), before, atol=1e-9)
+        as_it_was = rg.gauge(params, symmetry, method=replace(method, is_kept_always=False), task=task, test=task)
+        assert as_it_was.objective >= as_it_was.initial
+    path = save(copies[0], tmp_path / "a.safetensors")
+    out = tmp_path / "b.safetensors"
+    made = rg.gauge(path, symmetry, method=method, task=task, test=task, out=out, generator=generator(0))
+    assert gap(dict(made.params), found[0].params) < 1e-12
+    assert outputs(module, dict(made.params), x).allclose(before, atol=1e-9)
+
+
+def test_in_16_bits_a_gauge_leaves_translations_alone() -> None:
+    _, _, symmetry, params = network("decoder")
+    half = {key: t.bfloat16() if t.is_floating_point() else t for key, t in translated(symmetry, params).items()}
+    found = rg.gauge(half, symmetry, method=rg.gauging.BestGauge(methods=(rg.gauging.Equalize(),), is_kept_always=True))
+    assert all(not move.element.translation for move in found.moves)
+
+
+@pytest.mark.parametrize("name", ["patches", "encoder, norms first"])
+def test_translated_copies_have_their_place_in_a_tree(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    source = generator(3)
+    steps = [
+        {key: 0.02 * torch.randn(t.shape, generator=source, dtype=torch.float64).to(t) for key, t in params.items()}
+        for _ in range(2)
+    ]
+    first, second = ({key: t + step[key] for key, t in params.items()} for step in steps)
+    networks = {"base": params, "first": first, "second": second}
+    moved = {key: translated(symmetry, one, seed) for seed, (key, one) in enumerate(networks.items())}
+    found = [
+        compare_many([*nets], lambda a, b, nets=nets: rg.compare(nets[a], nets[b], symmetry, draws=9))
+        for nets in (networks, moved)
+    ]
+    assert [len(one.families) for one in found] == [1, 1]
+    assert (found[0].distances > 1e-3).sum() == 6
+    assert torch.allclose(found[0].distances, found[1].distances, rtol=1e-6)
+    assert [[branch.parent for branch in tree] for tree in found[0].trees] == [
+        [branch.parent for branch in tree] for tree in found[1].trees
+    ]

@@ -13,7 +13,6 @@ from regauge.core.element import Element, Value
 from regauge.core.groups import Group
 from regauge.core.remembered import Remembering, remembered
 
-
 ROUNDING = 1e-6
 """Singular values below this are zero, of exponents along an orthonormal basis."""
 
