@@ -142,6 +142,20 @@ class LayerScale(nn.Module):
         return out
 
 
+class Pooled(nn.Module):
+    """Means over positions between what writes into a norm and that norm, and between a norm and what reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.first, self.reader = nn.Linear(9, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.down, self.second, self.out = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.into(x))
+        out: Tensor = self.reader(x.mean(1)) + self.out(self.second(self.down(functional.gelu(x)).mean(1)))
+        return out
+
+
 class Recurrent(nn.Module):
     """A recurrent layer with two biases for each gate."""
 
@@ -211,6 +225,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "batch norm": (_convolutions, lambda: torch.randn(4, 2, 7, 7), 7),
     "group norm": (_group_norms, lambda: torch.randn(4, 2, 7, 7), 5),
     "layer scale": (LayerScale, lambda: torch.randn(5, 4), 25),
+    "means": (Pooled, lambda: torch.randn(3, 5, 9), 32),
     "LSTM": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(2, 5, 3), 16),
     "GRU": (lambda: Recurrent(nn.GRU), lambda: torch.randn(2, 5, 3), 8),
     "fused attention": (SelfAttention, lambda: torch.randn(3, 5, 8), 16),
