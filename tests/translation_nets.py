@@ -98,6 +98,16 @@ class Mixture(nn.Module):
         return torch.stack([weights[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
 
 
+class TopMixture(Mixture):
+    """Two experts of each row, weighted by a softmax of the largest scores alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.router(x)
+        largest, chosen = scores.topk(2, dim=-1)
+        weights = torch.zeros_like(scores).scatter(1, chosen, largest.softmax(-1))
+        return torch.stack([weights[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
+
+
 class Parallel(nn.Module):
     """Two biases that are added before anything reads them."""
 
@@ -211,6 +221,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 131),
     "relative positions": (lambda: Attention(has_table=True), lambda: torch.randn(3, 5, 8), 50),
     "mixture": (Mixture, lambda: torch.randn(5, 6), 7),
+    "mixture of the largest": (TopMixture, lambda: torch.randn(5, 6), 7),
     "linear layers": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3), nn.GELU(), nn.Linear(3, 2)),
         lambda: torch.randn(5, 4), 11,

@@ -310,6 +310,8 @@ EFFECTS: Rules = {
     **dict.fromkeys(words("lstm gru rnn_tanh rnn_relu"), through_recurrent),
     **dict.fromkeys(words("masked_fill where"), _masked),
     "neg": lambda run, node: run.of(given(node)[0]).then(ImageStep("scale", factor=-1.0)),
+    # What is made in the shape of a value does not see the value.
+    **dict.fromkeys(words("zeros_like ones_like full_like new_zeros new_ones new_full"), lambda run, node: None),
     "topk": _topk,
     "argmax": _argmax,
     "embedding": through_embedding,
