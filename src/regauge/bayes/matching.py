@@ -85,6 +85,10 @@ def align_posteriors(
     standard deviations. What moves is the whole posterior, by one element: the samples of one chain lie in one
     copy of a mode, and matching them one by one would find the identity at a higher price.
 
+    Translations of `symmetry` are left alone, as scales are unless the method balances them: a posterior is flat along
+    their coordinates under a flat prior only. Under another prior a translated posterior predicts the same, but its
+    divergence from the prior is another one; `push` translates, and `diagnose` measures both.
+
     Between full covariances the cost is a quadratic assignment for each layer, of which this is the diagonal part.
     `regauge.bayes.transport.distance` measures the whole.
 

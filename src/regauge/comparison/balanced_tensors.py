@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from regauge.canonical.null_spaces import has_null_spaces
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
+from regauge.checkpoints.representative_checkpoint import RepresentativeCheckpoint
 from regauge.core.act import Site
 from regauge.core.balance import has_balance
+from regauge.core.chart import charted
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
 from regauge.core.movable import VALUES, require_movable
@@ -69,7 +72,9 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
     symmetry.require_ones({name: source[name] for name in symmetry.ones if name in source.stored})
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     stored = {n: one for n, one in source.stored.items() if n not in ignored and one.dtype in VALUES and one.nbytes}
-    largest = max(work_dtype(one.dtype).itemsize * math.prod(one.shape) for one in stored.values())
+    wide = charted(symmetry) if symmetry.translations else ()
+    sizes = {name: work_dtype(one.dtype).itemsize * math.prod(one.shape) for name, one in stored.items()}
+    largest = max(size * (1 + (name in wide)) for name, size in sizes.items())
     peak = int(HELD * SLACK * largest) + BASE + limit.held()
     if peak > limit.nbytes:
         raise ValueError(
@@ -77,6 +82,9 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
             f"{size_text(limit.nbytes)} that memory allows; allow {size_text(peak)} or more"
         )
     nbytes = sum(one.nbytes for one in stored.values())
+    if symmetry.translations:
+        source = RepresentativeCheckpoint(source, symmetry)
+        job = replace(job, checkpoints=(source,))
     passes = Passes((source,), [], progress)
     tensors = BalancedTensors(source, symmetry, list(stored), passes)
     if has_balance(symmetry):

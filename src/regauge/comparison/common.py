@@ -175,7 +175,8 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
         ones=_known(symmetry.ones, shapes),
         readers=tuple((name, axis) for name, axis in symmetry.readers if name in shapes),
         gains=_known(symmetry.gains, shapes),
-        translations=cut_translations(symmetry.translations, given, masks),
+        added={name: number for name, number in symmetry.added.items() if name in shapes},
+        translations=tuple(cut_translations(symmetry.translations, given, masks).values()),
     )
 
 

@@ -9,6 +9,7 @@ from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.source import Moved
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
+from regauge.checkpoints.representative_checkpoint import RepresentativeCheckpoint
 from regauge.comparison.common import Common, find_common
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
@@ -25,13 +26,18 @@ def match_streamed(
 ) -> Matched:
     """Align two checkpoints in sweeps over their files; what alignment explains by chance takes one stranger.
 
+    Translations are taken out of tensors when they are read.
+
     Raises:
         ValueError: There are references or a task, for which networks are in memory; or the memory does not suffice.
     """
     if references:
         raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")
     streamed = plan_job(job, symmetry, None, task)
-    a, b = job.checkpoints
+    a, b = stored = job.checkpoints
+    bound = symmetry.bind(a.on_meta())
+    if bound.translations:
+        a, b = (RepresentativeCheckpoint(one, bound) for one in stored)
     found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
 
     def chance() -> float | None:
@@ -39,8 +45,9 @@ def match_streamed(
         other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
         return by_chance([mean_share(measure_shares(Pair(a, stranger, found.symmetry), other.element))])
 
-    pair = Pair(a, b, found.symmetry)
-    return Matched(pair, found.element, chance, tested=pair, notes=found.notes)
+    pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], found.symmetry)
+    behind = None if pair == given else given
+    return Matched(pair, found.element, chance, tested=given, stored=behind, notes=found.notes)
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:

@@ -132,7 +132,7 @@ def chart_gains(symmetry: Charted) -> tuple[str, ...]:
 
 
 @remembered
-def _scaled(symmetry: Charted) -> tuple[str, ...]:
+def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
     """The parameters that scale with gains."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
@@ -141,7 +141,9 @@ def _scaled(symmetry: Charted) -> tuple[str, ...]:
 @remembered
 def charted(symmetry: Charted) -> frozenset[str]:
     """The parameters that may differ between a network and its representative."""
-    return frozenset(_scaled(symmetry)) | {name for family in symmetry.translations for name in family.parameters}
+    return frozenset(scaled_by_gains(symmetry)) | {
+        name for family in symmetry.translations for name in family.parameters
+    }
 
 
 @remembered
@@ -152,15 +154,21 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
     """Networks whose parameters are in the next wider dtype, so that they are rounded once."""
-    wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
     needed = _needed(symmetry)
-    return {n: t.to(wider.get(t.dtype, t.dtype)) if n in needed else t for n, t in params.items()}
+    return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """A tensor in the next wider dtype."""
+    wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
     """The parameters that scale with gains, by what brings the given gains to one; gains are sums in both."""
     element = unit_element(symmetry, gains, symmetry.gains, lead)
-    return symmetry.on_sums._act_on(element, {name: params[name] for name in _scaled(symmetry) if name in params})
+    scaled = scaled_by_gains(symmetry)
+    return symmetry.on_sums._act_on(element, {name: params[name] for name in scaled if name in params})
 
 
 def _tie(symmetry: Charted, params: Params) -> Params:
@@ -186,6 +194,7 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
     """The element that acts on networks as a given one does on their representatives, whose coordinates are zero."""
+    params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
     whole = symmetry.compose(element, unit_element(symmetry, sums(symmetry.added, params), symmetry.gains, lead))

@@ -6,7 +6,7 @@ so that a symmetry can be stored and act on networks that no module is at hand f
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -105,7 +105,7 @@ class ImageStep:
             return size
         raise ValueError(f"a step {self.kind!r} with entries {self.entries} takes no vector of {size} values")
 
-    def apply(self, vector: Tensor, params: Params, lead: int) -> Tensor:
+    def apply(self, vector: Tensor, params: Mapping[str, Tensor], lead: int) -> Tensor:
         """The image of a vector `[*lead, n]`."""
         if self.kind == "scale":
             return vector * self.factor
@@ -208,7 +208,7 @@ class TranslationFamily:
         read = [self.gain, *(step.entries for step in steps), *(step.by for step in steps)]
         return tuple(dict.fromkeys(one.parameter for one in read if one and one.parameter))
 
-    def read(self, params: Params, lead: int = 0) -> Tensor:
+    def read(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """The coordinate of networks."""
         gains = self._gains(params, lead)
         values = self.vector(params[self.entries.parameter], lead, gains)
@@ -224,7 +224,7 @@ class TranslationFamily:
             values = values * self._spread(gains, lead)
         return values.mean([lead + k for k in self.constant]) if self.constant else values
 
-    def _gains(self, params: Params, lead: int) -> Tensor | None:
+    def _gains(self, params: Mapping[str, Tensor], lead: int) -> Tensor | None:
         """The entries of the gain, `[*lead, n]`."""
         if self.gain is None:
             return None
@@ -249,24 +249,30 @@ class TranslationFamily:
 
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
         """Networks with more of a coordinate, and what makes up for it; tensors that change are new."""
+        result = dict(params)
+        for one in self.additions(params, coordinate, lead, sign):
+            result[one.entries.parameter] = one.to(result[one.entries.parameter], lead)
+        return result
+
+    def additions(
+        self, params: Mapping[str, Tensor], coordinate: Tensor, lead: int = 0, sign: float = 1.0
+    ) -> list["Addition"]:
+        """The vectors that are added to networks with more of a coordinate: to the home, and what makes up for it."""
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
-        added = [(self.entries, self.constant, _flat(vector, lead), inverse)]
+        added = [Addition(self.entries, self.constant, _flat(vector, lead), inverse)]
         for image in self.images:
             moved = _flat(vector, lead)
             for step in image.steps:
                 moved = step.apply(moved, params, lead)
-            added.append((image.entries, image.constant, moved, None))
-        result = dict(params)
-        for entries, constant, flat, factor in added:
-            result[entries.parameter] = add_to(result[entries.parameter], entries, constant, flat, lead, factor)
-        return result
+            added.append(Addition(image.entries, image.constant, moved))
+        return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
         """A tensor of the home's shape that holds nothing but this coordinate."""
         flat = _flat(self.lengthen(coordinate, lead), lead)
-        return add_to(flat.new_zeros(*flat.shape[:lead], *shape), self.entries, self.constant, flat, lead)
+        return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 
     def renamed(self, names: dict[str, str]) -> "TranslationFamily":
         """The family with parameters of other names."""
@@ -283,16 +289,29 @@ class TranslationFamily:
         return replace(self, entries=rename(self.entries), gain=self.gain and rename(self.gain), images=images)
 
 
-def add_to(
-    tensor: Tensor, entries: Entries, constant: Sequence[int], flat: Tensor, lead: int, factor: Tensor | None = None
-) -> Tensor:
-    """A tensor with a vector added to some entries, the same along constant axes but for a factor."""
-    sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
-    shape = flat.shape[:lead] + torch.Size(sizes)
-    result = tensor.clone(memory_format=torch.contiguous_format)
-    added = flat.reshape(shape).to(result)
-    entries.of(result, lead).add_(added if factor is None else added * factor)
-    return result
+@dataclass(frozen=True)
+class Addition:
+    """A vector that is added to some entries of a parameter.
+
+    Attributes:
+        entries: The entries.
+        constant: Their axes along which the same is added, but for a factor.
+        flat: The vectors of networks `[*lead, n]`, flat along the other axes.
+        factor: What they are multiplied by, shaped as the entries or of length one along axes.
+    """
+
+    entries: Entries
+    constant: tuple[int, ...]
+    flat: Tensor
+    factor: Tensor | None = None
+
+    def to(self, tensor: Tensor, lead: int = 0) -> Tensor:
+        """A tensor with this added to it."""
+        sizes = [1 if k in self.constant else n for k, n in enumerate(self.entries.sizes)]
+        result = tensor.clone(memory_format=torch.contiguous_format)
+        added = self.flat.reshape(*self.flat.shape[:lead], *sizes).to(result)
+        self.entries.of(result, lead).add_(added if self.factor is None else added * self.factor)
+        return result
 
 
 def _inverse(gains: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class GainScales:
     def _by_unit(self, name: str, gain: Tensor, lead: int) -> Tensor:
         """The gain as `[*lead, *bases, size]`, in float64."""
         site = self.sites[name]
-        flat = gain.detach().to("cpu", torch.float64).flatten(lead)
+        flat = gain.to("cpu", torch.float64).flatten(lead)
         result = torch.ones(*flat.shape[:-1], *self.shape, dtype=torch.float64)
         key: tuple[EllipsisType | Tensor, ...] = (..., *(index for _, index in site.bases), site.units)
         result[key] = flat[..., site.positions]

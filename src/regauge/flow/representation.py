@@ -14,7 +14,8 @@ class Representation:
     Attributes:
         scales: sphere: the incoming weights of each unit whose scale is a symmetry get norm one, which changes no
             function, and the flow stays on the unit spheres; flat: the same norm, but the flow is Euclidean, and drawn
-            networks are brought to norm one at the end; keep: weights as they are.
+            networks are brought to norm one at the end; keep: weights as they are. Unless they are kept, translations
+            are taken out, too (`Symmetry.split`), and drawn networks have none.
         head: Weight of the last layer, for `head_form`.
         head_form: keep: the last layer as it is; direction: its direction on a unit sphere and the logarithm of its
             norm; unit: its direction alone, which changes the loss of networks but not their classes, for studies of

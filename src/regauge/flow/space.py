@@ -83,6 +83,9 @@ class Space(Manifold):
         positive = tuple(n for n in names if n in symmetry.buffers and bool((population[n] > 0).all()))
         constants = {n: t[0].clone() for n, t in population.items() if n in fixed}
         symmetry = without_structure(symmetry)
+        # Networks that are drawn are run, and may have their statistics computed anew.
+        kept = tuple(family for family in symmetry.translations if not family.is_stored_only)
+        symmetry = replace(symmetry, translations=kept) if symmetry.translations else symmetry
         head = how.head if how.head_form != "keep" else None
         if head is not None and head not in symmetry.shapes:
             raise KeyError(f"there is no parameter {head!r} for a head; the last ones are {list(names)[-4:]}")
@@ -149,7 +152,7 @@ class Space(Manifold):
         return torch.repeat_interleave(torch.arange(len(self.names)), counts)[self.order]
 
     def enter(self, population: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Points:
-        """The points of networks; scales are brought to their canonical form first.
+        """The points of networks; translations are taken out and scales brought to their canonical form first.
 
         Raises:
             ValueError: A unit has no incoming weights, so that it has no place on its sphere; values that were
@@ -162,6 +165,7 @@ class Space(Manifold):
         if LOG_NORM in self.names:
             params[LOG_NORM] = params[self.names[0]].new_zeros(count_models(population), 1)
         if self.representation.scales != "keep":
+            params = self.symmetry.split(params)[0] if self.symmetry.translations else params
             params = canonicalize(params, self.symmetry, parts=("scale",))
         found = {name: params[name] for name in self.names}
         for name in self.positive:

@@ -60,6 +60,9 @@ def gauge(
     | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | several methods, one after the other | what these need |
 
+    By default methods begin at the representative, without translations. A method that is named begins where the
+    network is; `BestGauge(methods=(...,))` begins there, too.
+
     Where gains of norms stand in the way of rotations and there is a task, they are brought to one first by the scales
     of the symmetry; with a symmetry that was discovered behind `regauge.discovery.fold` that is done already.
 

@@ -71,6 +71,27 @@ def move_tensor(moves: Sequence[Move], name: str, tensor: Tensor) -> Tensor:
     return round_to(wide, tensor.dtype, name)
 
 
+def take_out_translations(
+    symmetry: Symmetry, params: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]
+) -> Move | None:
+    """The move that brings the coordinates of translations to zero, and leaves gains where they are.
+
+    None where there is nothing to take out. Left out are families that hold only with running statistics as stored,
+    since whoever computes these anew would undo half of a move, and those of tensors with 16 bits, in which a
+    representative is another function.
+    """
+    families = [
+        family
+        for family in symmetry.translations
+        if not family.is_stored_only
+        and all(dtypes.get(name, params[name].dtype).itemsize > 2 for name in family.parameters)
+    ]
+    if not families:
+        return None
+    coordinates = symmetry.split(params)[1]
+    return Move(symmetry, symmetry.identity().translated({one.name: -coordinates[one.name] for one in families}))
+
+
 @dataclass(frozen=True)
 class Uncovered:
     """Rotations that gains of one uncover.

@@ -41,12 +41,13 @@ def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.fl
     """`layer_statistics` that no part of a symmetry changes.
 
     They are those of networks in a canonical form, in which products over the axes of invertible matrices take the
-    place of their factors: of what a net over networks reads.
+    place of their factors: of what a net over networks reads. Translations are taken out before.
     """
     layout = compile_layout(symmetry)
     frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))
 
     def compute(params: Params) -> NDArray[np.float32]:
+        params = layout.symmetry.split(params)[0] if symmetry.translations else params
         element = frame(params)
         return layer_statistics(layout.read(params if element is None else layout.symmetry.act(element, params)))
 

@@ -139,7 +139,7 @@ def are_finite(collection: Collection, *, reads_memory: bool = False) -> NDArray
         elif reads_memory:
             for tensor in member.values():
                 if tensor.is_floating_point():
-                    fine[start : start + len(tensor)] &= tensor.isfinite().flatten(1).all(1).cpu().numpy()
+                    fine[start : start + len(tensor)] &= tensor.isfinite().reshape(len(tensor), -1).all(1).cpu().numpy()
     return fine
 
 

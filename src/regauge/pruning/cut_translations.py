@@ -19,8 +19,8 @@ Masks = Mapping[str, Mapping[int, Bool[Tensor, " length"]]]
 
 def cut_translations(
     families: Sequence[TranslationFamily], shapes: Mapping[str, Shape], masks: Masks
-) -> tuple[TranslationFamily, ...]:
-    """The families that are left of a network when only some indices of axes stay.
+) -> dict[str, TranslationFamily]:
+    """The families that are left of a network when only some indices of axes stay, by their names before.
 
     A family is left out where what remains of its entries lies in no regular order, where its vector and an image lose
     different entries, or where one of its parameters is gone.
@@ -34,15 +34,15 @@ def cut_translations(
         name: tuple(int(masks.get(name, {}).get(axis, torch.ones(n)).sum()) for axis, n in enumerate(shape))
         for name, shape in shapes.items()
     }
-    found = []
+    found = {}
     for family in families:
         try:
             one = _cut_family(family, shapes, masks, after)
             require_translation(one, after)
         except (KeyError, ValueError):
             continue
-        found.append(one)
-    return tuple(found)
+        found[family.name] = one
+    return found
 
 
 def _cut_family(

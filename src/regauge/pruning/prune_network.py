@@ -24,8 +24,9 @@ from regauge.pruning.exact import Removal, apply_removals, find_removals
 from regauge.pruning.network import Network
 from regauge.pruning.prune_report import Configuration, write_pruned
 from regauge.pruning.pruned import PruneCertificate, Pruned
+from regauge.pruning.representative import join_again, take_representative
 from regauge.pruning.resized_module import Accept, resize, shared_sizes
-from regauge.pruning.slices import cut_params, cut_symmetry
+from regauge.pruning.slices import cut_coordinates, cut_params, cut_symmetry
 
 ROUNDS = 8
 """Searches for units that are not needed: without some, others are not needed either."""
@@ -61,7 +62,8 @@ def prune(
     What a network does not need is removed first, and its function stays: units that nothing reads, units that are the
     same for all inputs (folded into the biases of what reads them), and doubles of other units (added to these). It is
     checked on outputs in float64, and what does not pass is not done. Then the criterion removes units until the
-    share of each group is gone.
+    share of each group is gone. Units are looked for and removed at the representative (`Symmetry.split`), and the
+    result has the coordinates of the given network: translated copies become copies again.
 
     Args:
         params: One network, unchanged itself: parameters by name, or the path of a checkpoint.
@@ -125,14 +127,16 @@ def prune(
         if len({bound[name].size for name in names}) > 1:
             raise ValueError(f"groups {list(names)[:3]} are to keep equal numbers of units, but have different sizes")
     sets += [(group.name,) for group in bound.groups if not any(group.name in names for names in sets)]
-    work = _Work(network, params, sets, build, named=frozenset(share) if isinstance(share, Mapping) else frozenset())
-    work.choose_groups()
     reference = given = network.run(network.params) if task is not None else []
+    coordinates = take_representative(network)
+    named = frozenset(share) if isinstance(share, Mapping) else frozenset[str]()
+    work = _Work(network, params, coordinates, sets, build, named=named)
+    work.choose_groups()
     exact: tuple[Removal, ...] = ()
     if task is not None:
         exact = work.remove_exactly(reference)
     change = network.change(reference, network.run(network.params)) if task is not None else 0.0
-    first_losses = {} if judging is None else _losses(judging, params, network)
+    first_losses = {} if judging is None else work.losses(judging)
     work.remove_by(criterion, shares, generator)
     result = work.finish(exact, change, given)
     if task is not None and judging is not None and result.module is not None:
@@ -158,18 +162,13 @@ def _shares(share: float | Mapping[str, float], symmetry: Symmetry) -> dict[str,
     return {name: float(value) for name, value in named.items()}
 
 
-def _losses(task: Task, params: Mapping[str, Tensor], network: Network) -> dict[str, dict[str, float]]:
-    """The task's metrics of the given network, and of the network after exact removals."""
-    now = {name: round_to(network.params[name], tensor.dtype, name) for name, tensor in params.items()}
-    return {"as it was": task.evaluate(params), "exact removals": task.evaluate(now)}
-
-
 @dataclass
 class _Work:
     """A network that is pruned: which groups take part, and which of their units are gone."""
 
     network: Network
     given: Mapping[str, Tensor]
+    coordinates: Mapping[str, Tensor]
     sets: Sequence[tuple[str, ...]]
     build: Build | None
     named: frozenset[str]
@@ -182,6 +181,11 @@ class _Work:
     def symmetry(self) -> Symmetry:
         """The symmetry of the given network."""
         return self.network.symmetry
+
+    def losses(self, task: Task) -> dict[str, dict[str, float]]:
+        """The task's metrics of the given network, and of the network as it is now."""
+        now = self._as_given(join_again(self.network.params, self.coordinates, self.given, self.symmetry))
+        return {"as it was": task.evaluate(self.given), "exact removals": task.evaluate(now)}
 
     def choose_groups(self) -> None:
         """Find the groups that can be cut: without units that nothing reads the rest computes the same."""
@@ -365,7 +369,7 @@ class _Work:
         if task is None:
             kept = self._kept(self.gone)
             after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
-            small = cut_params(self.network.params, self.symmetry, kept)
+            small = self._in_coordinates(cut_params(self.network.params, self.symmetry, kept), after, kept)
             notes = ("nothing was run: without a task no removal is checked, and none is exact",)
             params = self._as_given(small)
             return Pruned(params, after.given(params), kept, sizes, (), tuple(self.fixed), notes=notes)
@@ -375,7 +379,10 @@ class _Work:
             cut = self.network.change(self.network.run(self.network.params), outputs)
         half = len(given) // 2  # The others are of inputs that are no data.
         distance = self.network.change(given[:half], outputs[:half])
-        params = self._as_given(small)
+        params = self._as_given(self._in_coordinates(small, after, kept))
+        if self.coordinates:
+            own = {name: params[name] for name in module.state_dict() if name in params}
+            module.load_state_dict(own, strict=False)  # of tied tensors one name suffices
         module = module.to(next((t.dtype for t in self.given.values() if t.is_floating_point()), torch.float32))
         certificate = PruneCertificate(change, cut, self.network.tolerance, distance)
         return Pruned(
@@ -388,6 +395,14 @@ class _Work:
             module.train(task.module.training),
             certificate,
         )
+
+    def _in_coordinates(self, small: Params, after: Symmetry, kept: Mapping[str, Tensor]) -> Params:
+        """A smaller representative in the coordinates of the given network."""
+        if not self.coordinates:
+            return small
+        whole = {n: t.detach().cpu().double() if t.is_floating_point() else t.cpu() for n, t in self.given.items()}
+        given = cut_params(whole, self.symmetry, kept)
+        return join_again(small, cut_coordinates(self.coordinates, self.symmetry, kept), given, after)
 
     def _as_given(self, params: Params) -> Params:
         """The tensors that were given, in their dtypes and on their devices."""

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from regauge.core.act import take
 from regauge.core.arguments import check_arguments
+from regauge.core.chart import chart_gains
+from regauge.core.families import move_tensor
 from regauge.core.groups import Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -30,18 +32,44 @@ def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> 
         symmetry: With every size known.
         kept: The units that stay, in their order; `[*bases, kept]` for a group that is repeated within others.
     """
+    return _cut_tensors(params, symmetry.bind(params), kept)
+
+
+def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> dict[str, Tensor]:
+    """The coordinates of a network without the units that are not kept, as `Symmetry.split` of it would name them.
+
+    Those of families that are not left are not either.
+
+    Args:
+        coordinates: The coordinates of the network with all units.
+        symmetry: Its symmetry, with every size known.
+        kept: The units that stay.
+    """
+    masks = kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()})
+    found = {}
+    for name, own in cut_translations(symmetry.translations, symmetry.shapes, masks).items():
+        family = symmetry.translation(name)
+        home = family.entries.parameter
+        held = _cut_tensors({home: family.embed(coordinates[name], symmetry.shapes[home])}, symmetry, kept)
+        found[own.name] = own.shorten(own.vector(held[home]))
+    gains = {name: tensor for name, tensor in coordinates.items() if name in chart_gains(symmetry)}
+    return found | _cut_tensors(gains, symmetry.on_sums, kept)
+
+
+def _cut_tensors(tensors: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
+    """Some tensors of a network without the units that are not kept."""
     needed = {*kept, *(base for name in kept for base in symmetry[name].within)}
     small = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.name in needed))
-    moved = dict(params)
+    moved = dict(tensors)
     for depth in sorted({len(symmetry[name].within) for name in kept}, reverse=True):
         element = small.identity()
         for name, units in kept.items():
             if len(symmetry[name].within) == depth:
                 value = replace(element[name], perm=_to_front(units, symmetry[name].size))
                 element = element.replace(name, value)
-        moved = small.act(element, moved)
+        moved = {name: move_tensor(small, element, name, tensor) for name, tensor in moved.items()}
     for name, masks in kept_entries(symmetry, {one: units.shape[-1] for one, units in kept.items()}).items():
-        for axis, mask in masks.items():
+        for axis, mask in masks.items() if name in moved else ():
             moved[name] = take(moved[name].contiguous(), axis, mask.nonzero().flatten().to(moved[name].device))
     return moved
 
@@ -69,7 +97,7 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
         replace(one, size=shapes[one.parameter][one.axis]) if one.parameter in shapes else one
         for one in symmetry.frozen
     )
-    left = cut_translations(symmetry.translations, symmetry.shapes, masks)
+    left = tuple(cut_translations(symmetry.translations, symmetry.shapes, masks).values())
     return replace(symmetry, groups=tuple(groups), shapes=shapes, frozen=frozen, translations=left)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.writing import save
-from regauge.core.element import PARTS, Element, require_parts
+from regauge.core.element import PARTS, TRANSLATION, Element, require_parts
 from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.unit_plans import Axis
@@ -80,7 +80,8 @@ class Metanet(nn.Module):
     place of their factors. Scales, signs, half periods, and rotations that no products of moderate size describe, are
     brought to a canonical form first, except for what the layers respect by themselves (`ScaleGMN`: signs;
     `Propagation`: signs and half periods); with an `Equivariant` head the changes are brought back. A canonical form
-    jumps where a sum that decides a sign is zero.
+    jumps where a sum that decides a sign is zero. Of networks with translations representatives are read
+    (`Symmetry.split`), of which buffers are a part: populations have them, too.
 
     Args:
         symmetry: Symmetry of the networks, with every size known; or those of several architectures, which then share
@@ -90,11 +91,11 @@ class Metanet(nn.Module):
         width: Length of the vectors of units, pairs and networks.
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
         values: The encoding of single values.
-        parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift" and "linear", always
-            with "permutation"; all unless given. `net.parts` lists those that hold.
+        parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift", "linear" and
+            "translation", always with "permutation"; all unless given. `net.parts` lists those that hold.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
             are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
-            count by shares of what is read of them; see `weightspace.shares`.
+            count by shares of what is read of them; see `weightspace.shares`. Translations are not respected then.
         probes: Inputs that the networks are run on, whose activations and outputs are features, too; for several
             architectures those of each, in the order of the symmetries. With an `Invariant` head the outputs are also
             read by a net of their own; the mean of both is what comes out.
@@ -132,7 +133,9 @@ class Metanet(nn.Module):
         symmetries = (symmetry,) if isinstance(symmetry, Symmetry) else tuple(symmetry)
         given = () if probes is None else (probes,) if isinstance(probes, Probes) else tuple(probes)
         layer, values = MessagePassing() if layer is None else layer, Scalars() if values is None else values
-        wanted, axes = PARTS if parts is None else tuple(parts), tuple(sorted(readers))
+        wanted, axes = (*PARTS, TRANSLATION) if parts is None else tuple(parts), tuple(sorted(readers))
+        if readers and any(one.translations for one in symmetries):
+            wanted = tuple(part for part in wanted if part != TRANSLATION)  # in whose means a split unit counts twice
         self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, axes, conditions)
         _require_fitting(self.settings, symmetries, given)
         self._architectures = len(symmetries)

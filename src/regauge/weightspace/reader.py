@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.core.element import Element
+from regauge.core import chart
+from regauge.core.element import TRANSLATION, Element
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.canonical_frame import CanonicalFrame
@@ -21,13 +22,14 @@ from regauge.weightspace.shares import divide, find_shares
 class Reader:
     """One architecture that a net reads: `number` is that of the parameters that are its own.
 
-    `probed` says how its networks are run on probes, if there are any.
+    `probed` says how its networks are run on probes, if there are any. With `is_translated` representatives are read.
     """
 
     layout: Layout
     frame: CanonicalFrame
     number: int
     probed: Probed | None = None
+    is_translated: bool = False
 
     @classmethod
     def of(
@@ -71,8 +73,9 @@ class Reader:
             layout = compiled()
         if layout.waves is None:
             left = tuple(part for part in left if part != "shift")
-        fixed = tuple(part for part in wanted if part not in ("permutation", *left))
-        return cls(layout, CanonicalFrame.of(layout, fixed, left), number)
+        fixed = tuple(part for part in wanted if part not in ("permutation", TRANSLATION, *left))
+        is_translated = TRANSLATION in wanted and bool(symmetry.translations)
+        return cls(layout, CanonicalFrame.of(layout, fixed, left), number, is_translated=is_translated)
 
     def fits(self, population: Mapping[str, Tensor]) -> bool:
         """Whether a population has the tensors of this architecture."""
@@ -91,10 +94,11 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """The canonical networks, and the element that made them so, if any was needed.
+        """The canonical networks, and the element that made representatives so, if any was needed.
 
         Masks and other structure of whole numbers are floating-point values there.
         """
+        population = self._represent(population)
         whole = [n for n in self.layout.parameters if not population[n].is_floating_point()]
         if whole:
             dtype = next((t.dtype for t in population.values() if t.is_floating_point()), torch.float32)
@@ -105,7 +109,34 @@ class Reader:
     def complete(
         self, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int
     ) -> Params:
-        """The changes of the networks as they were, and zeros for what does not change."""
+        """The changes of the networks as they were, and zeros for what does not change.
+
+        Representatives that were changed are brought to representatives again, and joined with the coordinates of the
+        networks as they were: a translated network is changed to the translated result.
+        """
+        full = self._undo(population, changes, element, count)
+        if not self.is_translated:
+            return full
+        symmetry = self.layout.symmetry
+        rows = torch.arange(len(population[self.layout.parameters[0]])).repeat_interleave(count)
+        before = {name: tensor[rows] for name, tensor in population.items()}
+        flat = {name: tensor if count == 1 else tensor.flatten(0, 1) for name, tensor in full.items()}
+        representative, coordinates = chart.split(symmetry, before, 1)
+        changed = {name: t + flat[name] if name in flat else t for name, t in representative.items()}
+        after = chart.join(symmetry, chart.split(symmetry, changed, 1)[0], coordinates, 1)
+        moved = chart.charted(symmetry) & flat.keys()
+        flat |= {name: (after[name] - before[name]).to(flat[name]) for name in moved}
+        return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
+
+    def _represent(self, population: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The representatives of networks, in their dtypes, where translations are to be respected."""
+        if not self.is_translated:
+            return population
+        found = self.layout.symmetry.split(population)[0]
+        return {name: tensor.to(population[name].dtype) for name, tensor in found.items()}
+
+    def _undo(self, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int) -> Params:
+        """The changes of representatives, and zeros for what does not change."""
         full = {}
         for name, tensor in population.items():
             if name in changes:

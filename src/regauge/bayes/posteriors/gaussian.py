@@ -10,6 +10,7 @@ from torch import Tensor
 from regauge.alignment.joint import role_symmetry
 from regauge.bayes.posteriors.couplings import SquaredDistance, sum_squares, with_zeros
 from regauge.connect.paths import WassersteinGeodesic
+from regauge.core.chart import scaled_by_gains
 from regauge.core.element import Element, materialize
 from regauge.core.params import Params, require_same_shapes
 from regauge.core.symmetry import Symmetry
@@ -69,10 +70,11 @@ class GaussianPosterior(NamedTuple):
         """Means move as parameters, standard deviations by the magnitudes of the factors.
 
         Raises:
-            ValueError: The element rotates: a rotated diagonal Gaussian is not diagonal.
+            ValueError: The element rotates: a rotated diagonal Gaussian is not diagonal. Or it adds products of what is
+                uncertain.
         """
-        symmetry, element = bind(symmetry, element, self.mean)
-        return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, element, self.std))
+        symmetry, element, linear = bind(symmetry, element, self.mean)
+        return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, linear, self.std))
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
         """Noise moves by permutations and signs; positive scales are in the standard deviations."""
@@ -100,10 +102,23 @@ class GaussianPosterior(NamedTuple):
         return GaussianPosterior(*WassersteinGeodesic().at(self, other, t))
 
 
-def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element]:
-    """Bind a symmetry and an element to the sizes of `params`, so that they act where some of its names are missing."""
+def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element, Element]:
+    """Bind a symmetry and an element to the sizes of `params`, so that they act where some of its names are missing.
+
+    The second element is the first without translations: the way in which deviations from the mean move. All networks
+    are to be translated alike.
+    """
     bound = symmetry.bind(params)
-    return bound, materialize(element, bound.groups)
+    families = (bound.translation(name) for name in element.translation)
+    uneven = next((one for one in families if one.coefficients or {*one.parameters} & {*scaled_by_gains(bound)}), None)
+    if uneven is not None:
+        raise ValueError(
+            f"what the element adds along {uneven.name!r} depends on parameters that are uncertain themselves, so that "
+            "a translated Gaussian is not of its kind; leave it out (`element.translated({})`), or push samples "
+            "(`ParticlePosterior`)"
+        )
+    found = materialize(element, bound.groups)
+    return bound, found, found.translated({})
 
 
 def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
@@ -121,7 +136,7 @@ def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
 
 def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, noise: Params) -> Params:
     """Noise `[count, ...]` of standard deviations, reordered and flipped but never scaled; all other noise stays."""
-    symmetry, element = bind(symmetry, element, mean)
+    symmetry, _, element = bind(symmetry, element, mean)
     flips = replace(symmetry.on_sums, groups=tuple(group.without("scale", "shift") for group in symmetry.groups))
     diagonal = {name: tensor for name, tensor in noise.items() if name in std}
     return {**noise, **role_symmetry(flips, "parameters", diagonal).act(element, diagonal)}

@@ -157,11 +157,12 @@ class KroneckerPosterior:
         Rotations are possible where they act on weights with factors alone.
 
         Raises:
-            ValueError: The element rotates standard deviations, or a group acts differently on different columns of
-                a weight (inside groups of a grouped convolution), which no Kronecker product survives.
+            ValueError: The element rotates standard deviations, or adds products of what is uncertain; or a group acts
+                differently on different columns of a weight (inside groups of a grouped convolution), which no
+                Kronecker product survives.
         """
-        symmetry, element = bind(symmetry, element, self.mean)
-        std = move_std(symmetry, element, self.std)
+        symmetry, element, linear = bind(symmetry, element, self.mean)
+        std = move_std(symmetry, linear, self.std)
         for name in self.terms:
             for site in symmetry.sites.get(name, []):
                 _require_one_side(name, site)
@@ -172,7 +173,7 @@ class KroneckerPosterior:
                 roots[_name(name, k, 1)] = columns.view(*self.mean[name].shape[1:], -1)
         groups = tuple(self._on_roots(group) for group in symmetry.groups)
         shapes = {name: tuple(root.shape) for name, root in roots.items()}
-        roots = Symmetry(groups, shapes).act(element, roots)
+        roots = Symmetry(groups, shapes).act(linear, roots)
         moved = {
             name: tuple(
                 KroneckerTerm(roots[_name(name, k, 0)], roots[_name(name, k, 1)].reshape(term.columns.shape))

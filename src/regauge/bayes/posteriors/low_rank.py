@@ -80,13 +80,13 @@ class LowRankPosterior:
         """Means move as parameters, standard deviations by magnitudes, deviations as differences of parameters.
 
         Raises:
-            ValueError: The element rotates what has a diagonal part.
+            ValueError: The element rotates what has a diagonal part, or adds products of what is uncertain.
         """
-        symmetry, element = bind(symmetry, element, self.mean)
-        std = move_std(symmetry, element, self.std)
+        symmetry, element, linear = bind(symmetry, element, self.mean)
+        std = move_std(symmetry, linear, self.std)
         # On differences of parameters shifts still flip signs, but add nothing.
         moving = replace(symmetry.on_sums, groups=tuple(group.without("shift") for group in symmetry.groups))
-        deviations = role_symmetry(moving, "parameters", self.deviations).act(element, self.deviations)
+        deviations = role_symmetry(moving, "parameters", self.deviations).act(linear, self.deviations)
         return LowRankPosterior(symmetry.act(element, self.mean), std, deviations)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from regauge.core.translations import Entries, ImageStep
@@ -206,7 +207,7 @@ def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> 
     """The operator of a node on other operands, which are copied if it cannot look at them otherwise."""
     if may_copy and operator_name(node) == "view":
         operands = {one: t.contiguous() for one, t in operands.items()}
-    args, kwargs = pytree.tree_map_only(Node, lambda n: operands[n], (node.args, dict(node.kwargs)))
+    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:

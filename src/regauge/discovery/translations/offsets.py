@@ -52,7 +52,7 @@ class Offset:
     @property
     def is_nothing(self) -> bool:
         """Whether nothing is added anywhere."""
-        return not any(bool(array.any()) for array in self.arrays)
+        return not any(bool(once([array])[0].any()) for array in self.arrays)
 
     def is_equal(self, other: "Offset") -> bool:
         """Whether two offsets are known to be the same."""
@@ -70,12 +70,19 @@ class Offset:
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
         """The offset of what an operator makes that only moves values: one, or one for each of its results."""
-        moved = [pytree.tree_flatten(function(array)) for array in self.arrays]
-        results = []
-        for arrays in zip(*(leaves for leaves, _ in moved), strict=True):
-            terms = tuple(replace(term, places=one) for term, one in zip(self.terms, arrays, strict=False))
-            results.append(replace(self, terms=terms, labels=None if self.labels is None else arrays[0]))
-        return pytree.tree_unflatten(results, moved[0][1])
+        moved = [function(array) for array in self.arrays]
+        if all(isinstance(array, Tensor) for array in moved):
+            return self._with(moved)
+        parts = [pytree.tree_flatten(several) for several in moved]
+        results = [self._with(arrays) for arrays in zip(*(leaves for leaves, _ in parts), strict=True)]
+        return pytree.tree_unflatten(results, parts[0][1])
+
+    def _with(self, arrays: Sequence[Tensor]) -> "Offset":
+        """The offset with other places or labels."""
+        if self.labels is not None:
+            return Offset(labels=arrays[0], is_masked=self.is_masked)
+        terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
+        return Offset(terms, is_masked=self.is_masked)
 
     def then(self, *steps: ImageStep) -> "Offset":
         """The offset with further steps that keep the length of vectors."""
@@ -104,7 +111,19 @@ def is_constant(array: Tensor, dim: int) -> bool:
     if not array.stride(dim) or array.shape[dim] < 2:
         return True
     first = array.narrow(dim, 0, 1)
-    return torch.equal(first, array.narrow(dim, 1, 1)) and bool((array == first).all())
+    return torch.equal(first, array.narrow(dim, 1, 1)) and torch.equal(array, first.expand_as(array))
+
+
+def once(arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Arrays of one shape without the entries that repeat others in all of them."""
+    shape, strides = arrays[0].shape, zip(*(array.stride() for array in arrays), strict=True)
+    repeated = [dim for dim, several in enumerate(strides) if shape[dim] > 1 and not any(several)]
+    few = []
+    for array in arrays:
+        for dim in repeated:
+            array = array.narrow(dim, 0, 1)
+        few.append(array)
+    return few
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:

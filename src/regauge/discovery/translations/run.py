@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_name, shape_of, words
 from regauge.discovery.translations.graph import Graph, call, given
-from regauge.discovery.translations.offsets import Addend, Offset, SeenError, along, each_position, picked
+from regauge.discovery.translations.offsets import Addend, Offset, SeenError, along, each_position, once, picked
 
 MOVES = (
     VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
@@ -100,7 +100,9 @@ class Run:
 
     def _rounds(self, node: Node, home: str) -> bool:
         """Whether a value has a coarser dtype than a parameter; of several results the first one counts."""
-        value = next((one for one in pytree.tree_leaves(node.meta.get("val")) if isinstance(one, Tensor)), None)
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            value = next((one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)), None)
         kept = self.graph.placeholders[home][0].meta["val"].dtype
         return value is None or not value.is_floating_point() or value.dtype.itemsize < kept.itemsize
 
@@ -111,22 +113,25 @@ class Run:
         """The rest of an offset: none, if parameters that are added in an operand take it back everywhere."""
         if not offset.terms:
             return None
-        if offset.is_masked or not (takers := [taker.move(spread) for taker in self._takers(operand)]):
+        if offset.is_masked or self.is_missed or not (found := self._takers(operand)):
             return offset
         if not self.is_eager:
             self.is_missed = True
             return offset
+        takers = [taker.move(spread) for taker in found]
+        arrays = once([one.places for one in (*takers, *offset.terms)])
+        places, terms = arrays[: len(takers)], arrays[len(takers) :]
         images = []
-        for taker in takers:
-            is_there = taker.places != 0
-            for term in offset.terms:
-                given = torch.zeros(int(taker.places.max()) + 1, dtype=torch.int64)
-                given[taker.places.flatten()] = term.places.flatten()
-                if not torch.equal(given[taker.places][is_there], term.places[is_there]):
+        for taker, own in zip(takers, places, strict=True):
+            is_there = own != 0
+            for term, there in zip(offset.terms, terms, strict=True):
+                given = torch.zeros(int(own.max()) + 1, dtype=torch.int64)
+                given[own.flatten()] = there.flatten()
+                if not torch.equal(given[own][is_there], there[is_there]):
                     return offset
                 images.append((term, taker, given[1:]))
-        covered = torch.stack([taker.places != 0 for taker in takers]).any(0)
-        if any(bool(((term.places != 0) & ~covered).any()) for term in offset.terms):
+        covered = torch.stack([own != 0 for own in places]).any(0)
+        if any(bool(((there != 0) & ~covered).any()) for there in terms):
             return offset
         try:
             self.images += [image for one in images if (image := self.image(*one)) is not None]
