@@ -79,8 +79,9 @@ def test_an_orbit_has_one_latent_and_one_decoded_network(family: str, dtype: tor
     _, symmetry, networks, _ = members(family)
     auto = fitted(family)
     given = {name: t.to(dtype) if t.is_floating_point() else t for name, t in networks.items()}
-    moved = symmetry.act(symmetry.random(generator(5), batch=(20,)), given)
+    moved = symmetry.act(symmetry.random(generator(5), auto.encoder.parts, batch=(20,)), given)
     assert max(far(moved[name].double(), t.double()) for name, t in given.items() if t.ndim > 2) > 0.1
+    assert "translation" in auto.encoder.parts
     latents = auto.encode(given)
     assert latents.shape == (20, 4)
     assert latents.dtype == dtype

@@ -13,7 +13,7 @@ import regauge as rg
 from regauge import flow
 from regauge import weightspace as ws
 from regauge.checkpoints.writing import save
-from regauge.comparison import fingerprint
+from regauge.comparison import compare_many, fingerprint
 from regauge.core.lazy_chart import LazyRepresentative
 from regauge.core.params import Params
 from regauge.learn.layer_statistics import invariant_statistics
@@ -158,6 +158,9 @@ def test_nets_over_networks_read_representatives(name: str) -> None:
         other = {key: t + net(one).get(key, 0) for key, t in one.items()}
         assert gap(changed, population) > 1e-3
         assert gap(symmetry.act(element, changed), other) < 1e-9
+    read = ws.find_readers(symmetry)
+    shared = ws.Metanet(symmetry, layer=ws.MessagePassing(), head=ws.Invariant(1), readers=read)
+    assert ("translation" in shared.parts) == (not read)
     statistics = invariant_statistics(symmetry)
     assert abs(statistics(moved) - statistics(population)).max() < 1e-6
 
@@ -290,3 +293,26 @@ def test_in_16_bits_a_gauge_leaves_translations_alone() -> None:
     half = {key: t.bfloat16() if t.is_floating_point() else t for key, t in translated(symmetry, params).items()}
     found = rg.gauge(half, symmetry, method=rg.gauging.BestGauge(methods=(rg.gauging.Equalize(),), is_kept_always=True))
     assert all(not move.element.translation for move in found.moves)
+
+
+@pytest.mark.parametrize("name", ["patches", "encoder, norms first"])
+def test_translated_copies_have_their_place_in_a_tree(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    source = generator(3)
+    steps = [
+        {key: 0.02 * torch.randn(t.shape, generator=source, dtype=torch.float64).to(t) for key, t in params.items()}
+        for _ in range(2)
+    ]
+    first, second = ({key: t + step[key] for key, t in params.items()} for step in steps)
+    networks = {"base": params, "first": first, "second": second}
+    moved = {key: translated(symmetry, one, seed) for seed, (key, one) in enumerate(networks.items())}
+    found = [
+        compare_many([*nets], lambda a, b, nets=nets: rg.compare(nets[a], nets[b], symmetry, draws=9))
+        for nets in (networks, moved)
+    ]
+    assert [len(one.families) for one in found] == [1, 1]
+    assert (found[0].distances > 1e-3).sum() == 6
+    assert torch.allclose(found[0].distances, found[1].distances, rtol=1e-6)
+    assert [[branch.parent for branch in tree] for tree in found[0].trees] == [
+        [branch.parent for branch in tree] for tree in found[1].trees
+    ]

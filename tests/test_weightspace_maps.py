@@ -7,6 +7,7 @@ import torch
 from weightspace_cases import generator, population, symmetry
 
 from regauge import weightspace as ws
+from regauge.core.element import PARTS
 from regauge.weightspace.layers import reading
 from regauge.weightspace.layers.dense import Norm
 from regauge.weightspace.layers.hubs import POOLED, Key, find_hubs
@@ -25,8 +26,8 @@ CASES = ("mlp_relu", "lstm", "grouped_conv", "vit", "hf_llama")
 @pytest.mark.parametrize("layer", SETTINGS, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_every_setting_is_invariant_and_learns(case: str, layer: ws.DWS) -> None:
-    net = ws.Metanet(symmetry(case), layer=layer, head=ws.Invariant(2), width=4, depth=2, generator=generator(0))
-    net = net.double()
+    made_of = {"parts": PARTS, "width": 4, "depth": 2}  # of what a representative has zero nothing is learned
+    net = ws.Metanet(symmetry(case), layer=layer, head=ws.Invariant(2), generator=generator(0), **made_of).double()
     networks = population(case)
     net.standardize(networks)
     moved = symmetry(case).act(symmetry(case).random(generator(1), net.parts, (3,)), networks)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regauge as rg
+from regauge.core.chart import random_translation
 from regauge.core.params import Params
 
 EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation", "rotation")
@@ -98,6 +99,16 @@ class Mixture(nn.Module):
         return torch.stack([weights[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
 
 
+class TopMixture(Mixture):
+    """Two experts of each row, weighted by a softmax of the largest scores alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.router(x)
+        largest, chosen = scores.topk(2, dim=-1)
+        weights = torch.zeros_like(scores).scatter(1, chosen, largest.softmax(-1))
+        return torch.stack([weights[:, k, None] * expert(x) for k, expert in enumerate(self.experts)]).sum(0)
+
+
 class Parallel(nn.Module):
     """Two biases that are added before anything reads them."""
 
@@ -139,6 +150,35 @@ class LayerScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.into(x)
         out: Tensor = self.out(self.norm(x + self.scale * self.block(functional.gelu(self.inner(x)))))
+        return out
+
+
+class Residual(nn.Module):
+    """Convolutions with batch normalization, one of them at a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(2, 4, 3)
+        self.norms, self.out = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.norms
+        y = second(self.second(functional.relu(first(self.first(x))))) + third(self.third(x))
+        out: Tensor = self.out(functional.relu(y).mean((2, 3)))
+        return out
+
+
+class Pooled(nn.Module):
+    """Means over positions between what writes into a norm and that norm, and between a norm and what reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.first, self.reader = nn.Linear(9, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.down, self.second, self.out = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.into(x))
+        out: Tensor = self.reader(x.mean(1)) + self.out(self.second(self.down(functional.gelu(x)).mean(1)))
         return out
 
 
@@ -197,6 +237,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "patches": (Patches, lambda: torch.randn(3, 2, 4, 4), 131),
     "relative positions": (lambda: Attention(has_table=True), lambda: torch.randn(3, 5, 8), 50),
     "mixture": (Mixture, lambda: torch.randn(5, 6), 7),
+    "mixture of the largest": (TopMixture, lambda: torch.randn(5, 6), 7),
     "linear layers": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3), nn.GELU(), nn.Linear(3, 2)),
         lambda: torch.randn(5, 4), 11,
@@ -208,9 +249,11 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
         lambda: nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)),
         lambda: torch.randn(5, 7), 32,
     ),
-    "batch norm": (_convolutions, lambda: torch.randn(4, 2, 7, 7), 7),
+    "batch norm": (_convolutions, lambda: torch.randn(4, 2, 7, 7), 21),
+    "residual": (Residual, lambda: torch.randn(4, 2, 5, 5), 40),
     "group norm": (_group_norms, lambda: torch.randn(4, 2, 7, 7), 5),
     "layer scale": (LayerScale, lambda: torch.randn(5, 4), 25),
+    "means": (Pooled, lambda: torch.randn(3, 5, 9), 32),
     "LSTM": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(2, 5, 3), 16),
     "GRU": (lambda: Recurrent(nn.GRU), lambda: torch.randn(2, 5, 3), 8),
     "fused attention": (SelfAttention, lambda: torch.randn(3, 5, 8), 16),
@@ -243,6 +286,12 @@ def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
 def gap(one: Params, other: Params) -> float:
     """The largest difference of two networks."""
     return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
+
+
+def drawn(symmetry: rg.Symmetry, seed: int, batch: tuple[int, ...] = ()) -> rg.Element:
+    """A random element with all parts, and translations that need statistics as stored, too."""
+    element = symmetry.random(generator(seed), EVERY, batch=batch)
+    return element.translated(random_translation(symmetry, generator(seed), batch, is_stored=True))
 
 
 def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:

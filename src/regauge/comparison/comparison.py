@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 from jaxtyping import Int
@@ -87,6 +87,12 @@ class Comparison:
     def share_beyond_chance(self) -> float | None:
         """The share beyond chance, (share - chance) / (1 - chance), on which verdicts rest."""
         return beyond_chance(self.share_after, self.share_by_chance)
+
+    @property
+    def relative_distance(self) -> float:
+        """The distance modulo the group, relative to the norm of the first network without translations."""
+        norm = sqrt(sum(one.squares[2] for one in self.shares))
+        return self.orbit_distance / norm if norm else 0.0
 
     @property
     def numbers(self) -> dict[str, float | None]:

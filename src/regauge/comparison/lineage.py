@@ -49,7 +49,7 @@ class Lineage:
                 "a": a,
                 "b": b,
                 "verdict": found.verdict,
-                "distance": found.orbit_distance / found.norm if found.norm else 0.0,
+                "distance": found.relative_distance,
                 "explained": found.share_after,
                 "p-value": found.p_value,
                 "compared": found.compared,
@@ -91,7 +91,7 @@ def compare_many(
     squares = distances.clone()
     for (first, second), found in pairs.items():
         i, j = names.index(first), names.index(second)
-        distances[i, j] = distances[j, i] = found.orbit_distance / found.norm if found.norm else 0.0
+        distances[i, j] = distances[j, i] = found.relative_distance
         squares[i, j] = squares[j, i] = found.orbit_distance**2 if found.compared == 1 else torch.nan
     related = [pair for pair, found in pairs.items() if found.verdict in RELATED]
     told = {child: [one for one in own if one in names] for child, own in parents.items() if child in names}

@@ -86,7 +86,7 @@ def weigh(
         is_equal,
         precision,
         stored / size,
-        modulo / size,
+        modulo / (math.sqrt(sum(share.squares[2] for share in shares)) or size),
         free=sum(math.prod(shape) for shape in pair.shapes.values()) - symmetry.dimension,
         share=mean_share(shares),
         chance=None,

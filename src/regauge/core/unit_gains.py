@@ -11,8 +11,10 @@ from torch import Tensor
 from regauge.core.act import Site
 from regauge.core.element import Element, Value
 from regauge.core.groups import Group
-from regauge.core.integer_vectors import null_space
 from regauge.core.remembered import Remembering, remembered
+
+ROUNDING = 1e-6
+"""Singular values below this are zero, of exponents along an orthonormal basis."""
 
 
 class Scaled(Remembering, Protocol):
@@ -27,12 +29,12 @@ class Scaled(Remembering, Protocol):
         """The shapes of the parameters."""
 
     @property
-    def sites(self) -> Mapping[str, list[Site]]:
-        """The sites of groups, by parameter."""
-
-    @property
     def buffers(self) -> tuple[str, ...]:
         """Running statistics."""
+
+    @property
+    def sites(self) -> Mapping[str, list[Site]]:
+        """The sites of groups, by parameter."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """The element that changes nothing."""
@@ -70,7 +72,10 @@ def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) ->
 
 
 class GainScales:
-    """The gains that the scales and signs of one group bring to one, each by itself."""
+    """The gains that the scales and signs of one group bring to one, each by itself.
+
+    Scales that move running statistics are left out: with statistics that are computed anew they change the function.
+    """
 
     def __init__(
         self,
@@ -78,12 +83,12 @@ class GainScales:
         shape: tuple[int, ...],
         sites: Mapping[str, Site],
         flips: Sequence[tuple[int, ...]],
-        free: Tensor,
+        kept: Tensor,
     ) -> None:
         self.group, self.shape, self.sites, self.flips = group, shape, dict(sites), tuple(flips)
         rows = torch.tensor([site.placement.scale for site in sites.values()], dtype=torch.float64)
         self.rows = rows.reshape(len(self.sites), group.scales)
-        self.inverse = free.mT @ torch.linalg.pinv(self.rows @ free.mT) if sites else free.mT
+        self.inverse = kept @ torch.linalg.pinv(self.rows @ kept)
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
@@ -91,10 +96,7 @@ class GainScales:
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
-        # Scales that move statistics would be undone where these are computed anew.
-        buffers = {place.scale for place in group.placements if place.parameter in symmetry.buffers}
-        kept = null_space(sorted(buffers), group.scales)
-        free = torch.tensor(kept, dtype=torch.float64).reshape(len(kept), group.scales)
+        kept = _kept_scales(group, symmetry.buffers)
         for name in names if group.scales and group.signs else ():
             local = [site for site in symmetry.sites.get(name, ()) if site.group.name == group.name]
             if len(local) != 1 or not any(local[0].placement.scale):
@@ -104,12 +106,12 @@ class GainScales:
             if not is_flat or site.positions.numel() != length or length != torch.Size(shape).numel():
                 continue
             places = [one.placement for one in (*sites.values(), site)]
-            rows = torch.tensor([place.scale for place in places], dtype=torch.float64) @ free.mT
+            rows = torch.tensor([place.scale for place in places], dtype=torch.float64)
             flip = _flipping([place.sign for place in places])
-            if flip and int(torch.linalg.matrix_rank(rows)) == len(rows):
+            if flip and int(torch.linalg.matrix_rank(rows @ kept, atol=ROUNDING)) == len(rows):
                 sites[name] = site
                 flips.append(flip)
-        return cls(group, shape, sites, flips, free)
+        return cls(group, shape, sites, flips, kept)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
         """The scales and signs that bring all of them to one at once, but entries that are zero."""
@@ -151,6 +153,16 @@ class GainScales:
         key: tuple[EllipsisType | Tensor, ...] = (..., *(index for _, index in site.bases), site.units)
         result[key] = flat[..., site.positions]
         return result
+
+
+def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
+    """Combinations of the families of scales that move no running statistics, as columns."""
+    moving = {place.scale for place in group.placements if place.parameter in buffers and any(place.scale)}
+    if not moving:
+        return torch.eye(group.scales, dtype=torch.float64)
+    rows = torch.tensor(sorted(moving), dtype=torch.float64)
+    directions: Tensor = torch.linalg.svd(rows, full_matrices=True)[2]
+    return directions[int(torch.linalg.matrix_rank(rows)) :].mT
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:

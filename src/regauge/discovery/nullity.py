@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
+from regauge.core.chart import chart_gains
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
@@ -26,8 +27,13 @@ MOST_PARAMETERS = 1500
 """Largest number of parameters for which the Jacobian is built."""
 PER_INPUT = 24
 """Output values that are differentiated for one draw of the inputs."""
-STEP = 1e-5
-"""Distance along a one-parameter subgroup for its tangent, by central differences."""
+STEP = 1e-3
+"""Distance along a one-parameter subgroup for its tangent, by differences of fourth order."""
+STRENGTHS = (0.3, 0.3, 3.0)
+"""How far points lie from initialization: the first is judged, the others tell what is blind at that point alone."""
+LOCAL = "at this point alone: of units that are always on, or inside of a clamp, for all inputs"
+STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
+WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -114,34 +120,60 @@ def nullity(
     generator = given_or_seed(generator)
     probe = Probe(module, example_inputs, kwargs, outputs)
     for layer in probe.module.modules():
+        if isinstance(layer, nn.Embedding):
+            layer.padding_idx = None  # The row of the padding is read like any other, but has no gradient otherwise.
         if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
             # The kernel has no derivatives with respect to the running statistics.
             layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
-    params = perturb(probe.params, set(probe.buffers), generator)
-    params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
-    total = sum(params[name].numel() for name in names)
+    total = sum(probe.params[name].numel() for name in names)
     if not 0 < total <= MOST_PARAMETERS:
         raise ValueError(
             f"the module has {total} parameters and buffer values; nullity needs between 1 and {MOST_PARAMETERS}: "
             "give a smaller configuration of the same architecture"
         )
+    unit = None
+    if symmetry.gains and (ones := chart_gains(symmetry)):
+        unit = discover(module, example_inputs, kwargs, outputs=outputs, ones=ones, verify=False)
+    first, *others = (
+        partial(_at_point, probe, symmetry, unit, names, generator, tolerance, strength) for strength in STRENGTHS
+    )
+    report = first()
+    # What is blind at one point alone comes from units that are in one linear piece there for all inputs.
+    anywhere = min([report.unexplained, *(judge().unexplained for judge in others if report.unexplained)])
+    if less := report.unexplained - anywhere:
+        report = replace(report, explained=(*report.explained, (LOCAL, less)))
+    return report
+
+
+def _at_point(
+    probe: Probe,
+    symmetry: Symmetry,
+    unit: Symmetry | None,
+    names: list[str],
+    generator: torch.Generator,
+    tolerance: float,
+    strength: float,
+) -> Nullity:
+    """The null space at one point against the group, and against the group that gains of one have."""
+    params = perturb(probe.params, set(probe.buffers), generator, strength)
+    params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
+    total = sum(params[name].numel() for name in names)
     with _Doubles():
         jacobian = _jacobian(probe, params, names, generator, int(1.5 * total) + 64)
-    strength = jacobian.norm(dim=0)
-    if not float(strength.max()) > 0:
+    columns = jacobian.norm(dim=0)
+    if not float(columns.max()) > 0:
         raise ValueError("the outputs do not depend on any parameter; there is nothing to compare")
-    is_active = strength > tolerance * strength.max()
-    # Columns of very different strength would blur the gap between zero and not zero.
-    strength = torch.where(is_active, strength, torch.ones_like(strength))
-    space = _Directions(jacobian * is_active / strength, tolerance)
-    found = space.add(_tangents(symmetry, params, names) * strength)
-    if symmetry.gains:
-        unit = discover(module, example_inputs, kwargs, outputs=outputs, ones=symmetry.gains, verify=False)
-        found += space.add(_rotations_behind_gains(symmetry, unit, params, names) * strength)
+    is_active = columns > tolerance * columns.max()
+    # Columns of very different norms would blur the gap between zero and not zero.
+    columns = torch.where(is_active, columns, torch.ones_like(columns))
+    space = _Directions(jacobian * is_active / columns, tolerance)
+    found = space.add(_tangents(symmetry, params, names) * columns)
+    if unit is not None:
+        found += space.add_null(_rotations_behind_gains(symmetry, unit, params, names) * columns)
     explained = []
-    for sentence, directions in _known_kinds(params, names, is_active):
-        if added := space.add_null(directions * strength):
+    for sentence, directions in _known_kinds(probe.module.module, params, names, is_active):
+        if added := space.add_null(directions * columns):
             explained.append((sentence, added))
     return Nullity(total, int((~is_active).sum()), len(space.kernel), found, tuple(explained))
 
@@ -162,7 +194,7 @@ class _Directions:
         before = len(self.basis)
         inside = directions @ self.kernel.mT @ self.kernel
         singular, right = _svd(torch.cat([self.basis, _unit_rows(inside)]))
-        self.basis = right[: int((singular > 1e-6 * singular.max()).sum()) if singular.numel() else 0]
+        self.basis = right[: int((singular > 1e-8 * singular.max()).sum()) if singular.numel() else 0]
         return len(self.basis) - before
 
     def add_null(self, directions: Tensor) -> int:
@@ -248,7 +280,9 @@ def _drawn(value: Any, generator: torch.Generator) -> Any:
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.numel() == 0:
         return value
     if value.is_floating_point():
-        return torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        # Large ones among them, so that few units are always on.
+        size = 4.0 ** int(torch.randint(0, 2, (), generator=generator, device=generator.device))
+        return size * torch.randn(value.shape, generator=generator, dtype=value.dtype)
     low, high = int(value.min()), int(value.max())
     return torch.randint(low, high + 1, value.shape, generator=generator, dtype=value.dtype)
 
@@ -262,9 +296,9 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
         if ends is not None:
             rows.append(_slope([bound.act(end, _repeated(params, end)) for end in ends], names))
     for family in bound.translations:
-        steps = STEP * torch.eye(family.size, dtype=torch.float64).reshape(family.size, *family.shape)
+        along = torch.eye(family.size, dtype=torch.float64).reshape(family.size, *family.shape)
         one = bound.identity((family.size,))
-        ends = [one.translated({family.name: end}) for end in (steps, -steps)]
+        ends = [one.translated({family.name: step * along}) for step in STEPS]
         rows.append(_slope([bound.act(end, _repeated(params, end)) for end in ends], names))
     return torch.cat(rows)
 
@@ -283,23 +317,23 @@ def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, 
 
 
 def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
-    """The ends of a short way along each one-parameter subgroup of a group, two batches; None if there is none."""
+    """Points along each one-parameter subgroup of a group, a batch for each of `STEPS`; None if there is none."""
     value = bound.identity()[group.name]
     field = "matrix" if value.matrix is not None else "scale"
     start = getattr(value, field)
     if start is None:
         return None
     count = start.numel()
-    steps = STEP * torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
+    along = torch.eye(count, dtype=torch.float64).reshape(count, *start.shape)
     # The tangent space of O(n) at the identity: antisymmetric matrices; with the ones kept, those that map them
     # to zero, on both sides.
     if group.matrix == "orthogonal":
-        steps = steps - steps.mT
+        along = along - along.mT
     if group.keeps_ones:
         basis = zero_sum_basis(group.size)
-        steps = (basis.mT @ basis) @ steps @ (basis.mT @ basis)
+        along = (basis.mT @ basis) @ along @ (basis.mT @ basis)
     one = bound.identity((count,))
-    ends = (replace(one[group.name], **{field: end}) for end in (start + steps, start - steps))
+    ends = (replace(one[group.name], **{field: start + step * along}) for step in STEPS)
     return [one.replace(group.name, end) for end in ends]
 
 
@@ -309,33 +343,40 @@ def _repeated(tensors: Mapping[str, Tensor], element: Element) -> Params:
 
 
 def _slope(ends: Sequence[Params], names: list[str]) -> Tensor:
-    """Central differences between two populations, `[directions, parameters]`."""
-    plus, minus = (torch.cat([end[name].flatten(1) for name in names], 1) for end in ends)
-    return (plus - minus) / (2 * STEP)
+    """Differences between populations, `[directions, parameters]`."""
+    parts = [torch.cat([end[name].flatten(1) for name in names], 1) for end in ends]
+    total: Tensor = sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True)) / (12 * STEP)  # type: ignore[assignment]
+    return total
 
 
-def _known_kinds(params: Params, names: list[str], is_active: Tensor) -> list[tuple[str, Tensor]]:
-    """Spaces in which freedom is known to hide; those behind the first contain one another."""
-    sizes = [params[name].numel() for name in names]
-    everything = torch.eye(sum(sizes), dtype=torch.float64)
-    parts = dict(zip(names, torch.split(everything, sizes), strict=True))
-    vectors = [name for name in names if params[name].ndim <= 1]
-    shifts = [everything[~is_active], *(parts[name] for name in vectors)]
-    means, readers = [], []
-    for name in (name for name in names if params[name].ndim >= 2):
-        shape = params[name].shape
-        for axis, size in enumerate(shape):
-            along = parts[name].reshape(*shape, -1).movedim(axis, -2)
-            means.append(along.sum(-2).flatten(0, -2))
-            for gain in (params[vector] for vector in vectors):
-                if gain.shape == (size,) and float(gain.abs().min()) > 1e-6:
-                    readers.append((along / gain.unsqueeze(-1)).sum(-2).flatten(0, -2))
+def _known_kinds(module: nn.Module, params: Params, names: list[str], is_active: Tensor) -> list[tuple[str, Tensor]]:
+    """Directions that are known to be blind beyond the group, by their cause."""
+    everything = torch.eye(len(is_active), dtype=torch.float64)
+    parts = dict(zip(names, torch.split(everything, [params[name].numel() for name in names]), strict=True))
+    stored, poles = [everything[:0]], [everything[:0]]
+    for home, layer in module.named_modules():
+        gain, bias, mean, variance = (
+            f"{home}.{name}".removeprefix(".") for name in ("weight", "bias", "running_mean", "running_var")
+        )
+        if gain not in params or bias not in parts:
+            continue
+        if isinstance(layer, _BatchNorm) and {gain, mean, variance} <= parts.keys():
+            deviation = (params[variance] + layer.eps).sqrt()
+            stored.append(parts[mean] + parts[bias] * (params[gain] / deviation).unsqueeze(-1))
+            stored.append(
+                2 * deviation.square().unsqueeze(-1) * parts[variance] + params[gain].unsqueeze(-1) * parts[gain]
+            )
+        elif isinstance(layer, nn.LayerNorm) and params[gain].ndim == 1 and bool(params[gain].all()):
+            inverse = 1 / params[gain]
+            for name in (name for name in parts if params[name].shape[1:] == inverse.shape):
+                rows = parts[name].reshape(*params[name].shape, -1)
+                multiples = torch.einsum("ijp,j->ip", rows, inverse) / (params[bias] * inverse).sum()
+                poles.append(parts[bias] - params[name].mT @ multiples)
     return [
-        ("values of units that are dead at this point, or unused", shifts[0]),
-        ("shifts and factors that biases, gains and running statistics pass to one another", torch.cat(shifts)),
-        ("common shifts of all units, which a normalization removes", torch.cat(shifts + means)),
         (
-            "multiples of the inverse gain in a layer behind a normalization, which sees a zero mean",
-            torch.cat(shifts + readers),
+            "of values without influence: of units that are dead at this point, of what only chooses, or is unused",
+            everything[~is_active],
         ),
+        ("of statistics as stored: mean against beta, variance against gamma", torch.cat(stored)),
+        ("with a pole: a beta against a layer that reads it and has no bias", torch.cat(poles)),
     ]

@@ -95,7 +95,7 @@ class Metanet(nn.Module):
             "translation", always with "permutation"; all unless given. `net.parts` lists those that hold.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
             are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
-            count by shares of what is read of them; see `weightspace.shares`.
+            count by shares of what is read of them; see `weightspace.shares`. Translations are not respected then.
         probes: Inputs that the networks are run on, whose activations and outputs are features, too; for several
             architectures those of each, in the order of the symmetries. With an `Invariant` head the outputs are also
             read by a net of their own; the mean of both is what comes out.
@@ -134,6 +134,8 @@ class Metanet(nn.Module):
         given = () if probes is None else (probes,) if isinstance(probes, Probes) else tuple(probes)
         layer, values = MessagePassing() if layer is None else layer, Scalars() if values is None else values
         wanted, axes = (*PARTS, TRANSLATION) if parts is None else tuple(parts), tuple(sorted(readers))
+        if readers and any(one.translations for one in symmetries):
+            wanted = tuple(part for part in wanted if part != TRANSLATION)  # in whose means a split unit counts twice
         self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, axes, conditions)
         _require_fitting(self.settings, symmetries, given)
         self._architectures = len(symmetries)
@@ -374,14 +376,15 @@ class Metanet(nn.Module):
     def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
         """The features of networks after all layers, and the elements that brought them to canonical forms before.
 
-        Features that signs change are those of the canonical forms. None stands for the identity.
+        Features that signs change are those of the canonical forms. None stands for the identity; translations are left
+        out of the elements.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read.
         """
         reader = self._find(population)
         canonical, element = reader.canonicalize(population)
-        return self._run(reader, canonical, len(self.layers), None), element
+        return self._run(reader, canonical, len(self.layers), None), reader.from_given(population, element)
 
     def layout_of(self, population: Mapping[str, Tensor]) -> Layout:
         """The layout by which the networks of a population are read.

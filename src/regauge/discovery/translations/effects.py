@@ -143,9 +143,11 @@ def _scale(run: Run, node: Node) -> Any:
 
 def _mean(run: Run, node: Node) -> Any:
     offset, dims = run.of(given(node)[0]), argument(node, 1, None)
-    if dims in (None, []) or not offset.is_uniform(*([dims] if isinstance(dims, int) else dims)):
+    if dims in (None, []):
         raise SeenError
     several, is_kept = [dims] if isinstance(dims, int) else list(dims), bool(argument(node, 2, False))
+    if not offset.is_uniform(*several):
+        return _mixed(offset, several, shape_of(node))
     before = shape_of(given(node)[0])
     number = torch.Size([before[d] for d in several]).numel() if operator_name(node) == "sum" else 1
 
@@ -158,13 +160,25 @@ def _mean(run: Run, node: Node) -> Any:
     return found if number == 1 else found.then(ImageStep("scale", factor=float(number)))
 
 
+def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
+    """An offset that differs along the axes of a mean: two means change alike if all that they are taken of does."""
+    if offset.is_masked:
+        raise SeenError
+    columns = offset.as_labels().movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1).flatten(1)
+    numbers = columns.unique(dim=1, return_inverse=True)[1] + 1
+    return Offset(labels=torch.where((columns == 0).all(0), 0, numbers).reshape(shape))
+
+
 def _pool(run: Run, node: Node) -> Any:
-    """A pool without padding, of an offset that is the same everywhere that it looks at."""
+    """A pool without padding, of an offset that is the same everywhere that it looks at, or of all that there is."""
     offset, shape = run.of(given(node)[0]), shape_of(node)
-    spatial = range(-int(operator_name(node)[-2]), 0)
-    if any(argument(node, 3, ()) or ()) if operator_name(node).startswith("avg") else False:
+    spatial = list(range(-int(operator_name(node)[-2]), 0))
+    is_adaptive = operator_name(node).startswith("adaptive")
+    if not is_adaptive and any(argument(node, 3, ()) or ()):
         raise SeenError
     if not offset.is_uniform(*spatial):
+        if is_adaptive and all(shape[d] == 1 for d in spatial):
+            return _mixed(offset, spatial, shape)
         raise SeenError
 
     def spread(array: Tensor) -> Tensor:
@@ -296,6 +310,8 @@ EFFECTS: Rules = {
     **dict.fromkeys(words("lstm gru rnn_tanh rnn_relu"), through_recurrent),
     **dict.fromkeys(words("masked_fill where"), _masked),
     "neg": lambda run, node: run.of(given(node)[0]).then(ImageStep("scale", factor=-1.0)),
+    # What is made in the shape of a value does not see the value.
+    **dict.fromkeys(words("zeros_like ones_like full_like new_zeros new_ones new_full"), lambda run, node: None),
     "topk": _topk,
     "argmax": _argmax,
     "embedding": through_embedding,

@@ -142,6 +142,11 @@ class Graph:
         if name == "sub" and isinstance(mean := given(node)[1], Node) and operator_name(mean) == "mean":
             is_last = argument(mean, 1, None) in ([-1], [len(shape_of(source)) - 1])
             return (None, ()) if given(mean)[0] is source and is_last and argument(mean, 2, False) else None
+        if name == "mean":
+            several = argument(node, 1, None)
+            dims = [several] if isinstance(several, int) else list(several or ())
+            is_other = all(int(d) % len(shape_of(source)) != len(shape_of(source)) - 1 for d in dims)
+            return self.total(source) if dims and is_other else None
         if name in ("mul", "div", "add") and not node.kwargs:
             return self._total_of_two(node)
         is_kept = shape_of(node)[-1:] == shape_of(source)[-1:]

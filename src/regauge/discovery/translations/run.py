@@ -19,8 +19,6 @@ MOVES = (
     VIEWS | PIECES | words("mT adjoint expand cat stack index_select roll flip repeat repeat_interleave getitem index")
 )
 """Operators whose results are entries of their operands."""
-COPYING = SAME | MOVES
-"""Operators whose results are copies of what they are given."""
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
 """Operators that add a parameter to each channel, and which of their arguments it is."""
@@ -83,7 +81,7 @@ class Run:
             node = heapq.heappop(waiting)[1]
             name = operator_name(node)
             rule = self.rules.get(name) if node.op == "call_function" else None
-            if rule is None or (name in COPYING and self._rounds(node, home)):
+            if rule is None:
                 raise SeenError
             found = rule(self, node)
             if isinstance(found, Offset) and found.is_nothing:
@@ -121,7 +119,7 @@ class Run:
             self.is_missed = True
             return offset
         takers = [taker.move(spread) for taker in found]
-        arrays = once([one.places for one in (*takers, *offset.terms)])
+        arrays = once([*(taker.places for taker in takers), *(term.places for term in offset.terms)])
         places, terms = arrays[: len(takers)], arrays[len(takers) :]
         images = []
         for taker, own in zip(takers, places, strict=True):
