@@ -61,8 +61,8 @@ class Charted(Scaled, Protocol):
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
     """The representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
-    wide, coordinates = _widen(symmetry, params), {}
-    current = sums(symmetry.added, wide)
+    wide = _widen(symmetry, params)
+    current, coordinates = _without_variances(symmetry, sums(symmetry.added, wide), lead)
     gains = chart_gains(symmetry)
     if gains:
         is_zero = {name: current[name] == 0 for name in gains}
@@ -71,8 +71,9 @@ def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[st
         current |= _scale(symmetry, current, current, lead)
         current |= {name: torch.where(is_zero[name], 0.0, 1.0).to(current[name]) for name in gains}
     for family in symmetry.translations:
-        coordinates[family.name] = family.read(current, lead)
-        current = family.add(current, coordinates[family.name], lead, sign=-1.0)
+        if family.eps is None:
+            coordinates[family.name] = family.read(current, lead)
+            current = family.add(current, coordinates[family.name], lead, sign=-1.0)
     return _tie(symmetry, from_sums(symmetry.added, current, wide)), coordinates
 
 
@@ -81,14 +82,27 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
     wide = _widen(symmetry, representative)
     current = sums(symmetry.added, wide)
     for family in reversed(symmetry.translations):
-        given = coordinates[family.name].to(current[family.entries.parameter])
-        current = family.add(current, given, lead)
+        if family.eps is None:
+            current = family.add(current, coordinates[family.name].to(current[family.entries.parameter]), lead)
     if gains := chart_gains(symmetry):
         wanted = {name: coordinates[name].to(current[name]) for name in gains}
         is_zero = {name: current[name] == 0 for name in gains}
         current |= _scale(symmetry, current, {name: 1 / one for name, one in wanted.items()}, lead)
         current |= {name: torch.where(is_zero[name], 0.0, one) for name, one in wanted.items()}
+    for family in symmetry.translations:
+        if family.eps is not None:
+            current = family.add(current, coordinates[family.name].to(current[family.entries.parameter]), lead)
     return _tie(symmetry, from_sums(symmetry.added, current, wide))
+
+
+def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
+    """Networks whose gains have taken up running variances, and the logarithms of these: before gains become one."""
+    coordinates = {}
+    for family in symmetry.translations:
+        if family.eps is not None:
+            coordinates[family.name] = family.read(params, lead)
+            params = family.add(params, coordinates[family.name], lead, sign=-1.0)
+    return params, coordinates
 
 
 def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) -> Tensor:
@@ -197,16 +211,22 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
-    whole = symmetry.compose(element, unit_element(symmetry, sums(symmetry.added, params), symmetry.gains, lead))
+    gains = _without_variances(symmetry, sums(symmetry.added, _widen(symmetry, params)), lead)[0]
+    whole = symmetry.compose(element, unit_element(symmetry, gains, symmetry.gains, lead))
     names = (family.name for family in symmetry.translations)
     return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
 
 
-def random_translation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Vectors of the size of usual weights, one for each family that keeps the function at any statistics."""
+def random_translation(
+    symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
+) -> dict[str, Tensor]:
+    """Vectors of the size of usual weights, one for each family that keeps the function at any statistics.
+
+    Those of families that keep it with statistics as stored come with them if `is_stored`.
+    """
     found = {}
     for family in symmetry.translations:
-        if family.is_stored_only:
+        if family.is_stored_only and not is_stored:
             continue
         source: dict[str, Any] = {"generator": generator, "device": generator.device, "dtype": torch.float64}
         shape = symmetry.shapes[family.entries.parameter]

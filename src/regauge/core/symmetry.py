@@ -360,6 +360,15 @@ class Symmetry:
         """This symmetry as it acts on `sums(params)`, and on changes of parameters, on which all of it is linear."""
         return replace(self, added={}) if self.added else self
 
+    @cached_property
+    def on_data(self) -> "Symmetry":
+        """This symmetry without translations that hold with running statistics as stored only.
+
+        What it moves computes the same function also when the statistics are computed anew.
+        """
+        kept = tuple(family for family in self.translations if not family.is_stored_only)
+        return self if len(kept) == len(self.translations) else replace(self, translations=kept)
+
     def sums(self, params: Mapping[str, Tensor]) -> Params:
         """Parameters with the numbers that the model adds to them."""
         return sums(self.added, params) if self.added else dict(params)
@@ -513,7 +522,9 @@ class Symmetry:
         def change(element: Element) -> float:
             return relative_change(trial.reference, probe(bound.act(element, trial.params)))
 
-        element, blank = bound.random(generator, (*PARTS, _element.TRANSLATION)), bound.identity()
+        element, blank = bound.random(generator, PARTS), bound.identity()
+        if bound.translations:
+            element = element.translated(random_translation(bound, generator, (), is_stored=True))
         total = change(element)
         alone = {}
         if each_group:
