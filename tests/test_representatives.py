@@ -5,13 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from translation_nets import EVERY, NETS, gap, generator, network, outputs
+from translation_nets import EVERY as UNROTATED
+from translation_nets import NETS, gap, generator, network, outputs
 
 import regauge as rg
 from regauge.checkpoints import load_alignment
 from regauge.core.behind_gains import lift, lower
 from regauge.core.interpolation import distance, interpolate
 from regauge.core.params import Params
+
+EVERY = (*UNROTATED, "rotation")
+"""All parts of an element."""
 
 
 class Stream(nn.Module):

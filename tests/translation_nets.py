@@ -10,8 +10,8 @@ import regauge as rg
 from regauge.core.chart import random_translation
 from regauge.core.params import Params
 
-EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation", "rotation")
-"""All parts of an element."""
+EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
+"""All parts of an element but rotations behind gains."""
 
 
 class Attention(nn.Module):
