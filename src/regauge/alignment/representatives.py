@@ -30,6 +30,8 @@ Rotate = Literal["auto", "always", "never"]
 """Whether a residual stream is rotated where it may be, or reordered; "auto" asks how much orders explain."""
 EXPLAINED = 0.9
 """Cosine of the tensors of a stream after matching from which orders suffice."""
+COPY = 1e-12
+"""Squared distance of representatives of a network and its copy at most, as a share of the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
 """Share of the median gain below which a channel of the first network gives no gain to others, by bytes of a value:
 what reads behind it would be divided by it, and rounded."""
@@ -61,9 +63,10 @@ def notes_as_given(symmetry: Symmetry) -> tuple[str, ...]:
 
 def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> Results:
     """Match pairs as representatives, if they have any and the method reads them; each result in A's coordinates."""
-    symmetry = problem.symmetry
-    if not (has_representatives(symmetry) and method.reads_representatives):
+    whole, symmetry = problem.symmetry, problem.symmetry.on_data
+    if not (has_representatives(whole) and method.reads_representatives):
         return method.match(problem)
+    problem = replace(problem, symmetry=symmetry)
     (first, wanted), (second, _) = (_split(symmetry, one, problem.task is not None) for one in (problem.a, problem.b))
     behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
     known, is_rotated = _explain(symmetry, behind, rotate)
@@ -80,12 +83,13 @@ def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> R
             found = _restrict(method, symmetry, names).match(here)
         parts.append(_in_coordinates(method, found, problem[chosen], names, select(wanted, chosen)))
         rows.append(chosen)
-    return join(parts).rows(torch.cat(rows).argsort())
+    found = replace(join(parts).rows(torch.cat(rows).argsort()), symmetry=whole)
+    return found if whole == symmetry else _take_over_statistics(replace(problem, symmetry=whole), found)
 
 
 def match_many_representatives(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
     """Match many networks as representatives; each is written in the coordinates of the first one."""
-    symmetry = problem.symmetry
+    whole, symmetry = problem.symmetry, problem.symmetry.on_data
     if not (has_representatives(symmetry) and method.reads_representatives):
         return method.match_many(problem)
     charts = [_split(symmetry, one, problem.task is not None) for one in map(batch_of_one, problem.networks)]
@@ -111,7 +115,7 @@ def match_many_representatives(method: Method, problem: ManyProblem, rotate: Rot
     moved = [symmetry.act(e, other) for e, other in zip(elements[1:], problem.networks[1:], strict=True)]
     return replace(
         found,
-        symmetry=symmetry,
+        symmetry=whole,
         element=stack(elements),
         params=(dict(problem.networks[0]), *moved),
         notes=tuple(dict.fromkeys(notes)),
@@ -201,6 +205,23 @@ def _in_coordinates(
         params=moved,
         notes=tuple(dict.fromkeys((*found.notes, *notes))),
     )
+
+
+def _take_over_statistics(problem: Problem, found: Results) -> Results:
+    """Results in which copies of the first networks take over what holds with statistics as stored only.
+
+    Of other networks statistics computed anew would undo one half of such a move.
+    """
+    symmetry = problem.symmetry
+    (first, wanted), (second, _) = symmetry.split(problem.a), symmetry.split(found.params)
+    square, norm = _distances(replace(problem, a=first), second)
+    rows = (square <= COPY * norm).nonzero().flatten()
+    if not len(rows):
+        return found
+    kept = {name: torch.zeros_like(wanted[name], dtype=torch.bool) for name in chart_gains(symmetry)}
+    moved = into_coordinates(symmetry, symmetry.identity((problem.pairs,)), found.params, wanted, kept)
+    element = _put(symmetry.compose(moved, found.element).rows(rows), rows, found.element)
+    return replace(found, element=element, params=problem.move(element))
 
 
 def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
