@@ -24,6 +24,8 @@ from regauge.core.rounding import round_to
 from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import gain_scales, unit_element, without_gains
 
+ROUNDED = 8 * torch.finfo(torch.float64).eps
+"""Relative difference of coordinates up to which they are the same."""
 Coordinates = Mapping[str, Tensor]
 """The coordinate of each family, by name, and each gain, by the name of its parameter."""
 
@@ -252,7 +254,10 @@ def into_coordinates(
     added = {}
     for family in symmetry.translations:
         carried = carry(symmetry, element, family.name, own[family.name].double())
-        vector = wanted[family.name].to(carried) - carried
+        there = wanted[family.name].to(carried)
+        # To carry a coordinate rounds it, which would change tensors of a copy in their last bits.
+        is_same = (there - carried).abs() <= ROUNDED * torch.maximum(there.abs(), carried.abs())
+        vector = torch.where(is_same, 0.0, there - carried)
         for name in gains:
             if _is_beside(symmetry, family, name):
                 vector = torch.where(kept[name], 0.0, vector)
