@@ -125,7 +125,7 @@ def test_only_the_continuous_part_moves() -> None:
             left, right = getattr(one, field), getattr(other, field)
             if left is not None and not torch.equal(left, right):
                 changed.add(field)
-    assert changed == {"scale", "matrix"}
+    assert changed == {"scale", "matrix", "sign"}  # Gains take over the signs of the first network's.
 
 
 def test_scales_make_up_for_what_shrinks_halfway() -> None:
