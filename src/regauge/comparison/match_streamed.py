@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from regauge.alignment.representatives import has_representatives
 from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.source import Moved
@@ -26,18 +27,19 @@ def match_streamed(
 ) -> Matched:
     """Align two checkpoints in sweeps over their files; what alignment explains by chance takes one stranger.
 
-    Translations are taken out of tensors when they are read.
+    Translations and gains are taken out of tensors when they are read; residual streams are not rotated.
 
     Raises:
         ValueError: There are references or a task, for which networks are in memory; or the memory does not suffice.
     """
     if references:
         raise ValueError(f"references are compared by fingerprints, which {job.needs_memory}")
-    streamed = plan_job(job, symmetry, None, task)
     a, b = stored = job.checkpoints
-    bound = symmetry.bind(a.on_meta())
-    if bound.translations:
+    bound = behind = symmetry.bind(a.on_meta())
+    if has_representatives(bound):
+        behind = bound.on_representatives()
         a, b = (RepresentativeCheckpoint(one, bound) for one in stored)
+    streamed = plan_job(job, behind, None, task)
     found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
 
     def chance() -> float | None:
@@ -45,9 +47,15 @@ def match_streamed(
         other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
         return by_chance([mean_share(measure_shares(Pair(a, stranger, found.symmetry), other.element))])
 
-    pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], found.symmetry)
-    behind = None if pair == given else given
-    return Matched(pair, found.element, chance, tested=given, stored=behind, notes=found.notes)
+    given = Pair(stored[0], stored[1], bound)
+    return Matched(
+        Pair(a, b, found.symmetry),
+        found.element,
+        chance,
+        tested=given,
+        stored=None if behind is bound else given,
+        notes=found.notes,
+    )
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:

@@ -77,7 +77,9 @@ def weigh(
     shares = tuple(measure_shares(pair, matched.element))
     test = None if matched.tested is None else _test(matched.tested, origins, draws, generator)
     modulo = math.sqrt(sum(share.squares[1] for share in shares))
-    known = shares if matched.stored is None else tuple(measure_shares(matched.stored, symmetry.identity()))
+    known, given = shares, matched.stored
+    if given is not None:
+        known = tuple(measure_shares(given, given.symmetry.identity()))
     stored, norm = (math.sqrt(sum(share.squares[k] for share in known)) for k in (0, 2))
     size = norm or stored or 1.0
     p_value, z_score = (None, None) if test is None else (test.p_value, test.z_score)
