@@ -440,3 +440,27 @@ def test_a_norm_that_is_used_twice_keeps_its_statistics() -> None:
     module = nn.Sequential(first, norm, nn.ReLU(), second, norm, nn.ReLU(), nn.Linear(4, 2)).double()
     found = rg.discover(module, (torch.randn(5, 3, dtype=torch.float64),))
     assert not any(family.is_stored_only for family in found.translations)
+
+
+class Places(nn.Module):
+    """Tokens and a table of places, of which short inputs read the first rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.table = nn.Embedding(7, 8), nn.Parameter(torch.randn(6, 8))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.norm(self.tokens(x) + self.table[: x.shape[1]]).relu())
+        return result
+
+
+def test_a_table_of_which_some_rows_are_not_read_is_translated_as_a_whole() -> None:
+    module, x = Places().double().eval(), torch.tensor([[0, 1, 2], [6, 4, 3]])
+    symmetry, params = rg.discover(module, (x,)), {n: t.detach() for n, t in module.state_dict().items()}
+    assert "table.mean(0)" in [family.name for family in symmetry.translations]
+    moved = symmetry.act(symmetry.random(generator(1), EVERY), params)
+    whole = torch.arange(6).unsqueeze(0)
+    for inputs in (x, whole):
+        assert torch.allclose(outputs(module, moved, inputs), outputs(module, params, inputs), atol=1e-11)
+    assert gap(symmetry.join(*symmetry.split(params)), params) < 1e-14

@@ -1,6 +1,7 @@
 """An offset on its way through a traced model, and the parameters that take it back."""
 
 import heapq
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,11 @@ class Taker:
     entries: Entries
     constant: tuple[int, ...]
     places: Tensor
+
+    @property
+    def count(self) -> int:
+        """The number of entries, counted without constant axes."""
+        return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
         """The parameter in what an operator makes that only moves values."""
@@ -125,7 +131,7 @@ class Run:
         for taker, own in zip(takers, places, strict=True):
             is_there = own != 0
             for term, there in zip(offset.terms, terms, strict=True):
-                given = torch.zeros(int(own.max()) + 1, dtype=torch.int64)
+                given = torch.zeros(taker.count + 1, dtype=torch.int64)  # Of a table, some rows may not be read.
                 given[own.flatten()] = there.flatten()
                 if not torch.equal(given[own][is_there], there[is_there]):
                     return offset
