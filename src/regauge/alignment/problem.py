@@ -201,7 +201,7 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
     """
     first = networks[0]
     require_alike(*networks, structure=symmetry.structure)
-    symmetry = symmetry.bind(first)
+    symmetry = symmetry.bind(first).stored_in(first)
     for network in networks:
         require_movable(symmetry.groups, network, symmetry.buffers)
         symmetry.require_ones(network)
@@ -221,7 +221,7 @@ def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symme
         ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or hold
             NaN or Inf.
     """
-    symmetry = symmetry.bind(b)
+    symmetry = symmetry.bind(b).stored_in(b)
     for name in symmetry.sites:
         if b[name].ndim != len(symmetry.shapes[name]) + 1:
             raise ValueError(

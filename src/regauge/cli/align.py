@@ -38,7 +38,7 @@ def run(options: Align) -> None:
                 a, b, found.symmetry, out=job.output, memory=job.limit, rotate=rotate, progress=progress, **ways
             )
     with show_status("measuring distances"):
-        gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}
+        gains = {"distance between A and B": measure_distances(a, b, result.symmetry, result.element)}
     if test is not None:
         losses = (test.midpoint_loss(a.params, network) for network in (b.params, result.params))
         gains["loss halfway"] = (next(losses), next(losses))

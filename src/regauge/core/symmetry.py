@@ -319,6 +319,18 @@ class Symmetry:
         """
         return on_representatives(self, self.rotatable if rotate else ())
 
+    def stored_in(self, params: Mapping[str, Tensor]) -> "Symmetry":
+        """This symmetry without families that change or read parameters which a network lacks.
+
+        Models make some anew that checkpoints do not store, as tables of sines.
+        """
+        kept = tuple(
+            family
+            for family in self.translations
+            if all(n in params for n in (*family.parameters, *family.coefficients))
+        )
+        return self if len(kept) == len(self.translations) else replace(self, translations=kept)
+
     @property
     def rotatable(self) -> tuple[str, ...]:
         """The groups that are rotations where gains are one; none whose axes hold structure."""
