@@ -227,7 +227,10 @@ def test_bad_input() -> None:
         with pytest.raises(ValueError, match="make no copies"):
             orbit(params, symmetry, **{"count": 1, "generator": seeded(), **settings})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="part"):
-        orbit(params, symmetry, 1, generator=seeded(), parts=("rotation",))
+        orbit(params, symmetry, 1, generator=seeded(), parts=("turn",))
+    for part in ("rotation", "translation"):
+        with pytest.raises(ValueError, match=f"has no {part}, so no copy would move by it"):
+            orbit(params, symmetry, 1, generator=seeded(), parts=(part,))
     copies = orbit(params, symmetry, 1, generator=seeded())
     with pytest.raises(ValueError, match="at least one point between"):
         recovery(params, copies, symmetry, method=None, task=task, points=2)

@@ -93,7 +93,8 @@ def test_shards_are_read_and_dtypes_kept() -> None:
     assert Path("two/model.safetensors.index.json").is_file()
     main(["align", "one", "two", "--model", "one", "--outputs", "logits", "-o", folder_for("aligned")])
     found, expected = logits(loaded("aligned", two)).float(), logits(two).float()
-    assert float((found - expected).abs().max()) < 0.05 * float(expected.abs().max())
+    # The stream is rotated, so that each of its weights is rounded to 16 bits once more.
+    assert float((found - expected).abs().max()) < 0.08 * float(expected.abs().max())
     assert {tensor.dtype for tensor in load("aligned").values()} == {torch.bfloat16}
     assert float((logits(one).float() - expected).abs().max()) > 0.5 * float(expected.abs().max())
 

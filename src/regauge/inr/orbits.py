@@ -15,7 +15,7 @@ from regauge.alignment import Method, align_pairs
 from regauge.connect.line import Curve
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
-from regauge.core.element import FIELD_OF_PART, Element
+from regauge.core.element import FIELD_OF_PART, ROTATION, TRANSLATION, Element
 from regauge.core.interpolation import interpolate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -94,7 +94,9 @@ def orbit(
     symmetry = symmetry.bind(params)
     element = symmetry.random(generator, parts, (count,))
     fields = {name for value in element.values() for name, _ in value.items()}
-    lacking = [part for part in parts or () if FIELD_OF_PART[part] not in fields]
+    there = {part for part, field in FIELD_OF_PART.items() if field in fields}
+    there |= {part for part, found in ((TRANSLATION, element.translation), (ROTATION, element.rotation)) if found}
+    lacking = [part for part in parts or () if part not in there]
     if lacking:
         raise ValueError(f"the symmetry of this network has no {', '.join(lacking)}, so no copy would move by it")
     if reach > 1 and (parts is None or "shift" in parts):

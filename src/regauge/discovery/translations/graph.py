@@ -62,8 +62,12 @@ class Graph:
     def joined(self) -> tuple[tuple[int, ...], ...]:
         """The lengths of values that are put side by side, along the axis on which they are."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]
-        axes = [(given(node)[0], int(argument(node, 1, 0))) for node in nodes]
-        return tuple(sorted({tuple(shape_of(part)[axis] for part in parts) for parts, axis in axes}))
+        found = set[tuple[int, ...]]()
+        for node in nodes:
+            shapes, axis = [shape_of(part) for part in given(node)[0]], int(argument(node, 1, 0))
+            # An empty vector, as of a cache that holds nothing yet, may stand beside values of any shape.
+            found.add(tuple(shape[axis] for shape in shapes if tuple(shape) != (0,)))
+        return tuple(sorted(found))
 
     def parameter(self, node: Any) -> str | None:
         """The parameter that a node is."""
