@@ -315,7 +315,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="need the symmetry"):
         Loader(params, augment=("permutation",), generator=chance())
     with pytest.raises(ValueError, match="unknown"):
-        Loader(params, augment=("rotation",), generator=chance())
+        Loader(params, augment=("turn",), generator=chance())
     with pytest.raises(ValueError, match="ranks count from 0"):
         Loader(params, rank=2, world=2, generator=chance())
     with pytest.raises(ValueError, match="0 networks make no batch"):
