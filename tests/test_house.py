@@ -24,13 +24,13 @@ CLI = [path for path in FILES if path.parts[0] == "cli"]
 
 DEEP_IMPORTS = 54  # goal: 60
 PUBLIC_NAMES = 463  # goal: 480
-CLI_LINES = 4832  # goal: 5,000
+CLI_LINES = 4839  # goal: 5,000
 CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 9  # goal: 15
 RIDDLES = 0  # goal: 120
-CODE_LINES = 58108  # goal: 49,000
-WAY_OF_MERGE = 75  # goal: 80
+CODE_LINES = 58900  # goal: 49,000
+WAY_OF_MERGE = 77  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
 """First words of docstrings that do not say what a thing is or does; "The same" is another."""

@@ -18,6 +18,7 @@ import regauge as rg
 from regauge import learn
 from regauge import weightspace as ws
 from regauge.alignment.problem import Problem
+from regauge.core.element import PARTS
 from regauge.core.params import Params, select
 from regauge.learn.matching_losses import Copies, Losses, LossWeights, Siamese
 from regauge.learn.partners import Partners
@@ -33,12 +34,15 @@ def population(symmetry: rg.Symmetry, networks: int, seed: int = 0) -> Params:
 
 
 def untrained(
-    symmetry: rg.Symmetry, networks: Params, layer: str = "propagation", **settings: Any
+    symmetry: rg.Symmetry,
+    networks: Params,
+    layer: str = "propagation",
+    parts: tuple[str, ...] | None = None,
+    **settings: Any,
 ) -> learn.LearnedMatching:
     """A matcher whose net was never trained, in double precision."""
-    net = ws.Metanet(
-        symmetry, layer=ws.LAYERS[layer](), head=ws.UnitFeatures(16), width=16, depth=2, generator=generator(0)
-    )
+    made = {"width": 16, "depth": 2, "parts": parts}
+    net = ws.Metanet(symmetry, layer=ws.LAYERS[layer](), head=ws.UnitFeatures(16), generator=generator(0), **made)
     net.double().standardize(networks)
     return learn.LearnedMatching(net, **settings)
 
@@ -105,7 +109,7 @@ def step(name: str) -> tuple[Losses, Params, Params, Any]:
     """The losses of a small architecture, some networks, copies, and a batch."""
     module, inputs, symmetry = module_case(name)
     networks = networks_like(module, 3)
-    method = untrained(symmetry, networks)
+    method = untrained(symmetry, networks, parts=PARTS)  # of what a representative has zero nothing is learned
     siamese = Siamese(method.net).double()
     task = teacher_task(module, select(networks, 0), inputs)
     losses = Losses(siamese, symmetry, LossWeights(0.3, 1.0, 0.5), task, "loss", tolerance=1e-13, max_iterations=5000)

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -105,8 +105,9 @@ def _require_same(left: rg.Element, right: rg.Element) -> None:
     + [(name, ("balance", "recompute", "keep")[k % 3]) for k, name in enumerate(ONE_WAY)],
 )
 def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
+    """Of networks as they are: streamed ones are not brought to representatives."""
     pair, method = _pair(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
-    expected = rg.align(*pair.params, pair.symmetry, method=method)
+    expected = rg.align(*pair.params, replace(pair.symmetry, translations=(), gains=()), method=method)
     whole = pair.plan(UNLIMITED, scales)
     parts = pair.plan(whole.peak - 1, scales)
     assert not whole.spread

@@ -11,7 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from translation_nets import EVERY, NETS, Attention, Feedforward, Tokens, gap, generator, network, outputs
+from translation_nets import (
+    EVERY,
+    NETS,
+    Attention,
+    Feedforward,
+    Tokens,
+    drawn,
+    gap,
+    generator,
+    network,
+    outputs,
+)
 
 import regauge as rg
 from regauge.canonical import orbit_distance
@@ -64,7 +75,7 @@ def test_the_chart_keeps_functions_and_is_one_to_one(name: str) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_elements_with_translations_are_a_group_that_acts(name: str) -> None:
     module, x, symmetry, params = network(name)
-    g, h = (symmetry.random(generator(seed), EVERY) for seed in (1, 2))
+    g, h = (drawn(symmetry, seed) for seed in (1, 2))
     moved = symmetry.act(g, params)
     assert gap(moved, params) > 0.1
     assert torch.allclose(outputs(module, moved, x), outputs(module, params, x), atol=1e-10)
@@ -76,17 +87,18 @@ def test_elements_with_translations_are_a_group_that_acts(name: str) -> None:
 def test_pairs_of_families_add_in_any_order_and_have_one_representative(name: str) -> None:
     module, x, symmetry, params = network(name)
     before, (representative, _) = outputs(module, params, x), symmetry.split(params)
-    drawn = symmetry.random(generator(1), ("translation",)).translation
-    alone = {key: symmetry.identity().translated({key: vector}) for key, vector in drawn.items()}
+    vectors = drawn(symmetry, 1).translation
+    alone = {key: symmetry.identity().translated({key: vector}) for key, vector in vectors.items()}
     moved = {key: symmetry.act(one, params) for key, one in alone.items()}
     for first in moved.values():
         assert torch.allclose(outputs(module, first, x), before, atol=1e-11)
         assert gap(symmetry.split(first)[0], representative) < 1e-11
-    for key, other in [(key, other) for key in drawn for other in drawn if key < other]:
+    for key, other in [(key, other) for key in vectors for other in vectors if key < other]:
         both = symmetry.act(alone[other], moved[key])
         assert gap(both, symmetry.act(alone[key], moved[other])) < 1e-11
         assert gap(both, symmetry.act(symmetry.compose(alone[key], alone[other]), params)) < 1e-11
-    assert gap(symmetry.split(symmetry.act(symmetry.identity().translated(drawn), params))[0], representative) < 1e-11
+    whole = symmetry.act(symmetry.identity().translated(vectors), params)
+    assert gap(symmetry.split(whole)[0], representative) < 1e-11
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -107,14 +119,14 @@ def test_a_symmetry_with_translations_is_read_as_it_was_written(name: str) -> No
     again = rg.Symmetry.from_json(symmetry.to_json())
     assert again == symmetry
     assert "translation" in str(again)
-    element = symmetry.random(generator(1), EVERY)
+    element = drawn(symmetry, 1)
     assert gap(again.act(element, params), symmetry.act(element, params)) == 0
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_populations_are_split_and_moved_network_by_network(name: str) -> None:
     _, _, symmetry, params = network(name)
-    elements = symmetry.random(generator(1), EVERY, batch=(3,))
+    elements = drawn(symmetry, 1, (3,))
     single = [symmetry.act(elements.item(k), params) for k in range(3)]
     moved = symmetry.act(elements, {key: t.expand(3, *t.shape) for key, t in params.items()})
     floating = [key for key in params if params[key].is_floating_point()]
@@ -350,3 +362,81 @@ def test_values_alone_side_by_side_keep_their_offset() -> None:
 
     found = rg.discover(Alone(), (torch.randn(5, 3),))
     assert [family.parameters for family in found.translations] == [("into.bias", "out.bias")]
+
+
+def anew(module: nn.Module, params: Params, x: Tensor) -> Params:
+    """The network with the statistics of these inputs."""
+    copied = copy.deepcopy(module)
+    copied.load_state_dict(params)
+    for layer in copied.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = 1.0
+    copied.train()(x)
+    return {key: tensor.detach() for key, tensor in copied.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["batch norm", "residual"])
+def test_statistics_tell_networks_apart_but_no_draw_moves_them_alone(name: str) -> None:
+    module, x, symmetry, params = network(name)
+    stored = [family.name for family in symmetry.translations if family.is_stored_only]
+    assert len(stored) == 2 * sum(isinstance(layer, nn.BatchNorm2d) for layer in module.modules())
+    assert "running_var plus eps is one (statistics as stored)" in str(symmetry)
+    assert not {*symmetry.random(generator(1), EVERY).translation} & {*stored}
+    vectors = {key: drawn(symmetry, 1).translation[key] for key in stored}
+    moved = symmetry.act(symmetry.identity().translated(vectors), params)
+    before = outputs(module, params, x)
+    assert torch.allclose(outputs(module, moved, x), before, atol=1e-12)
+    assert not torch.allclose(outputs(module, anew(module, moved, x), x), outputs(module, anew(module, params, x), x))
+    assert "another gauge" in str(rg.compare(params, moved, symmetry, generator=generator(0)).verdict)
+    assert orbit_distance(params, moved, symmetry) < 1e-11
+    assert orbit_distance(params, moved, symmetry.on_data) > 0.01
+    # What is left out moves with data, and folding keeps to it.
+    follows = symmetry.act(symmetry.random(generator(1), ("translation", "sign", "permutation")), params)
+    again = outputs(module, anew(module, follows, x), x)
+    assert torch.allclose(again, outputs(module, anew(module, params, x), x), atol=1e-11)
+    assert symmetry.on_data.dimension == symmetry.dimension
+    assert all(torch.equal(symmetry.on_data.split(params)[0][key], params[key]) for key in params if "var" in key)
+    folded = rg.fold(params, module, (x,), symmetry=symmetry).params
+    assert all(torch.equal(folded[key], params[key]) for key in params if "running_var" in key)
+
+
+def test_gains_behind_batch_norms_become_one_without_statistics() -> None:
+    module, x, symmetry, params = network("residual")
+    representative, coordinates = symmetry.on_data.split(params)
+    assert bool((representative["norms.0.weight"] == 1).all())
+    assert "norms.0.weight" in coordinates
+    data = [outputs(module, anew(module, one, x), x) for one in (params, representative)]
+    assert torch.allclose(*data, atol=1e-11)
+
+
+@pytest.mark.parametrize(("variance", "gain"), [(0.0, 1.0), (1e-9, -1.0), (-5e-6, 0.5), (1.0, 0.0)])
+def test_small_variances_and_gains_of_any_sign_are_no_harm(variance: float, gain: float) -> None:
+    module, x, symmetry, params = network("residual")
+    for key, value in (("norms.0.running_var", variance), ("norms.1.weight", gain), ("norms.2.weight", -1.0)):
+        params[key] = params[key].clone()
+        params[key][1] = value
+    before = outputs(module, params, x)
+    representative, coordinates = symmetry.split(params)
+    assert torch.allclose(outputs(module, representative, x), before, atol=1e-10)
+    assert float((representative["norms.0.running_var"] + 1e-5 - 1).abs().max()) < 1e-12
+    assert gap(symmetry.join(representative, coordinates), params) < 1e-12
+    moved = symmetry.act(drawn(symmetry, 1), params)
+    assert torch.allclose(outputs(module, moved, x), before, atol=1e-9)
+    if gain:
+        assert gap(symmetry.act(symmetry.inverse(drawn(symmetry, 1)), moved), params) < 1e-8
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4, track_running_stats=False), nn.InstanceNorm1d(4)]
+)
+def test_norms_without_gains_or_statistics_have_none_to_trade(norm: nn.Module) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), norm, nn.ReLU(), nn.Linear(4, 2)).double()
+    found = rg.discover(module, (torch.randn(5, 3, dtype=torch.float64),), verify=False)
+    assert not any(family.is_stored_only for family in found.translations)
+
+
+def test_a_norm_that_is_used_twice_keeps_its_statistics() -> None:
+    norm, first, second = nn.BatchNorm1d(4), nn.Linear(3, 4), nn.Linear(4, 4)
+    module = nn.Sequential(first, norm, nn.ReLU(), second, norm, nn.ReLU(), nn.Linear(4, 2)).double()
+    found = rg.discover(module, (torch.randn(5, 3, dtype=torch.float64),))
+    assert not any(family.is_stored_only for family in found.translations)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from coverings import covering
 from torch import Tensor
-from weightspace_cases import NAMES, generator, move_units, population, symmetry
+from weightspace_cases import NAMES, generator, move_changes, move_units, population, symmetry
 
 import regauge as rg
 from regauge import weightspace as ws
@@ -78,14 +78,7 @@ def test_output_moves_as_it_should(case: str, layer: str, head: str) -> None:
     if head == "unit_features":
         before = {name: move_units(net.layout, name, element, values) for name, values in before.items()}
     elif head == "equivariant":
-        changed = {name: tensor + before.get(name, 0) for name, tensor in networks.items()}
-        one, other = (symmetry(case).act(element, params) for params in (changed, networks))
-        before = {name: one[name] - other[name] for name in before}
-        size = max(float(tensor.detach().abs().max()) for tensor in before.values() if tensor.numel())
-        before, after = (  # of what nothing changes rounding is left
-            {name: tensor.where(tensor.abs() > 1e-12 * size, 0) for name, tensor in made.items()}
-            for made in (before, after)
-        )
+        before, after = move_changes(case, element, before, after)
     assert far(after, before) < EXACT
 
 

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regauge as rg
+from regauge.core.chart import random_translation
 from regauge.core.params import Params
 
 EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
-"""All parts of an element."""
+"""All parts of an element but rotations behind gains."""
 
 
 class Attention(nn.Module):
@@ -152,6 +153,21 @@ class LayerScale(nn.Module):
         return out
 
 
+class Residual(nn.Module):
+    """Convolutions with batch normalization, one of them at a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(2, 4, 3)
+        self.norms, self.out = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.norms
+        y = second(self.second(functional.relu(first(self.first(x))))) + third(self.third(x))
+        out: Tensor = self.out(functional.relu(y).mean((2, 3)))
+        return out
+
+
 class Pooled(nn.Module):
     """Means over positions between what writes into a norm and that norm, and between a norm and what reads it."""
 
@@ -233,7 +249,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
         lambda: nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)),
         lambda: torch.randn(5, 7), 32,
     ),
-    "batch norm": (_convolutions, lambda: torch.randn(4, 2, 7, 7), 7),
+    "batch norm": (_convolutions, lambda: torch.randn(4, 2, 7, 7), 21),
+    "residual": (Residual, lambda: torch.randn(4, 2, 5, 5), 40),
     "group norm": (_group_norms, lambda: torch.randn(4, 2, 7, 7), 5),
     "layer scale": (LayerScale, lambda: torch.randn(5, 4), 25),
     "means": (Pooled, lambda: torch.randn(3, 5, 9), 32),
@@ -269,6 +286,12 @@ def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
 def gap(one: Params, other: Params) -> float:
     """The largest difference of two networks."""
     return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
+
+
+def drawn(symmetry: rg.Symmetry, seed: int, batch: tuple[int, ...] = ()) -> rg.Element:
+    """A random element with all parts, and translations that need statistics as stored, too."""
+    element = symmetry.random(generator(seed), EVERY, batch=batch)
+    return element.translated(random_translation(symmetry, generator(seed), batch, is_stored=True))
 
 
 def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:

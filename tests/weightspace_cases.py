@@ -101,3 +101,14 @@ def move_units(layout: Layout, name: str, element: Element, values: Tensor) -> T
         key = (along(0, models_), *(along(1 + base, units.sizes[base]) for base in bases), along(1 + k, units.sizes[k]))
         index.append(perm[key])
     return values[tuple(index)]
+
+
+def move_changes(case: str, element: Element, before: Params, after: Params) -> tuple[Params, Params]:
+    """What an element makes of changes of networks, and the changes of the moved ones; rounding is left out of both."""
+    networks = population(case)
+    changed = {name: tensor + before.get(name, 0) for name, tensor in networks.items()}
+    one, other = (symmetry(case).act(element, params) for params in (changed, networks))
+    moved = {name: one[name] - other[name] for name in before}
+    size = max(float(tensor.detach().abs().max()) for tensor in moved.values() if tensor.numel())
+    found = [{name: t.where(t.abs() > 1e-12 * size, 0) for name, t in made.items()} for made in (moved, after)]
+    return found[0], found[1]

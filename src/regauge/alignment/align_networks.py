@@ -14,6 +14,13 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
+from regauge.alignment.representatives import (
+    Rotate,
+    match_many_representatives,
+    match_representatives,
+    notes_as_given,
+    require_memory_for,
+)
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.alignments import Alignment
@@ -41,6 +48,7 @@ class Setting(TypedDict, total=False):
     method: Method | None
     task: Task | None
     generator: torch.Generator | None
+    rotate: Rotate
 
 
 class FileSetting(Setting, total=False):
@@ -77,6 +85,7 @@ def align(
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
+    rotate: Rotate = "auto",
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
@@ -98,6 +107,9 @@ def align(
         method: `DataMatching()` unless given where there is a task, else `WeightMatching()`.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
+        rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
+            reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
+            networks from different seeds. Fine-tunes of one network are reordered, which is exact in 16 bits.
         out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
             `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
@@ -121,13 +133,16 @@ def align(
         if job.is_streamed:
             from regauge.alignment.streamed.job import align_job, plan_job
 
-            return align_job(plan_job(job, symmetry, method, task), progress)
+            require_memory_for(rotate)
+            streamed = align_job(plan_job(job, symmetry, method, task), progress)
+            return replace(streamed, notes=(*streamed.notes, *notes_as_given(symmetry)))
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
         # Methods that look at activations import discovery, which takes longer than aligning small networks.
         method = WeightMatching() if task is None else METHODS["data"].load()()
     view, (a, b), (_, carried) = _view(method, (params_a, params_b), symmetry, POPULATIONS)
-    found = method.match(Problem(batch_of_one(a), batch_of_one(b), view.symmetry, task, generator)).item(0)
+    pair = Problem(batch_of_one(a), batch_of_one(b), view.symmetry, task, generator)
+    found = match_representatives(method, pair, rotate).item(0)
     element = view.element(found.element)
     result = replace(
         found,
@@ -151,6 +166,7 @@ def align_pairs(
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
+    rotate: Rotate = "auto",
 ) -> Results:
     """Move every network of a population along its orbit, as close to its partner as the method gets.
 
@@ -168,6 +184,9 @@ def align_pairs(
         method: `WeightMatching()` unless given.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it.
+        rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
+            reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
+            networks from different seeds. Fine-tunes of one network are reordered, which is exact in 16 bits.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -184,9 +203,10 @@ def align_pairs(
     params_a, symmetry = bind_pairs(params_a, params_b, symmetry)
     carried = carry_pairs(symmetry, params_a, params_b)
     if carried is None:
-        return method.match(Problem(params_a, params_b, symmetry, task, generator))
+        return match_representatives(method, Problem(params_a, params_b, symmetry, task, generator), rotate)
     symmetry = symmetry.given(params_a)
-    found = method.match(Problem(params_a, symmetry.act(carried, params_b), symmetry, task, generator))
+    pairs = Problem(params_a, symmetry.act(carried, params_b), symmetry, task, generator)
+    found = match_representatives(method, pairs, rotate)
     return replace(found, element=symmetry.compose(found.element, carried))
 
 
@@ -210,6 +230,7 @@ def align_many(
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
+    rotate: Rotate = "auto",
     out: Sequence[Output | str | Path | None] | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Result[Any]:
@@ -235,6 +256,9 @@ def align_many(
             network to the first.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
+        rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
+            reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
+            networks from different seeds. Fine-tunes of one network are reordered, which is exact in 16 bits.
         out: A path or an `Output` for each checkpoint, where it is written with its alignment next to it; None for
             those that are not written.
         memory: The limit on memory for checkpoints: bytes, or text such as "2GB"; half of the machine's memory unless
@@ -264,7 +288,7 @@ def align_many(
     view, networks, carried = _view(method, params, symmetry, SINGLE)
     problem = ManyProblem(networks, view.symmetry, task, generator)
     if len(networks) > 1:
-        found = method.match_many(problem)
+        found = match_many_representatives(method, problem, rotate)
     else:
         alone = [view.symmetry.identity()]
         found = problem.result(alone, objective=0.0, initial=0.0, history=[0.0], is_converged=True)

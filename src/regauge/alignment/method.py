@@ -59,6 +59,11 @@ class Method(ABC):
         )
 
     @property
+    def reads_representatives(self) -> bool:
+        """Whether `align` gives the method representatives (`Symmetry.split`) and their symmetry."""
+        return not self.joint_roles
+
+    @property
     def joint_roles(self) -> tuple[Role, ...]:
         """The role of each dictionary, for methods that move several of them together; see `JointMatching`."""
         return ()

@@ -88,6 +88,19 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             notes=self.notes,
         )
 
+    def rows(self: "Results", rows: Tensor) -> "Results":
+        """The results of some pairs of a batch, in the order of their numbers."""
+        return replace(
+            self,
+            element=self.element.rows(rows),
+            params={name: tensor[rows.to(tensor.device)] for name, tensor in self.params.items()},
+            objective=self.objective[rows],
+            initial=self.initial[rows],
+            history=self.history[:, rows],
+            starts=self.starts[:, rows],
+            is_converged=None if self.is_converged is None else self.is_converged[rows],
+        )
+
     def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
         """These results of a batch, with those of another where `rows` is true."""
         if not bool(rows.any()):

@@ -328,9 +328,10 @@ def match_canonical(
     """The element that aligns a canonical network, or a population of them, to another, without its scales."""
     method = WeightMatching(scales="keep") if method is None else method
     if leading_axes(symmetry, moved):
-        found = align_pairs(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+        pairs = align_pairs(anchor, moved, symmetry, method=method, task=task, generator=generator, rotate="never")
+        found = pairs.element
     else:
-        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator).element
+        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator, rotate="never").element
     return select_parts(found, symmetry.groups, tuple(part for part in PARTS if part != "scale"))
 
 

@@ -1,10 +1,11 @@
 """The alignment of a checkpoint, stored next to it: an element and the symmetry that it belongs to.
 
-An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`, and `translation/family`;
-its header holds the symmetry's JSON text. It can be applied to another checkpoint of the same architecture, or
-inverted.
+An alignment is a safetensors file. Its tensors are `group/field` with the fields of `Value`, `translation/family` and
+`rotation/group`; its header holds the symmetry's JSON text. It can be applied to another checkpoint of the same
+architecture, or inverted.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,14 +17,12 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.described import describe_kind
 from regauge.checkpoints.location import ALIGNMENT
 from regauge.checkpoints.writing import path_beside, save
-from regauge.core.element import Element, Value
+from regauge.core.element import ROTATION, TRANSLATION, Element, Value
 from regauge.core.given import describe
 from regauge.core.symmetry import Symmetry
 
 FORMAT = "regauge.alignment"
 VERSION = "1"
-TRANSLATION = "translation"
-"""Prefix of the names of tensors that hold translations; files of earlier versions have none."""
 
 
 class Aligned(Protocol):
@@ -68,6 +67,7 @@ class Alignment:
         values = self.element.items()
         tensors = {f"{group}/{field}": tensor for group, value in values for field, tensor in value.items()}
         tensors |= {f"{TRANSLATION}/{name}": vector for name, vector in self.element.translation.items()}
+        tensors |= {f"{ROTATION}/{name}": matrix for name, matrix in self.element.rotation.items()}
         header = {"kind": FORMAT, "version": VERSION, "symmetry": self.symmetry.to_json()}
         return save(tensors, path, overwrite=overwrite, metadata=header)
 
@@ -132,13 +132,23 @@ def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Elem
                 )
             found[field] = tensor
         values[name] = Value(**found)
-    translation: dict[str, Tensor] = {}
-    for family in symmetry.translations:
-        vector = tensors.get(f"{TRANSLATION}/{family.name}")
-        if vector is not None and (vector.shape != family.shape or vector.dtype != torch.float64):
+    translations = {family.name: family.shape for family in symmetry.translations}
+    rotations = {group.name: (group.size,) * 2 for group in symmetry.groups if group.behind_gains != "none"}
+    added = [
+        _named(part, shapes, tensors, path) for part, shapes in ((TRANSLATION, translations), (ROTATION, rotations))
+    ]
+    return Element(values, (), *added)
+
+
+def _named(
+    part: str, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], path: Path
+) -> dict[str, Tensor]:
+    """The tensors of a part that only some names have; files of earlier versions have none."""
+    found = {name: tensors[f"{part}/{name}"] for name in shapes if f"{part}/{name}" in tensors}
+    for name, tensor in found.items():
+        if tensor.shape != shapes[name] or tensor.dtype != torch.float64:
             raise ValueError(
-                f"the alignment {str(path)!r} does not fit its own symmetry: translation {family.name!r} should have "
-                f"shape {family.shape} and torch.float64; align again"
+                f"the alignment {str(path)!r} does not fit its own symmetry: {part} {name!r} should have shape "
+                f"{shapes[name]} and torch.float64; align again"
             )
-        translation |= {} if vector is None else {family.name: vector}
-    return Element(values, translation=translation)
+    return found

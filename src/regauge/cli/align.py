@@ -29,11 +29,14 @@ def run(options: Align) -> None:
         return
     a, b = found.checkpoints
     ways: dict[str, Any] = {"method": method, "task": task, "generator": torch.Generator().manual_seed(options.seed)}
+    rotate = options.rotate
     with show_work("aligning", is_streamed=job.is_streamed) as progress:
         if tokens is not None and not tokens.is_complete:
             result = rg.merging.align_tokens(job, found.symmetry, tokens, **ways, progress=progress)
         else:
-            result = rg.align(a, b, found.symmetry, out=job.output, memory=job.limit, progress=progress, **ways)
+            result = rg.align(
+                a, b, found.symmetry, out=job.output, memory=job.limit, rotate=rotate, progress=progress, **ways
+            )
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, found.symmetry, result.element)}
     if test is not None:

@@ -60,6 +60,9 @@ class Matching(JudgedOptions):
     """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
     over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
     all, so that values are moved and never multiplied (but by signs and rotations)."""
+    rotate: Literal["auto", "always", "never"] = "auto"
+    """Rotate residual streams behind the gains of norms, or reorder them: auto rotates where orders do not explain
+    nearly all, as for networks from different seeds."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     batch: Batch = 512
     overwrite: OverwriteAll = False

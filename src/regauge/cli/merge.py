@@ -62,6 +62,7 @@ def run(options: Merge) -> None:
             base=found.checkpoints[0] if bases else None,
             test=test,
             generator=generator,
+            rotate=options.rotate,
             out=job.output,
             memory=job.limit,
             progress=progress,

@@ -7,6 +7,8 @@ from torch import Tensor
 from regauge.alignment import align
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import bind_networks
+from regauge.alignment.representatives import has_representatives, in_coordinates_of
+from regauge.alignment.result import Result
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.function import measure_function
@@ -15,8 +17,13 @@ from regauge.comparison.pair import Pair
 from regauge.comparison.strangers import estimate_chance, explain
 from regauge.comparison.verdicts import MOVED
 from regauge.core.interpolation import distance
+from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
+
+ROTATED = 0.3
+"""A rotation is believed where it leaves less than this share of the distance that orders leave: it can bring any two
+networks somewhat closer, and then says nothing."""
 
 
 def match_whole(
@@ -29,37 +36,51 @@ def match_whole(
 ) -> Matched:
     """Align two networks in memory, by their weights or by their function.
 
-    Factors of a matrix product that has not its full rank hold numbers that their product does not, so that two
-    networks of one function may differ by no element. Where alignment leaves a distance, the factors are therefore
-    aligned again without those numbers. Likewise networks that differ by translations are the same behind them: the
-    representatives are aligned.
+    Networks that differ by translations and gains are the same behind them: the representatives are aligned. Factors of
+    a matrix product that has not its full rank hold numbers that their product does not, so that two networks of one
+    function may differ by no element. Where alignment leaves a distance, the factors are therefore aligned again
+    without those numbers; and residual streams are rotated, if that explains what orders do not.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
         ValueError: The networks do not fit the symmetry, hold NaN or Inf, or are populations.
     """
     symmetry = bind_networks([a, b], symmetry, "compare single networks, two at a time")
-    given = dict(a), dict(b)
-    (first, second), is_factorized = given, False
-    result = align(*given, symmetry, method=WeightMatching())
+    given, behind, is_factorized = (dict(a), dict(b)), symmetry, False
+    first, second = given
+    if has_representatives(symmetry):
+        (first, second), behind = (symmetry.split(one)[0] for one in given), symmetry.on_representatives()
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    if distance(given[0], result.params, ignored) > MOVED * distance(*given, ignored):
-        behind = [symmetry.split(one)[0] if symmetry.translations else one for one in given]
-        whole = [without_null_spaces(one, symmetry) for one in behind]
-        is_factorized = any(two[n] is not one[n] for one, two in zip(behind, whole, strict=True) for n in one)
-        if is_factorized or symmetry.translations:
-            (first, second) = whole
-            result = align(first, second, symmetry, method=WeightMatching())
+    result, left = _align(first, second, behind, ignored)
+    if left > MOVED * distance(*given, ignored):
+        whole = [without_null_spaces(one, behind) for one in (first, second)]
+        if any(two[n] is not one[n] for one, two in zip((first, second), whole, strict=True) for n in one):
+            (first, second), is_factorized = whole, True
+            result, left = _align(first, second, behind, ignored)
+        if left > MOVED * distance(*given, ignored) and symmetry.rotatable:
+            rotated = symmetry.on_representatives(rotate=True)
+            other, less = _align(first, second, rotated, ignored)
+            if less < ROTATED * left:
+                result, behind = other, rotated
     own, *numbers = (fingerprint(one, symmetry) for one in (*given, *references))
-    stored = Pair(*given, symmetry)
+    is_same = first is given[0]
+    element = result.element if is_same or is_factorized else in_coordinates_of(symmetry, result.element, given)
+    moved = (first, result.params) if is_same or is_factorized else (given[0], symmetry.act(element, given[1]))
     return Matched(
-        Pair(first, second, symmetry),
+        Pair(first, second, behind),
         result.element,
-        chance=lambda: estimate_chance(second, symmetry, lambda other: explain(Pair(first, other, symmetry))),
-        tested=stored,
-        stored=None if first is given[0] else stored,
+        chance=lambda: estimate_chance(second, behind, lambda other: explain(Pair(first, other, behind))),
+        tested=Pair(*given, symmetry),
+        stored=None if is_same else Pair(*given, symmetry),
         is_factorized=is_factorized,
         distances=[float((own - other).norm()) for other in numbers],
-        function=None if task is None else measure_function(*given, (first, result.params), task),
+        function=None if task is None else measure_function(*given, moved, task),
+        whole=(symmetry, element),
         notes=result.notes,
     )
+
+
+def _align(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[Result[Params], float]:
+    """Align representatives by their weights; and the distance that is left."""
+    result = align(first, second, behind, method=WeightMatching())
+    return result, distance(first, result.params, ignored)

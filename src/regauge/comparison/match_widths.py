@@ -41,16 +41,17 @@ def match_widths(
     first, second = chosen.params
     if chosen.stored is not None:  # Means of what is left are others than those of the whole.
         first, second = (narrow.split(one)[0] for one in chosen.params)
-    result = align(first, second, narrow, method=WeightMatching())
+    behind = narrow.on_representatives()
+    result = align(first, second, behind, method=WeightMatching())
     pairs = [chosen.params, *(choose_units(common, a, other).params for other in references)]
     numbers = [[fingerprint(one, narrow) for one in pair] for pair in pairs]
     part, side = common.part_of(b, 1)
     ordered = find_common(a, b, symmetry, has_widths=False)
     return Matched(
-        Pair(first, second, narrow),
+        Pair(first, second, behind),
         result.element,
         chance=lambda: estimate_chance(
-            part, side, lambda other: explain(Pair(*choose_units(common, a, other).params, narrow))
+            part, side, lambda other: explain(Pair(*choose_units(common, a, other).params, behind))
         ),
         stored=None if chosen.stored is None else Pair(*chosen.stored, narrow),
         tested=None if ordered is None else Pair(ordered.of(a), ordered.of(b), ordered.symmetry),

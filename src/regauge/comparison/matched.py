@@ -16,6 +16,7 @@ from regauge.comparison.tensor_shares import FORMATS, TensorShare, mean_share, m
 from regauge.comparison.units import Units
 from regauge.comparison.verdicts import Evidence, judge, needs_chance, precision_of
 from regauge.core.element import Element
+from regauge.core.symmetry import Symmetry
 
 MOVED_ORDER = "the p-value is of the order as stored, which an element changes: of a moved copy it says nothing"
 
@@ -34,6 +35,8 @@ class Matched:
         distances: Fingerprint distances of the second network and of the references from the first network.
         function: Agreement of outputs, losses and barriers on the data of a task.
         units: The compared units of each group that has other numbers of them in both networks.
+        whole: The symmetry of the networks as they are stored, and what moves the second one under it, if the pair has
+            another symmetry.
         notes: Sentences about the match.
     """
 
@@ -46,6 +49,7 @@ class Matched:
     distances: Sequence[float] = ()
     function: Mapping[str, float] | None = None
     units: Mapping[str, tuple[Units, Units]] = field(default_factory=dict)
+    whole: tuple[Symmetry, Element] | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -68,7 +72,8 @@ def weigh(
         draws: Random orders of the test of independence.
         generator: Their source.
     """
-    pair, symmetry = matched.pair, matched.pair.symmetry
+    pair = matched.pair
+    symmetry, element = (pair.symmetry, matched.element) if matched.whole is None else matched.whole
     shares = tuple(measure_shares(pair, matched.element))
     test = None if matched.tested is None else _test(matched.tested, origins, draws, generator)
     modulo = math.sqrt(sum(share.squares[1] for share in shares))
@@ -110,7 +115,7 @@ def weigh(
         draws=draws,
         reference_p_value=matched.reference_p_value,
         fingerprint_distance=matched.distances[0] if matched.distances else None,
-        element=matched.element,
+        element=element,
         symmetry=symmetry,
         units=matched.units,
         function=matched.function,

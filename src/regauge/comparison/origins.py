@@ -65,7 +65,7 @@ class Origin:
 
     def undo(self, network: Mapping[str, Tensor] | Checkpoint) -> "Undo | None":
         """A map of tensors to what they were before the alignment; None where the element is not known."""
-        if self.alignment is None:
+        if self.alignment is None or self.alignment.element.rotation:  # Rotations mix units: they have no order.
             return None
         try:
             symmetry = self.alignment.symmetry.bind(network.on_meta() if isinstance(network, Checkpoint) else network)

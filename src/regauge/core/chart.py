@@ -16,23 +16,22 @@ from torch import Tensor
 
 from regauge.core.act import Site, act
 from regauge.core.added_numbers import from_sums, sums
-from regauge.core.element import Element
+from regauge.core.behind_gains import Gained, carry_rotation, matrices, rotatable, rotate, rotated_group
+from regauge.core.element import Element, random
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.rounding import round_to
 from regauge.core.translations import TranslationFamily
-from regauge.core.unit_gains import Scaled, gain_scales, unit_element, without_gains
+from regauge.core.unit_gains import gain_scales, unit_element, without_gains
 
+ROUNDED = 8 * torch.finfo(torch.float64).eps
+"""Relative difference of coordinates up to which they are the same."""
 Coordinates = Mapping[str, Tensor]
 """The coordinate of each family, by name, and each gain, by the name of its parameter."""
 
 
-class Charted(Scaled, Protocol):
+class Charted(Gained, Protocol):
     """A symmetry, as far as it matters here."""
-
-    @property
-    def gains(self) -> tuple[str, ...]:
-        """Gains that may be brought to one."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
@@ -56,13 +55,11 @@ class Charted(Scaled, Protocol):
     def on_sums(self) -> "Charted":
         """The symmetry of parameters with these numbers."""
 
-    def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params: ...
-
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
     """The representative and the coordinates of networks `[*lead, ...]`; see `Symmetry.split`."""
-    wide, coordinates = _widen(symmetry, params), {}
-    current = sums(symmetry.added, wide)
+    wide = _widen(symmetry, params)
+    current, coordinates = _without_variances(symmetry, sums(symmetry.added, wide), lead)
     gains = chart_gains(symmetry)
     if gains:
         is_zero = {name: current[name] == 0 for name in gains}
@@ -71,8 +68,9 @@ def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[st
         current |= _scale(symmetry, current, current, lead)
         current |= {name: torch.where(is_zero[name], 0.0, 1.0).to(current[name]) for name in gains}
     for family in symmetry.translations:
-        coordinates[family.name] = family.read(current, lead)
-        current = family.add(current, coordinates[family.name], lead, sign=-1.0)
+        if family.eps is None:
+            coordinates[family.name] = family.read(current, lead)
+            current = family.add(current, coordinates[family.name], lead, sign=-1.0)
     return _tie(symmetry, from_sums(symmetry.added, current, wide)), coordinates
 
 
@@ -81,14 +79,27 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
     wide = _widen(symmetry, representative)
     current = sums(symmetry.added, wide)
     for family in reversed(symmetry.translations):
-        given = coordinates[family.name].to(current[family.entries.parameter])
-        current = family.add(current, given, lead)
+        if family.eps is None:
+            current = family.add(current, coordinates[family.name].to(current[family.entries.parameter]), lead)
     if gains := chart_gains(symmetry):
         wanted = {name: coordinates[name].to(current[name]) for name in gains}
         is_zero = {name: current[name] == 0 for name in gains}
         current |= _scale(symmetry, current, {name: 1 / one for name, one in wanted.items()}, lead)
         current |= {name: torch.where(is_zero[name], 0.0, one) for name, one in wanted.items()}
+    for family in symmetry.translations:
+        if family.eps is not None:
+            current = family.add(current, coordinates[family.name].to(current[family.entries.parameter]), lead)
     return _tie(symmetry, from_sums(symmetry.added, current, wide))
+
+
+def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
+    """Networks whose gains have taken up running variances, and the logarithms of these: before gains become one."""
+    coordinates = {}
+    for family in symmetry.translations:
+        if family.eps is not None:
+            coordinates[family.name] = family.read(params, lead)
+            params = family.add(params, coordinates[family.name], lead, sign=-1.0)
+    return params, coordinates
 
 
 def carry(symmetry: Charted, element: Element, name: str, coordinate: Tensor) -> Tensor:
@@ -179,6 +190,24 @@ def _tie(symmetry: Charted, params: Params) -> Params:
     return params
 
 
+def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
+    """The rotations of the right element, carried over by the left one, and those of the left one after them."""
+    wide = left if left.batch == batch else left.expand(*batch)
+    composed = dict(wide.rotation)
+    for name, matrix in right.rotation.items():
+        carried = carry_rotation(symmetry, wide, name, matrix.expand(*batch, *matrix.shape[-2:]))
+        composed[name] = composed[name] @ carried if name in composed else carried
+    return composed
+
+
+def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
+    """Uniform rotations, reflections among them, of the groups that are rotated behind gains."""
+    names = rotatable(symmetry)
+    return matrices(
+        random(tuple(rotated_group(symmetry, name) for name in names), generator, ("linear",), batch), names
+    )
+
+
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
     """The sum of the vectors of the left element and those of the right one, which the left one carries over."""
     wide = left if left.batch == batch else left.expand(*batch)
@@ -197,16 +226,66 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
     coordinates = split(symmetry, dict(params), lead)[1]
-    whole = symmetry.compose(element, unit_element(symmetry, sums(symmetry.added, params), symmetry.gains, lead))
+    gains = _without_variances(symmetry, sums(symmetry.added, _widen(symmetry, params)), lead)[0]
+    whole = symmetry.compose(element, unit_element(symmetry, gains, symmetry.gains, lead))
     names = (family.name for family in symmetry.translations)
     return whole.translated({name: -carry(symmetry, whole, name, coordinates[name].double()) for name in names})
 
 
-def random_translation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Vectors of the size of usual weights, one for each family that keeps the function at any statistics."""
+def into_coordinates(
+    symmetry: Charted, element: Element, params: Params, wanted: Coordinates, kept: Mapping[str, Tensor]
+) -> Element:
+    """The element that moves representatives as a given one does, and networks of its batch to wanted coordinates.
+
+    Args:
+        symmetry: The whole symmetry.
+        element: An element that leaves gains alone and does not translate.
+        params: The networks that it moves, `[*batch, ...]`.
+        wanted: The coordinates of what they become.
+        kept: The channels of gains, bool, in which the networks keep their own gain, and the bias next to it.
+    """
+    lead = len(element.batch)
+    own = split(symmetry, params, lead)[1]
+    gains = chart_gains(symmetry)
+    moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
+    # Of the ratio and not one after the other: equal gains give a factor of one, without rounding.
+    ratio = {name: torch.where(kept[name], 1.0, moved[name] / wanted[name].to(moved[name])) for name in gains}
+    whole = symmetry.compose(unit_element(symmetry, ratio, symmetry.gains, lead), element)
+    added = {}
+    for family in symmetry.translations:
+        carried = carry(symmetry, element, family.name, own[family.name].double())
+        there = wanted[family.name].to(carried)
+        # To carry a coordinate rounds it, which would change tensors of a copy in their last bits.
+        is_same = (there - carried).abs() <= ROUNDED * torch.maximum(there.abs(), carried.abs())
+        vector = torch.where(is_same, 0.0, there - carried)
+        for name in gains:
+            if _is_beside(symmetry, family, name):
+                vector = torch.where(kept[name], 0.0, vector)
+        if bool(vector.any()):
+            added[family.name] = vector
+    return whole.translated(added)
+
+
+@remembered
+def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
+    """Whether a family adds to the bias next to a gain, entry by entry: both scale alike."""
+    home = family.entries.parameter
+    scales = [
+        {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)
+    ]
+    return family.shape == tuple(symmetry.shapes[gain]) and scales[0] == scales[1]
+
+
+def random_translation(
+    symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
+) -> dict[str, Tensor]:
+    """Vectors of the size of usual weights, one for each family that keeps the function at any statistics.
+
+    Those of families that keep it with statistics as stored come with them if `is_stored`.
+    """
     found = {}
     for family in symmetry.translations:
-        if family.is_stored_only:
+        if family.is_stored_only and not is_stored:
             continue
         source: dict[str, Any] = {"generator": generator, "device": generator.device, "dtype": torch.float64}
         shape = symmetry.shapes[family.entries.parameter]
@@ -250,32 +329,54 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
-    """Add to coordinates, at its representative, of a network that the linear part of an element has moved."""
-    batch, families = element.batch, [symmetry.translation(name) for name in element.translation]
+    """Rotate the representative of a network that the linear part of an element has moved, and add to coordinates."""
+    batch = element.batch
     require_parameters(symmetry, params)
-    for family in families:
-        there = tuple(element.translation[family.name].shape)
-        if there != (*batch, *family.shape):
-            raise ValueError(
-                f"the translation {family.name!r} of the element has shape {there}, but {(*batch, *family.shape)} is "
-                "expected"
-            )
+    _require_shapes(symmetry, element)
     lead = max(count_lead(symmetry, params), len(batch))
+    rotated = {place.parameter for name in element.rotation for place in rotated_group(symmetry, name).placements}
     whole = {
         name: params[name].expand(*batch, *params[name].shape)
         if params[name].ndim < len(symmetry.shapes[name]) + lead
         else params[name]
-        for name in _needed(symmetry)
+        for name in _needed(symmetry) | (rotated & params.keys())
     }
     representative, coordinates = split(symmetry, dict(whole), lead)
+    if element.rotation:
+        wide = {name: tensor.to(widen(whole[name]).dtype) for name, tensor in representative.items()}
+        outer = next(iter(whole.values())).shape[:lead]
+        representative = _tie(symmetry, rotate(symmetry, element.rotation, wide, tuple(outer)))
     for name, vector in element.translation.items():
         coordinates[name] = coordinates[name] + vector.to(coordinates[name])
-    wide = join(symmetry, representative, coordinates, lead)
-    changed = {name for family in families for name in family.parameters}
-    every = {name: names for names in symmetry.tied for name in names}
-    changed |= {other for name in changed for other in every.get(name, ()) if other in params}
-    rounded = round_alike_given(wide, whole, [name for name in changed if name not in skip])
+    joined = join(symmetry, representative, coordinates, lead)
+    changed = changed_by(symmetry, element) & params.keys()
+    rounded = round_alike_given(joined, whole, [name for name in changed if name not in skip])
     return {**params, **{name: rounded[name] for name in changed if name not in skip}}
+
+
+def changed_by(symmetry: Charted, element: Element) -> set[str]:
+    """The parameters that the translations and rotations of an element change, by all their names."""
+    changed = {name for family in element.translation for name in symmetry.translation(family).parameters}
+    for name in element.rotation:
+        changed |= {place.parameter for place in rotated_group(symmetry, name).placements} | charted(symmetry)
+    return changed | {name for names in symmetry.tied if changed & {*names} for name in names}
+
+
+def _require_shapes(symmetry: Charted, element: Element) -> None:
+    """Raise unless vectors and rotations of an element have the shapes of their families and groups."""
+    shapes = {("translation", name): symmetry.translation(name).shape for name in element.translation}
+    for name in element.rotation:
+        if name not in rotatable(symmetry):
+            raise ValueError(
+                f"the element rotates {name!r}, which the symmetry does not; it belongs to another symmetry"
+            )
+        shapes["rotation", name] = (symmetry[name].size,) * 2
+    for (part, name), shape in shapes.items():
+        there = tuple((element.translation if part == "translation" else element.rotation)[name].shape)
+        if there != (*element.batch, *shape):
+            raise ValueError(
+                f"the {part} {name!r} of the element has shape {there}, but {(*element.batch, *shape)} is expected"
+            )
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:

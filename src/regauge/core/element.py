@@ -27,8 +27,8 @@ FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift
 
 PARTS = tuple(FIELD_OF_PART)
 """The parts that act on axes, each held by a field."""
-TRANSLATION = "translation"
-"""The part that is added."""
+TRANSLATION, ROTATION = "translation", "rotation"
+"""The part that is added to coordinates, and the part that rotates representatives."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,21 @@ class Element(Mapping[str, Value]):
         batch: The batch shape.
         translation: What is added to coordinates, by the names of families: `[*batch, *shape]`, float64. Families that
             are left out add nothing.
+        rotation: What rotates representatives, by the names of groups that say `behind_gains`: `[*batch, size, size]`,
+            float64. It acts after the values; groups that are left out are not rotated.
     """
 
     def __init__(
-        self, values: Mapping[str, Value], batch: tuple[int, ...] = (), translation: Mapping[str, Tensor] | None = None
+        self,
+        values: Mapping[str, Value],
+        batch: tuple[int, ...] = (),
+        translation: Mapping[str, Tensor] | None = None,
+        rotation: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._values = dict(values)
         self.batch = tuple(batch)
         self.translation: dict[str, Tensor] = dict(translation or {})
+        self.rotation: dict[str, Tensor] = dict(rotation or {})
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -111,7 +118,8 @@ class Element(Mapping[str, Value]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        added = f", {count(self.translation, 'translation')}" if self.translation else ""
+        several = {TRANSLATION: self.translation, ROTATION: self.rotation}
+        added = "".join(f", {count(parts, word)}" for word, parts in several.items() if parts)
         return f"Element({count(self, 'group')}{added}, batch={self.batch})"
 
     def order(self, group: str) -> Int[Tensor, "*lead size"]:
@@ -134,11 +142,15 @@ class Element(Mapping[str, Value]):
 
     def replace(self, name: str, value: Value) -> "Element":
         """A copy of the element with another value for one group."""
-        return Element({**self._values, name: value}, self.batch, self.translation)
+        return Element({**self._values, name: value}, self.batch, self.translation, self.rotation)
 
     def translated(self, translation: Mapping[str, Tensor]) -> "Element":
         """A copy of the element that adds these vectors, and no others, to coordinates."""
-        return Element(self._values, self.batch, translation)
+        return Element(self._values, self.batch, translation, self.rotation)
+
+    def rotated(self, rotation: Mapping[str, Tensor]) -> "Element":
+        """A copy of the element that rotates representatives by these matrices, and no others."""
+        return Element(self._values, self.batch, self.translation, rotation)
 
     def item(self, *index: int) -> "Element":
         """One element of a batch."""
@@ -163,12 +175,15 @@ class Element(Mapping[str, Value]):
         """Apply a function to every tensor; `batch` is the new batch shape, today's unless given."""
         values = {name: value.map(function) for name, value in self.items()}
         translation = {name: function(vector) for name, vector in self.translation.items()}
-        return Element(values, self.batch if batch is None else batch, translation)
+        rotation = {name: function(matrix) for name, matrix in self.rotation.items()}
+        return Element(values, self.batch if batch is None else batch, translation, rotation)
 
     def zip(self, other: "Element", function: Callable[[Tensor, Tensor], Tensor]) -> "Element":
         """Apply a function to every pair of tensors of two elements of the same groups and batch."""
         values = {name: value.zip(other[name], function) for name, value in self.items()}
-        return Element(values, self.batch, _zip(self.translation, other.translation, function))
+        mine, theirs = _in_full([self, other])
+        added = [{name: function(mine[part][name], theirs[part][name]) for name in mine[part]} for part in mine]
+        return Element(values, self.batch, *added)
 
     def where(self, mask: Tensor, other: "Element") -> "Element":
         """This element where the mask over the leading axes is true, another elsewhere."""
@@ -177,7 +192,8 @@ class Element(Mapping[str, Value]):
     def fill(self, blank: "Element") -> "Element":
         """Take the groups and fields that this element lacks from another one of the same batch."""
         values = {name: self[name].fill(value) if name in self else value for name, value in blank.items()}
-        return Element(values, blank.batch, {**blank.translation, **self.translation})
+        translation, rotation = {**blank.translation, **self.translation}, {**blank.rotation, **self.rotation}
+        return Element(values, blank.batch, translation, rotation)
 
 
 def stack(elements: Sequence[Element]) -> Element:
@@ -242,7 +258,7 @@ def random(
 
 def require_parts(parts: tuple[str, ...]) -> None:
     """Raise a ValueError unless all names are parts of an element."""
-    known = [*PARTS, TRANSLATION]
+    known = [*PARTS, TRANSLATION, ROTATION]
     unknown = [part for part in parts if part not in known]
     if unknown:
         raise ValueError(f"parts {unknown} are unknown; choose among {known}")
@@ -303,7 +319,13 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
         name: replace(blank[name], **{field: tensor for field, tensor in value.items() if field in kept})
         for name, value in element.items()
     }
-    return Element(values, element.batch, element.translation if TRANSLATION in parts else {})
+    added = (found if part in parts else {} for part, found in _parts_by_name(element).items())
+    return Element(values, element.batch, *added)
+
+
+def _parts_by_name(element: Element) -> dict[str, dict[str, Tensor]]:
+    """The parts that only some names have."""
+    return {TRANSLATION: element.translation, ROTATION: element.rotation}
 
 
 def _select(
@@ -318,30 +340,32 @@ def _join(elements: Sequence[Element], join: Callable[[list[Tensor]], Tensor], b
     for name, first in elements[0].items():
         each = [dict(element[name].items()) for element in elements]
         values[name] = Value(**{field: join([tensors[field] for tensors in each]) for field, _ in first.items()})
-    added = dict.fromkeys(name for element in elements for name in element.translation)
-    translation = {name: join([_vector(element, name, elements) for element in elements]) for name in added}
-    return Element(values, batch, translation)
+    whole = _in_full(elements)
+    added = [{name: join([one[part][name] for one in whole]) for name in whole[0][part]} for part in whole[0]]
+    return Element(values, batch, *added)
 
 
-def _vector(element: Element, name: str, others: Sequence[Element]) -> Tensor:
-    """The vector that an element adds to a coordinate, or zeros of the shape that another one has."""
-    if name in element.translation:
-        return element.translation[name]
-    other = next(one for one in others if name in one.translation)
-    shape = other.translation[name].shape[len(other.batch) :]
-    return other.translation[name].new_zeros(*element.batch, *shape)
-
-
-def _zip(
-    left: Mapping[str, Tensor], right: Mapping[str, Tensor], function: Callable[[Tensor, Tensor], Tensor]
-) -> dict[str, Tensor]:
-    """A function of every pair of vectors, zeros where one side has none."""
-    result = {}
-    for name in dict.fromkeys([*left, *right]):
-        known = left[name] if name in left else right[name]
-        blank = torch.zeros_like(known)
-        result[name] = function(left.get(name, blank), right.get(name, blank))
-    return result
+def _in_full(elements: Sequence[Element]) -> list[dict[str, dict[str, Tensor]]]:
+    """The vectors and rotations of elements, by part and name: zeros and identities for names that only others have."""
+    whole: list[dict[str, dict[str, Tensor]]] = [{} for _ in elements]
+    for part in (TRANSLATION, ROTATION):
+        each = [_parts_by_name(element)[part] for element in elements]
+        known = {
+            name: tensor[(0,) * len(e.batch)]
+            for e, own in zip(elements, each, strict=True)
+            for name, tensor in own.items()
+        }
+        for element, own, result in zip(elements, each, whole, strict=True):
+            blanks = {
+                name: torch.zeros_like(one) if part == TRANSLATION else torch.eye(len(one)).to(one)
+                for name, one in known.items()
+                if name not in own
+            }
+            result[part] = {
+                name: own[name] if name in own else blanks[name].expand((*element.batch, *one.shape))
+                for name, one in known.items()
+            }
+    return whole
 
 
 class _Pull:
@@ -444,9 +468,21 @@ Make = Callable[[tuple[Group, ...]], Element]
 class DeferredElement(Element):
     """An element as a function of the groups, whose sizes or classes of units are known from the first parameters."""
 
-    def __init__(self, make: Make, batch: tuple[int, ...], translation: Mapping[str, Tensor] | None = None) -> None:
-        super().__init__({}, batch, translation)
+    def __init__(
+        self,
+        make: Make,
+        batch: tuple[int, ...],
+        translation: Mapping[str, Tensor] | None = None,
+        rotation: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__({}, batch, translation, rotation)
         self.make = make
+
+    def translated(self, translation: Mapping[str, Tensor]) -> "Element":
+        return DeferredElement(self.make, self.batch, translation, self.rotation)
+
+    def rotated(self, rotation: Mapping[str, Tensor]) -> "Element":
+        return DeferredElement(self.make, self.batch, self.translation, rotation)
 
     def __getitem__(self, name: str) -> Value:
         raise self._unknown()
@@ -470,4 +506,6 @@ class DeferredElement(Element):
 
 def materialize(element: Element, groups: tuple[Group, ...]) -> Element:
     """Make an element now if it was deferred; return any other as it is."""
-    return element.make(groups).translated(element.translation) if isinstance(element, DeferredElement) else element
+    if not isinstance(element, DeferredElement):
+        return element
+    return element.make(groups).translated(element.translation).rotated(element.rotation)

@@ -66,6 +66,8 @@ class Group:
             the rotary positions of attention.
         within: Names of the groups in which it is repeated: one independent copy per index of these.
         is_base: Whether another group is repeated within this one.
+        behind_gains: The rotations that act on representatives, whose gains are one, where the gains forbid them
+            otherwise: "orthogonal" or "centered".
         classes: The class of each unit, the same in every copy: units are exchanged within classes only. Empty where
             all units are alike, or where their classes depend on a structure that was not met yet.
     """
@@ -83,8 +85,15 @@ class Group:
     within: tuple[str, ...] = ()
     is_base: bool = False
     classes: tuple[int, ...] = ()
+    behind_gains: Literal["none", "orthogonal", "centered"] = "none"
 
     def __post_init__(self) -> None:
+        if self.behind_gains != "none" and (self.matrix != "none" or self.within):
+            raise ValueError(
+                f"group {self.name!r} is {self.behind_gains} behind gains, but "
+                + (f"repeated within {self.within}" if self.within else f"{self.matrix} already")
+                + "; leave `behind_gains` out"
+            )
         if self.classes and (not self.is_permuted or len(self.classes) != self.size):
             raise ValueError(
                 f"group {self.name!r} has {len(self.classes)} classes of units, but "

@@ -24,9 +24,14 @@ class LazyRepresentative(Mapping[str, Tensor]):
 
     def __init__(self, symmetry: Charted, read: Callable[[str], Tensor]) -> None:
         self._symmetry, self._read, self._gains = symmetry, read, chart_gains(symmetry)
+        self._first: dict[str, list[Addition]] = {}
+        for family in (one for one in symmetry.translations if one.eps is not None):
+            home = {family.entries.parameter: self._sum(family.entries.parameter)}
+            for one in family.additions(home, family.read(home), sign=-1.0):
+                self._first.setdefault(one.entries.parameter, []).append(one)
         self._element = unit_element(symmetry, {name: self._sum(name) for name in self._gains}, symmetry.gains)
         self._added: dict[str, list[Addition]] = {}
-        for family in symmetry.translations:
+        for family in (one for one in symmetry.translations if one.eps is None):
             for one in family.additions(self, family.read(self), sign=-1.0):
                 self._added.setdefault(one.entries.parameter, []).append(one)
 
@@ -45,7 +50,10 @@ class LazyRepresentative(Mapping[str, Tensor]):
         return self[name] - self._symmetry.added.get(name, 0.0)
 
     def _sum(self, name: str) -> Tensor:
-        return sums(self._symmetry.added, {name: widen(self._read(name))})[name]
+        tensor = sums(self._symmetry.added, {name: widen(self._read(name))})[name]
+        for one in self._first.get(name, ()):
+            tensor = one.to(tensor)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(charted(self._symmetry))

@@ -3,8 +3,6 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from math import lcm
 from typing import Literal
 
 import numpy as np
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.core.groups import Group
+from regauge.core.integer_vectors import null_space
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
@@ -161,7 +160,7 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
     """The families of every group, or the combinations of them that keep the buffers."""
     result = []
     for group in symmetry.groups:
-        kept = kept_scales(symmetry, group) if buffers == "keep" else _null_space([], group.scales)
+        kept = kept_scales(symmetry, group) if buffers == "keep" else null_space([], group.scales)
         for weights in _shorten(symmetry, group, kept):
             sites = _sites_moved(symmetry, group, weights)
             if sites:
@@ -171,7 +170,7 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
 
 def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
     """The combinations of the families of scales of a group that keep every buffer; they span all that do."""
-    return _null_space(_moving(symmetry, group), group.scales)
+    return null_space(_moving(symmetry, group), group.scales)
 
 
 @remembered
@@ -183,7 +182,7 @@ def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
     result = []
     for group in symmetry.groups:
         rows = _moving(symmetry, group)
-        kept = _null_space(rows, group.scales)
+        kept = null_space(rows, group.scales)
         for weights in _duals(rows, kept):
             sites = _sites_moved(symmetry, group, weights)
             own = [(name, site) for name, site in sites if not any(_exponent(site, other) for other in kept)]
@@ -273,30 +272,6 @@ def _step(direction: Direction, places: Sequence[ScaleSite], squares: Squares, b
     return np.where(up | down, step, 0.0)
 
 
-def _null_space(rows: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
-    """Integer vectors that span the null space of the rows."""
-    # Rational arithmetic: a rounded null vector would move the buffers that it should keep.
-    reduced: list[tuple[int, list[Fraction]]] = []  # Rows with a leading one, each alone in its column.
-    for row in rows:
-        rest = [Fraction(x) for x in row]
-        for pivot, other in reduced:
-            rest = [x - rest[pivot] * y for x, y in zip(rest, other, strict=True)]
-        if not any(rest):
-            continue
-        lead = next(k for k, x in enumerate(rest) if x)
-        rest = [x / rest[lead] for x in rest]
-        reduced = [(pivot, [y - other[lead] * x for x, y in zip(rest, other, strict=True)]) for pivot, other in reduced]
-        reduced.append((lead, rest))
-    result = []
-    for free in sorted(set(range(count)) - {pivot for pivot, _ in reduced}):
-        vector = [Fraction(int(k == free)) for k in range(count)]
-        for pivot, other in reduced:
-            vector[pivot] = -other[free]
-        scale = lcm(*(x.denominator for x in vector))
-        result.append(tuple(int(x * scale) for x in vector))
-    return result
-
-
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Reduce a basis of combinations of families by sums and differences, until none of these moves fewer sites.
 
@@ -325,9 +300,9 @@ def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list
     """Integer vectors orthogonal to `kept`, each to all but one of a largest independent set of the rows."""
     chosen: list[Sequence[int]] = []
     for row in rows:
-        if any(_dot(row, free) for free in _null_space(chosen, len(row))):
+        if any(_dot(row, free) for free in null_space(chosen, len(row))):
             chosen.append(row)
-    duals = [_null_space([*(other for other in chosen if other is not row), *kept], len(row))[0] for row in chosen]
+    duals = [null_space([*(other for other in chosen if other is not row), *kept], len(row))[0] for row in chosen]
     return [tuple(x if _dot(row, dual) > 0 else -x for x in dual) for row, dual in zip(chosen, duals, strict=True)]
 
 

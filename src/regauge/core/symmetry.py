@@ -14,7 +14,15 @@ from regauge.core import act as _act
 from regauge.core import chart, symmetry_text
 from regauge.core import element as _element
 from regauge.core.added_numbers import from_sums, sums
-from regauge.core.chart import carry, compose_translations, random_translation, translate
+from regauge.core.behind_gains import carry_rotation, on_representatives, rotatable
+from regauge.core.chart import (
+    carry,
+    compose_rotations,
+    compose_translations,
+    random_rotation,
+    random_translation,
+    translate,
+)
 from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
@@ -33,6 +41,8 @@ from regauge.core.typed_json import require_fields
 if TYPE_CHECKING:
     from regauge.core.compiled import CompiledElement
 
+BEHIND = " behind gains"
+"""What the name of a group ends with where its rotations are checked."""
 SHOWN = 6
 """Groups that a symmetry names where it is shown on one line."""
 
@@ -136,12 +146,15 @@ class Symmetry:
 
     @property
     def dimension(self) -> int:
-        """Number of continuous parameters: scales, rotations and invertible matrices, of all copies; translations."""
+        """Number of continuous parameters: scales, rotations and matrices of all copies; translations."""
         total = sum(family.size for family in self.translations if not family.is_stored_only)
         for group in self.groups:
             n = group.size - group.keeps_ones
             one = {"linear": n * n, "orthogonal": n * (n - 1) // 2, "none": group.scales * n}[group.matrix]
             total += one * self.count_copies(group.name)
+        for name in self.rotatable if self.is_sized else ():
+            n = self[name].size - (self[name].behind_gains == "centered")
+            total += n * (n - 1) // 2
         return total
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
@@ -157,7 +170,8 @@ class Symmetry:
 
         Args:
             generator: Source of randomness.
-            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation".
+            parts: Restricts the element to some of "permutation", "sign", "scale", "shift", "linear", "translation",
+                "rotation".
             batch: Leading batch shape of the element.
 
         Raises:
@@ -175,9 +189,11 @@ class Symmetry:
                 lambda groups: _element.random(groups, torch.Generator().manual_seed(seed), chosen, tuple(batch)),
                 tuple(batch),
             )
-        if _element.TRANSLATION not in chosen or not self.translations:
-            return found
-        return found.translated(random_translation(self, generator, tuple(batch)))
+        if _element.TRANSLATION in chosen and self.translations:
+            found = found.translated(random_translation(self, generator, tuple(batch)))
+        if _element.ROTATION in chosen and self.rotatable:
+            found = found.rotated(random_rotation(self, generator, tuple(batch)))
+        return found
 
     def compose(self, left: Element, right: Element) -> Element:
         """The product: `act(compose(left, right), p) == act(left, act(right, p))`."""
@@ -188,18 +204,24 @@ class Symmetry:
             left,
             right,
         )
-        added = compose_translations(self, left, right, batch) if left.translation or right.translation else {}
-        return found.translated(added) if added else found
+        if left.translation or right.translation:
+            found = found.translated(compose_translations(self, left, right, batch))
+        if left.rotation or right.rotation:
+            found = found.rotated(compose_rotations(self, left, right, batch))
+        return found
 
     def inverse(self, element: Element) -> Element:
         """The element that undoes `element`."""
         found = self._make(
             lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element
         )
-        if not element.translation:
-            return found
-        back = {name: -carry(self, found, name, vector) for name, vector in element.translation.items()}
-        return found.translated(back)
+        if element.translation:
+            back = {name: -carry(self, found, name, vector) for name, vector in element.translation.items()}
+            found = found.translated(back)
+        if element.rotation:
+            undone = {name: carry_rotation(self, found, name, q.mT) for name, q in element.rotation.items()}
+            found = found.rotated(undone)
+        return found
 
     @property
     def is_sized(self) -> bool:
@@ -244,7 +266,7 @@ class Symmetry:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
         moved = {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
-        return translate(bound, element, moved, skip) if element.translation else moved
+        return translate(bound, element, moved, skip) if element.translation or element.rotation else moved
 
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
         """A network as its representative and its coordinates.
@@ -288,6 +310,20 @@ class Symmetry:
         wide = chart.join(bound, dict(representative), coordinates, chart.count_lead(bound, representative))
         return chart.round_alike_given(wide, representative, chart.charted(bound))
 
+    def on_representatives(self, *, rotate: bool = False) -> "Symmetry":
+        """The symmetry of representatives, as `split` returns them: gains are one, and there are no translations.
+
+        Args:
+            rotate: Whether groups that say so in `behind_gains` are rotations instead of orders; this does not hold
+                for networks with a gain of zero.
+        """
+        return on_representatives(self, self.rotatable if rotate else ())
+
+    @property
+    def rotatable(self) -> tuple[str, ...]:
+        """The groups that are rotations where gains are one; none whose axes hold structure."""
+        return rotatable(self) if any(group.behind_gains != "none" for group in self.groups) else ()
+
     def translation(self, name: str) -> TranslationFamily:
         """The family of translations of this name.
 
@@ -306,10 +342,10 @@ class Symmetry:
             element = materialize(element, bound.given(params).groups)
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
-        if element.translation:
-            moved = translate(bound, element, params)
-            for name in chart.charted(bound) & params.keys():
-                params[name].copy_(moved[name])
+        if element.translation or element.rotation:
+            for name, tensor in translate(bound, element, params).items():
+                if tensor is not params[name]:
+                    params[name].copy_(tensor)
 
     def compile(self, element: Element) -> "CompiledElement":
         """An element without matrices as one gather over all parameters, for applying it many times.
@@ -317,10 +353,10 @@ class Symmetry:
         Raises:
             ValueError: The element rotates: orthogonal and linear groups mix values instead of moving them.
         """
-        if element.translation:
+        if element.translation or element.rotation:
             raise ValueError(
-                "the element translates: it adds products of weights, which no gather can do; use `symmetry.act`, or "
-                "compile the element without: `element.translated({})`"
+                "the element translates or rotates: it adds products of weights, which no gather can do; use "
+                "`symmetry.act`, or compile the element without: `element.translated({}).rotated({})`"
             )
         rotated = [group.name for group in self.groups if group.matrix != "none"]
         if rotated:
@@ -359,6 +395,15 @@ class Symmetry:
     def on_sums(self) -> "Symmetry":
         """This symmetry as it acts on `sums(params)`, and on changes of parameters, on which all of it is linear."""
         return replace(self, added={}) if self.added else self
+
+    @cached_property
+    def on_data(self) -> "Symmetry":
+        """This symmetry without translations that hold with running statistics as stored only.
+
+        What it moves computes the same function also when the statistics are computed anew.
+        """
+        kept = tuple(family for family in self.translations if not family.is_stored_only)
+        return self if len(kept) == len(self.translations) else replace(self, translations=kept)
 
     def sums(self, params: Mapping[str, Tensor]) -> Params:
         """Parameters with the numbers that the model adds to them."""
@@ -513,12 +558,15 @@ class Symmetry:
         def change(element: Element) -> float:
             return relative_change(trial.reference, probe(bound.act(element, trial.params)))
 
-        element, blank = bound.random(generator, (*PARTS, _element.TRANSLATION)), bound.identity()
+        element, blank = bound.random(generator, (*PARTS, _element.ROTATION)), bound.identity()
+        if bound.translations:
+            element = element.translated(random_translation(bound, generator, (), is_stored=True))
         total = change(element)
         alone = {}
         if each_group:
             alone = {name: blank.replace(name, value) for name, value in element.items()}
             alone |= {name: blank.translated({name: vector}) for name, vector in element.translation.items()}
+            alone |= {f"{name}{BEHIND}": blank.rotated({name: q}) for name, q in element.rotation.items()}
         per_group = {name: change(one) for name, one in alone.items()}
         return Check(max([total, *per_group.values()]), per_group, tolerance)
 

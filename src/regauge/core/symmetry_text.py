@@ -75,7 +75,8 @@ def _name_families(group: Group) -> str:
     for number, word in ((group.scales, "scale"), (group.signs, "sign"), (group.shifts, "shift")):
         if number:
             parts.append(word if number == 1 else f"{number} {word}s")
-    return " ".join(parts) or "blocks only"
+    behind = {"none": "", "orthogonal": ", rotation behind gains", "centered": ", rotation behind gains, ones kept"}
+    return (" ".join(parts) or "blocks only") + behind[group.behind_gains]
 
 
 def _shorten(items: list[str], limit: int = 4) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regauge.core.params import Params
 
-Kind = Literal["take", "through", "times", "over", "total", "scale"]
+Kind = Literal["take", "through", "times", "over", "over root", "total", "scale"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class ImageStep:
     Attributes:
         kind: "take" picks entries of the vector; "through" multiplies by weights `[copies, outputs, inputs, ...]`,
             summed over all further axes, with a vector `[copies * inputs]` in and one `[copies * outputs]` out; "times"
-            and "over" multiply and divide by entries of a parameter, one by one; "total" multiplies by the sum of these
-            entries; "scale" multiplies by a number.
+            and "over" multiply and divide by entries of a parameter, one by one, "over root" divides by the roots of
+            these entries plus a number; "total" multiplies by the sum of these entries; "scale" multiplies by a number.
         entries: What is picked, or the parameter's entries.
-        factor: The number of "scale".
+        factor: The number of "scale", and the one that is added to entries of "over root".
         by: Entries of a gain that those of "total" are divided by; the sum counts as zero where one of the gain is.
     """
 
@@ -101,7 +101,8 @@ class ImageStep:
             return math.prod(sizes)
         if self.kind == "through" and len(sizes) > 2 and sizes[0] * sizes[2] == size:
             return sizes[0] * sizes[1]
-        if self.kind in ("total", "scale") or (self.kind in ("times", "over") and math.prod(sizes) == size):
+        is_alike = self.kind in ("times", "over", "over root") and math.prod(sizes) == size
+        if is_alike or self.kind in ("total", "scale"):
             return size
         raise ValueError(f"a step {self.kind!r} with entries {self.entries} takes no vector of {size} values")
 
@@ -121,6 +122,8 @@ class ImageStep:
         if self.kind == "total":
             inverse = 1.0 if self.by is None else _inverse(self.by.of(params[self.by.parameter], lead).to(vector))
             return vector * (values * inverse).sum(-1, keepdim=True)
+        if self.kind == "over root":
+            return vector / (values + self.factor).sqrt()
         return vector * values if self.kind == "times" else vector / values
 
 
@@ -156,6 +159,9 @@ class TranslationFamily:
         images: What is added elsewhere.
         is_stored_only: Whether the function is kept only with running statistics as stored, and not when they are
             computed anew: such a family tells networks apart, and is never applied to one that runs on.
+        eps: Given where the family multiplies: the home is a variance, the coordinate is the logarithm of the home plus
+            eps, and what is added to the coordinate are logarithms, by which this sum and what images name are
+            multiplied.
     """
 
     name: str
@@ -165,6 +171,7 @@ class TranslationFamily:
     centered: tuple[int, ...] = ()
     images: tuple[Image, ...] = ()
     is_stored_only: bool = False
+    eps: float | None = None
 
     @property
     def vector_shape(self) -> tuple[int, ...]:
@@ -185,6 +192,8 @@ class TranslationFamily:
     def condition(self) -> str:
         """The condition that a representative meets."""
         entries = self.name.split(".mean(")[0]
+        if self.eps is not None:
+            return f"{entries} plus eps is one"
         if not self.constant:
             return f"{entries} is zero"
         (axis,) = self.constant
@@ -211,7 +220,8 @@ class TranslationFamily:
     def read(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """The coordinate of networks."""
         gains = self._gains(params, lead)
-        values = self.vector(params[self.entries.parameter], lead, gains)
+        home = params[self.entries.parameter]
+        values = self.vector(home if self.eps is None else (home + self.eps).log(), lead, gains)
         if gains is not None:
             is_whole = (gains != 0).all(-1)
             values = values * is_whole.reshape((*is_whole.shape, *[1] * (values.ndim - lead)))
@@ -261,12 +271,12 @@ class TranslationFamily:
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
-        added = [Addition(self.entries, self.constant, _flat(vector, lead), inverse)]
+        added = [Addition(self.entries, self.constant, _flat(vector, lead), inverse, self.eps)]
         for image in self.images:
             moved = _flat(vector, lead)
             for step in image.steps:
                 moved = step.apply(moved, params, lead)
-            added.append(Addition(image.entries, image.constant, moved))
+            added.append(Addition(image.entries, image.constant, moved, eps=None if self.eps is None else 0.0))
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
@@ -298,19 +308,25 @@ class Addition:
         constant: Their axes along which the same is added, but for a factor.
         flat: The vectors of networks `[*lead, n]`, flat along the other axes.
         factor: What they are multiplied by, shaped as the entries or of length one along axes.
+        eps: Given where the vectors are logarithms, by which the entries plus eps are multiplied instead.
     """
 
     entries: Entries
     constant: tuple[int, ...]
     flat: Tensor
     factor: Tensor | None = None
+    eps: float | None = None
 
     def to(self, tensor: Tensor, lead: int = 0) -> Tensor:
         """A tensor with this added to it."""
         sizes = [1 if k in self.constant else n for k, n in enumerate(self.entries.sizes)]
         result = tensor.clone(memory_format=torch.contiguous_format)
         added = self.flat.reshape(*self.flat.shape[:lead], *sizes).to(result)
-        self.entries.of(result, lead).add_(added if self.factor is None else added * self.factor)
+        own = self.entries.of(result, lead)
+        if self.eps is None:
+            own.add_(added if self.factor is None else added * self.factor)
+        else:  # (v + eps) e^t - eps, which leaves alone what has the logarithm zero
+            own.add_((own + self.eps) * added.expm1())
         return result
 
 

@@ -13,6 +13,9 @@ from regauge.core.element import Element, Value
 from regauge.core.groups import Group
 from regauge.core.remembered import Remembering, remembered
 
+ROUNDING = 1e-6
+"""Singular values below this are zero, of exponents along an orthonormal basis."""
+
 
 class Scaled(Remembering, Protocol):
     """A symmetry, as far as it matters here."""
@@ -24,6 +27,10 @@ class Scaled(Remembering, Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of the parameters."""
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Running statistics."""
 
     @property
     def sites(self) -> Mapping[str, list[Site]]:
@@ -65,14 +72,23 @@ def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) ->
 
 
 class GainScales:
-    """The gains that the scales and signs of one group bring to one, each by itself."""
+    """The gains that the scales and signs of one group bring to one, each by itself.
+
+    Scales that move running statistics are left out: with statistics that are computed anew they change the function.
+    """
 
     def __init__(
-        self, group: Group, shape: tuple[int, ...], sites: Mapping[str, Site], flips: Sequence[tuple[int, ...]]
+        self,
+        group: Group,
+        shape: tuple[int, ...],
+        sites: Mapping[str, Site],
+        flips: Sequence[tuple[int, ...]],
+        kept: Tensor,
     ) -> None:
         self.group, self.shape, self.sites, self.flips = group, shape, dict(sites), tuple(flips)
         rows = torch.tensor([site.placement.scale for site in sites.values()], dtype=torch.float64)
         self.rows = rows.reshape(len(self.sites), group.scales)
+        self.inverse = kept @ torch.linalg.pinv(self.rows @ kept)
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
@@ -80,6 +96,7 @@ class GainScales:
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
+        kept = _kept_scales(group, symmetry.buffers)
         for name in names if group.scales and group.signs else ():
             local = [site for site in symmetry.sites.get(name, ()) if site.group.name == group.name]
             if len(local) != 1 or not any(local[0].placement.scale):
@@ -91,10 +108,10 @@ class GainScales:
             places = [one.placement for one in (*sites.values(), site)]
             rows = torch.tensor([place.scale for place in places], dtype=torch.float64)
             flip = _flipping([place.sign for place in places])
-            if flip and int(torch.linalg.matrix_rank(rows)) == len(rows):
+            if flip and int(torch.linalg.matrix_rank(rows @ kept, atol=ROUNDING)) == len(rows):
                 sites[name] = site
                 flips.append(flip)
-        return cls(group, shape, sites, flips)
+        return cls(group, shape, sites, flips, kept)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
         """The scales and signs that bring all of them to one at once, but entries that are zero."""
@@ -104,14 +121,14 @@ class GainScales:
             gains.append(torch.where(gain == 0, 1.0, gain))
         logs = torch.stack([gain.abs().log() for gain in gains], -2)  # [*lead, *bases, gains, size]
         flipped = torch.stack([torch.where(gain < 0, -1, 1) for gain in gains], -2)
-        return {"scale": (-torch.linalg.pinv(self.rows) @ logs).exp(), "sign": self._signs(flipped)}
+        return {"scale": (-self.inverse @ logs).exp(), "sign": self._signs(flipped)}
 
     def project(self, value: Value) -> Value:
         """A value of the group without what it does to these gains."""
         assert value.scale is not None
         assert value.sign is not None
         logs = value.scale.log()
-        scale = (logs - torch.linalg.pinv(self.rows) @ (self.rows @ logs)).exp()
+        scale = (logs - self.inverse @ (self.rows @ logs)).exp()
         exponents = torch.tensor([site.placement.sign for site in self.sites.values()])  # [gains, families]
         negative = (value.sign < 0).long()
         flipped = 1 - 2 * ((exponents.unsqueeze(-1) * negative.unsqueeze(-3)).sum(-2) % 2)
@@ -136,6 +153,16 @@ class GainScales:
         key: tuple[EllipsisType | Tensor, ...] = (..., *(index for _, index in site.bases), site.units)
         result[key] = flat[..., site.positions]
         return result
+
+
+def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
+    """Combinations of the families of scales that move no running statistics, as columns."""
+    moving = {place.scale for place in group.placements if place.parameter in buffers and any(place.scale)}
+    if not moving:
+        return torch.eye(group.scales, dtype=torch.float64)
+    rows = torch.tensor(sorted(moving), dtype=torch.float64)
+    directions: Tensor = torch.linalg.svd(rows, full_matrices=True)[2]
+    return directions[int(torch.linalg.matrix_rank(rows)) :].mT
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -9,10 +9,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
+from regauge.core.behind_gains import gains_of
+from regauge.core.chart import chart_gains
 from regauge.core.given import example_arguments
 from regauge.core.groups import Frozen, Group
 from regauge.core.outputs import Outputs
-from regauge.core.symmetry import Symmetry
+from regauge.core.symmetry import BEHIND, Symmetry
 from regauge.discovery.actable import cannot_act
 from regauge.discovery.angles import free_angles
 from regauge.discovery.emit import frozen_axes, groups_of
@@ -141,6 +143,8 @@ def _discover(
         held = structure(program, inputs, kwargs)
     found = replace(_symmetry(program, result, known, held), ones=_all_names(program, ones))
     symmetry = find_translations(program, _without_unactable(found))
+    if not ones:
+        symmetry = _with_rotations(symmetry, program, module)
     if not is_meta:
         symmetry = symmetry.given(module.state_dict())
     count = sum(p.numel() for p in module.parameters())
@@ -151,6 +155,34 @@ def _discover(
     ):
         symmetry = _without_failures(symmetry, module, inputs, kwargs, outputs)
     return symmetry
+
+
+def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
+    """A symmetry whose groups say how they are rotated where the gains on their axes are one."""
+    gains = chart_gains(symmetry) if symmetry.gains else ()
+    if not gains:
+        return symmetry
+    result = _run(with_ones(program, gains, module))
+    slots = write_out(result.builder.records, result.params)
+    slots.blocked |= {slot for slot, place in slots.places.items() if place.name in symmetry.structure}
+    rotated: dict[Collection[Any], Group] = {
+        _axes(group): group
+        for group in groups_of(solve(slots), slots, program.aliases)
+        if group.matrix == "orthogonal" and not group.is_proper and not group.within
+    }
+    groups = []
+    for group in symmetry.groups:
+        found = rotated.get(_axes(group, gains_of(symmetry, group.name)))
+        if found is not None and group.matrix == "none" and not group.within:
+            group = replace(group, behind_gains="centered" if found.keeps_ones else "orthogonal")
+        groups.append(group)
+    return replace(symmetry, groups=tuple(groups))
+
+
+def _axes(group: Group, left_out: Collection[str] = ()) -> frozenset[Any]:
+    """The axes that a group moves, but those of some parameters."""
+    places = (place for place in group.placements if place.parameter not in left_out)
+    return frozenset((p.parameter, p.axis, p.start, p.stride, p.repeats) for p in places)
 
 
 def _has_single_batch(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -288,6 +320,8 @@ def _without_failures(
     reason = "a group was found here, but the numerical check refused it: please report this model"
     groups = dict.fromkeys((name for name in failed if name in known), reason)
     smaller = _without_translations(_without(symmetry, groups), failed)
+    kept = (replace(g, behind_gains="none") if f"{g.name}{BEHIND}" in failed else g for g in smaller.groups)
+    smaller = replace(smaller, groups=tuple(kept))
     again = smaller.verify(module, inputs, kwargs, generator=generator, outputs=outputs)
     if again.ok:
         return replace(smaller, notes=(*smaller.notes, str(again)))

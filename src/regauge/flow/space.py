@@ -82,10 +82,8 @@ class Space(Manifold):
         names = tuple(n for n in population if n not in again | fixed)
         positive = tuple(n for n in names if n in symmetry.buffers and bool((population[n] > 0).all()))
         constants = {n: t[0].clone() for n, t in population.items() if n in fixed}
-        symmetry = without_structure(symmetry)
         # Networks that are drawn are run, and may have their statistics computed anew.
-        kept = tuple(family for family in symmetry.translations if not family.is_stored_only)
-        symmetry = replace(symmetry, translations=kept) if symmetry.translations else symmetry
+        symmetry = without_structure(symmetry).on_data
         head = how.head if how.head_form != "keep" else None
         if head is not None and head not in symmetry.shapes:
             raise KeyError(f"there is no parameter {head!r} for a head; the last ones are {list(names)[-4:]}")

@@ -80,11 +80,11 @@ def take_out_translations(
     since whoever computes these anew would undo half of a move, and those of tensors with 16 bits, in which a
     representative is another function.
     """
+    symmetry = symmetry.on_data
     families = [
         family
         for family in symmetry.translations
-        if not family.is_stored_only
-        and all(dtypes.get(name, params[name].dtype).itemsize > 2 for name in family.parameters)
+        if all(dtypes.get(name, params[name].dtype).itemsize > 2 for name in family.parameters)
     ]
     if not families:
         return None

@@ -93,6 +93,11 @@ class LearnedMatching(Method):
     def __repr__(self) -> str:
         return f"LearnedMatching(share={self.share}, sweeps={self.sweeps}, scales={self.scales!r})"
 
+    @property
+    def reads_representatives(self) -> bool:
+        """False: the net was fitted to networks as they are, and to the groups of their symmetry."""
+        return False
+
     def match(self, problem: Problem) -> Results:
         """See `align` and `align_pairs`; all pairs are read and matched at once."""
         placed = self.prepare(problem)

@@ -53,6 +53,8 @@ def align_tokens(
 
     if job.is_streamed:
         return align_job(plan_job(job, symmetry, method, task), progress, make=make)
-    result: Result[Params] = align(a.params, b.params, symmetry, method=method, task=task, generator=generator)
+    # Rows of other tokens are filled in tensor by tensor, which translations and rotations do not allow.
+    plain = replace(symmetry, translations=(), gains=())
+    result: Result[Params] = align(a.params, b.params, plain, method=method, task=task, generator=generator)
     job.write(make(result.element), partial(result.save, overwrite=True), progress)
     return replace(result, notes=(*result.notes, *job.source.notes))

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
+from regauge.alignment.representatives import Rotate, require_memory_for
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
+from regauge.core.element import Element
 from regauge.core.given import as_networks, as_params, require_instance
 from regauge.core.interpolation import distance
+from regauge.core.movable import VALUES
 from regauge.core.params import label, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
@@ -40,6 +43,7 @@ def merge(
     task: Task | None = None,
     test: Task | None = None,
     generator: torch.Generator | None = None,
+    rotate: Rotate = "auto",
     labels: Sequence[str] | None = None,
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
@@ -75,6 +79,7 @@ def merge(
         test: The task that judges for the record; half of the examples of `task` unless given, which then choose
             nothing (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
+        rotate: Whether residual streams are rotated or reordered, as in `align`.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
         out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
             an `Output`. The record is written next to it. For networks on the disk only, as are the following.
@@ -110,6 +115,7 @@ def merge(
             from regauge.alignment.streamed.job import plan_job
             from regauge.merging.streamed import merge_job
 
+            require_memory_for(rotate)
             streamed = plan_job(job, symmetry, method, task)
             return merge_job(
                 streamed, rule=rule, weights=weights, has_base=has_base, seed=seed, labels=labels, progress=progress
@@ -139,9 +145,10 @@ def merge(
     whole = [network.params if isinstance(network, Checkpoint) else network for network in networks]
     # Moved networks in half precision are not the result and need not fit its dtype; a task runs them as they are.
     moving = whole if chosen_by is not None else [to_work(network) for network in whole]
-    aligned = align_many(moving, symmetry, method=method, task=chosen_by, generator=generator)
+    aligned = align_many(moving, symmetry, method=method, task=chosen_by, generator=generator, rotate=rotate)
     before, after, reference, buffers = whole[start:], aligned.params[start:], whole[0], aligned.symmetry.buffers
-    blend = replace(blend, symmetry=aligned.symmetry, elements=aligned.elements[start:])
+    as_given = replace(blend, symmetry=aligned.symmetry)
+    blend = _blend_moved(as_given, aligned.elements[start:])
     if rule.needs_task:
         tried = [k for k, weight in enumerate(blend.given) if weight != 0]
         own = [after[k] for k in tried]
@@ -169,7 +176,7 @@ def merge(
             metrics=tuple(judged_by.evaluate_average(dict(network)) for network in before),
             base_metrics=judged_by.evaluate_average(dict(reference)) if has_base else None,
             merged_metrics=judged_by.evaluate(merged),
-            unaligned_metrics=None if has_base else judged_by.evaluate_average(blend.unaligned().params),
+            unaligned_metrics=None if has_base else judged_by.evaluate_average(as_given.params),
         )
     if job is not None and job.out is not None:
         origin = None if job.output is None else job.output.provenance
@@ -181,3 +188,16 @@ def merge(
 def _given(network: Network, what: str) -> Network:
     """A network that is a path or a checkpoint as it is, or its parameters."""
     return network if isinstance(network, str | Path | Checkpoint) else as_params(network, what)
+
+
+def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
+    """A blend of aligned networks, of which those that are translated or rotated are moved as a whole, in float64."""
+    networks, left = list(blend.networks), list(elements)
+    for k, element in enumerate(elements):
+        is_first = k == 0 and blend.base is None  # It stays, and the result has its dtypes.
+        if not is_first and (element.translation or element.rotation):
+            network = networks[k]
+            given = network.params if isinstance(network, Checkpoint) else network
+            wide = {name: t.double() if t.dtype in VALUES else t for name, t in given.items()}
+            networks[k], left[k] = blend.symmetry.act(element, wide), blend.symmetry.identity()
+    return replace(blend, networks=tuple(networks), elements=tuple(left))

@@ -402,7 +402,7 @@ class _Work:
             return small
         whole = {n: t.detach().cpu().double() if t.is_floating_point() else t.cpu() for n, t in self.given.items()}
         given = cut_params(whole, self.symmetry, kept)
-        return join_again(small, cut_coordinates(self.coordinates, self.symmetry, kept), given, after)
+        return join_again(small, cut_coordinates(self.coordinates, self.symmetry.on_data, kept), given, after)
 
     def _as_given(self, params: Params) -> Params:
         """The tensors that were given, in their dtypes and on their devices."""

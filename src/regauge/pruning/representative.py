@@ -19,7 +19,7 @@ def take_representative(network: Network) -> dict[str, Tensor]:
 
     What is zero but for rounding is zero: nothing reads a unit whose weights hold only what a norm removes.
     """
-    symmetry = network.symmetry
+    symmetry = network.symmetry.on_data
     if not symmetry.translations:
         return {}
     representative, coordinates = symmetry.split(network.params)
@@ -36,6 +36,7 @@ def join_again(
     """A network at its representative in some coordinates; entries that are those given but for rounding are these."""
     if not coordinates:
         return params
+    symmetry = symmetry.on_data
     joined = symmetry.join(params, coordinates)
     for name in charted(symmetry) & joined.keys():
         tensor, known = joined[name], given[name].to(joined[name])

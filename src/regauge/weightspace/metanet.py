@@ -376,14 +376,15 @@ class Metanet(nn.Module):
     def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
         """The features of networks after all layers, and the elements that brought them to canonical forms before.
 
-        Features that signs change are those of the canonical forms. None stands for the identity.
+        Features that signs change are those of the canonical forms. None stands for the identity; translations are left
+        out of the elements.
 
         Raises:
             ValueError: The networks are of an architecture that this net does not read.
         """
         reader = self._find(population)
         canonical, element = reader.canonicalize(population)
-        return self._run(reader, canonical, len(self.layers), None), element
+        return self._run(reader, canonical, len(self.layers), None), reader.from_given(population, element)
 
     def layout_of(self, population: Mapping[str, Tensor]) -> Layout:
         """The layout by which the networks of a population are read.

@@ -10,6 +10,7 @@ from regauge.core import chart
 from regauge.core.element import TRANSLATION, Element
 from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
+from regauge.core.unit_gains import unit_element
 from regauge.weightspace.canonical_frame import CanonicalFrame
 from regauge.weightspace.layers.plan import Layer
 from regauge.weightspace.layout.characters import has_scale
@@ -127,6 +128,15 @@ class Reader:
         moved = chart.charted(symmetry) & flat.keys()
         flat |= {name: (after[name] - before[name]).to(flat[name]) for name in moved}
         return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
+
+    def from_given(self, population: Mapping[str, Tensor], element: Element | None) -> Element | None:
+        """The linear part of what brought networks to their canonical forms: with that to representatives, if any."""
+        symmetry = self.layout.symmetry
+        if not (self.is_translated and chart.chart_gains(symmetry)):
+            return element
+        given = symmetry.sums({name: tensor.detach() for name, tensor in population.items()})
+        unit = unit_element(symmetry, given, symmetry.gains, 1)
+        return unit if element is None else symmetry.compose(element, unit)
 
     def _represent(self, population: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The representatives of networks, in their dtypes, where translations are to be respected."""

@@ -15,6 +15,7 @@ from regauge.checkpoints.writing import Pieces
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
+from regauge.core.chart import changed_by
 from regauge.core.classes import forbid_between_classes
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
@@ -191,10 +192,10 @@ class Moved(Checkpoint):
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
     """The values of `symmetry.act(element, params)`, with the dtypes of the checkpoint.
 
-    Tensors come one at a time, but those that translations change, which are made together.
+    Tensors come one at a time, but those that translations and rotations change, which are made together.
     """
     made: dict[str, Tensor] = {}
-    changed = {name for family in element.translation for name in symmetry.translation(family).parameters}
+    changed = changed_by(symmetry, element)
 
     def pieces(name: str) -> Iterator[Tensor]:
         if name in changed:
@@ -234,14 +235,15 @@ def measure_distances(
 ) -> tuple[float, float]:
     """The distance of a network to a reference, before and after an element moves it, as it is stored; see
     `distance`."""
-    squares = [0.0, 0.0]
+    squares, changed, pieces = [0.0, 0.0], changed_by(symmetry, element), move_pieces(checkpoint, symmetry, element)
     for name, blank in checkpoint.on_meta().items():
         if name in symmetry.buffers or not blank.is_floating_point():
             continue
         dtype = work_dtype(blank.dtype)
-        for rows in row_ranges(symmetry, name, blank.shape, CHUNK // 4):
+        for rows in [None] if name in changed else row_ranges(symmetry, name, blank.shape, CHUNK // 4):
             x, y = (one.read(name, rows=rows, dtype=dtype) for one in (reference, checkpoint))
-            moved = move_tensor(symmetry, element, name, y).to(blank.dtype)
+            whole = next(iter(pieces(name))) if name in changed else move_tensor(symmetry, element, name, y)
+            moved = whole.to(blank.dtype)
             for k, other in enumerate((y, moved)):
                 squares[k] += distance({name: x}, {name: other}) ** 2
     return math.sqrt(squares[0]), math.sqrt(squares[1])

@@ -103,7 +103,7 @@ def fold(
         )
     is_known = symmetry is not None and (symmetry.gains or symmetry.translations)
     found = symmetry if symmetry is not None and is_known else discover(module, inputs, kwargs, outputs=outputs)
-    found = found.bind(params)
+    found = found.bind(params).on_data
     state = {name: params.get(name, t) for name, t in module.state_dict().items()}
     for name in found.sites:
         if name in state and state[name].ndim != len(found.shapes[name]):

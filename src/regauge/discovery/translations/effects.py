@@ -165,7 +165,7 @@ def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
     if offset.is_masked:
         raise SeenError
     columns = offset.as_labels().movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1).flatten(1)
-    numbers = columns.unique(dim=1, return_inverse=True)[1] + 1
+    numbers = torch.unique(columns, dim=1, return_inverse=True)[1] + 1
     return Offset(labels=torch.where((columns == 0).all(0), 0, numbers).reshape(shape))
 
 

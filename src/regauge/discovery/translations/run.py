@@ -119,7 +119,7 @@ class Run:
             self.is_missed = True
             return offset
         takers = [taker.move(spread) for taker in found]
-        arrays = once([one.places for one in (*takers, *offset.terms)])
+        arrays = once([*(taker.places for taker in takers), *(term.places for term in offset.terms)])
         places, terms = arrays[: len(takers)], arrays[len(takers) :]
         images = []
         for taker, own in zip(takers, places, strict=True):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,12 +12,12 @@ from regauge.core.act import covered
 from regauge.core.chart import chart_gains
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
-from regauge.core.translations import Entries, TranslationFamily
+from regauge.core.translations import Entries, Image, ImageStep, TranslationFamily
 from regauge.discovery.operators import operator_name
 from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.follow_offset import follow
-from regauge.discovery.translations.graph import Graph
+from regauge.discovery.translations.graph import Graph, given
 from regauge.discovery.translations.offsets import Addend, pattern_of
 
 
@@ -58,7 +59,10 @@ class _Search:
                 self._try(name, (axis,))
         # What another table takes back comes before what is centered there.
         self.candidates.sort(key=lambda one: not any(self._ndim(name) > 1 for name in one[0].parameters[1:]))
+        means = {family.images[0].entries.parameter: family for family in self._statistics("mean")}
         for name in vectors:
+            if name in means:  # before the bias itself is taken out
+                self.candidates.append((means[name], torch.zeros(0)))
             self._try(name, ())
         whole = {family.name for family, _ in self.candidates}
         for name in vectors:
@@ -66,7 +70,31 @@ class _Search:
                 self._try(name, (0,))
         for candidate in self.candidates:
             self._accept(*candidate)
+        # Variances come first, so that gains no longer depend on them.
+        self.found = [*self._statistics("variance"), *self.found]
         return self.found
+
+    def _statistics(self, kind: Literal["mean", "variance"]) -> Iterator[TranslationFamily]:
+        """Running means against biases, or variances against gains, which keep the function as they are stored."""
+        for node in self.graph.order:
+            if node.op != "call_function" or operator_name(node) != "batch_norm" or given(node)[5]:
+                continue
+            names = [self.graph.parameter(one) for one in given(node)[1:5]]
+            if any(name is None or not self.graph.is_single(name) for name in names):
+                continue
+            weight, bias, mean, variance = (Entries.whole(str(n), self.graph.program.shapes[str(n)]) for n in names)
+            is_free = bias.parameter in self.names and weight.parameter not in self.symmetry.structure
+            if not is_free or {bias.parameter, weight.parameter} & self.statistics:
+                continue
+            if not {mean.parameter, variance.parameter} <= self.statistics:
+                continue
+            eps = float(given(node)[7])
+            if kind == "mean":
+                steps = (ImageStep("times", weight), ImageStep("over root", variance, eps))
+                yield TranslationFamily(mean.parameter, mean, images=(Image(bias, (), steps),), is_stored_only=True)
+            else:
+                half = Image(weight, (), (ImageStep("scale", factor=0.5),))
+                yield TranslationFamily(variance.parameter, variance, images=(half,), is_stored_only=True, eps=eps)
 
     def _ndim(self, name: str) -> int:
         return len(self.graph.program.shapes[name])

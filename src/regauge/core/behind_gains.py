@@ -1,0 +1,202 @@
+"""The group that acts on representatives, whose gains are one, and its elements as elements of the whole group.
+
+Scales and signs of gains act no more there. Groups that say so in `behind_gains` may be rotated as a whole instead: the
+gains were all that told their units apart.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from regauge.core.added_numbers import sums
+from regauge.core.element import Element, Value
+from regauge.core.groups import Group, Placement
+from regauge.core.integer_vectors import null_space
+from regauge.core.params import Params
+from regauge.core.remembered import remembered
+from regauge.core.unit_gains import Scaled, gain_scales, without_gains
+
+
+class Gained(Scaled, Protocol):
+    """A symmetry, as far as it matters here."""
+
+    @property
+    def gains(self) -> tuple[str, ...]:
+        """Gains that may be brought to one."""
+
+    @property
+    def added(self) -> Mapping[str, float]:
+        """Numbers that the model adds to gains."""
+
+    @property
+    def ones(self) -> tuple[str, ...]:
+        """Gains that are one."""
+
+    def _act_on(self, element: Element, params: Mapping[str, Tensor]) -> Params: ...
+
+
+Owner = TypeVar("Owner", bound=Gained)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The combinations of the families of scales and signs of a group that leave its gains alone."""
+
+    scales: tuple[tuple[int, ...], ...]
+    signs: tuple[tuple[int, ...], ...]
+
+    def place(self, place: Placement) -> Placement:
+        """A placement with an exponent for each combination."""
+        scale = tuple(sum(x * y for x, y in zip(row, place.scale, strict=True)) for row in self.scales)
+        sign = tuple(sum(x * y for x, y in zip(row, place.sign, strict=True)) % 2 for row in self.signs)
+        return replace(place, scale=scale, sign=sign)
+
+    def lift(self, value: Value, blank: Value) -> Value:
+        """The value of the whole group that is a value of the combinations."""
+        scale, sign = blank.scale, blank.sign
+        if scale is not None and value.scale is not None:
+            rows = torch.tensor(self.scales, dtype=value.scale.dtype)
+            scale = (rows.mT @ value.scale.log()).exp()
+        if sign is not None and value.sign is not None:
+            sign = torch.ones_like(sign)
+            for k, row in enumerate(self.signs):
+                for family, is_in in enumerate(row):
+                    sign[..., family, :] *= value.sign[..., k, :] if is_in else 1
+        return replace(value, scale=scale, sign=sign)
+
+    def lower(self, value: Value) -> Value:
+        """The combinations of a value that leaves gains alone."""
+        scale = sign = None
+        if self.scales and value.scale is not None:
+            rows = torch.tensor(self.scales, dtype=value.scale.dtype)
+            scale = (torch.linalg.pinv(rows.mT) @ value.scale.log()).exp()
+        if self.signs and value.sign is not None:
+            own = [next(k for k, x in enumerate(row) if x and sum(r[k] for r in self.signs) == 1) for row in self.signs]
+            sign = value.sign[..., own, :]
+        return replace(value, scale=scale, sign=sign)
+
+
+@remembered
+def _kept(symmetry: Gained) -> dict[str, _Kept]:
+    """Combinations of the families of each group that has gains, by its name."""
+    found = {}
+    for one in gain_scales(symmetry, symmetry.gains):
+        places = [site.placement for site in one.sites.values()]
+        scales = null_space([place.scale for place in places], one.group.scales)
+        signs = null_space([place.sign for place in places], one.group.signs, modulus=2)
+        found[one.group.name] = _Kept(tuple(scales), tuple(signs))
+    return found
+
+
+@remembered
+def rotatable(symmetry: Gained) -> tuple[str, ...]:
+    """The groups that may be rotated behind gains; structure on a group's axes forbids it."""
+    known = {one.group.name for one in gain_scales(symmetry, symmetry.gains)}
+    several = (g for g in symmetry.groups if g.behind_gains != "none" and g.name in known)
+    return tuple(group.name for group in several if not group.classes)
+
+
+@remembered
+def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
+    """The symmetry of representatives, in which some groups are rotated; see `Symmetry.on_representatives`."""
+    gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
+    groups = []
+    for group in symmetry.groups:
+        if group.name in rotated:
+            group = rotated_group(symmetry, group.name)
+        elif group.name in _kept(symmetry):
+            kept = _kept(symmetry)[group.name]
+            places = tuple(map(kept.place, group.placements))
+            group = replace(group, placements=places, scales=len(kept.scales), signs=len(kept.signs))
+        groups.append(replace(group, behind_gains="none"))
+    ones = (*symmetry.ones, *gains) if rotated else symmetry.ones
+    change: dict[str, Any] = {"groups": tuple(groups), "gains": (), "translations": (), "ones": ones}
+    return replace(symmetry, **change)  # type: ignore[type-var]  # Symmetries are dataclasses.
+
+
+def rotated_group(symmetry: Gained, name: str) -> Group:
+    """A group as rotations of representatives."""
+    group, gains = symmetry[name], gains_of(symmetry, name)
+    places = tuple(
+        Placement(place.parameter, place.axis, place.start, place.stride, place.repeats)
+        for place in group.placements
+        if place.parameter not in gains
+    )
+    is_centered = group.behind_gains == "centered"
+    return Group(name, group.size, places, False, matrix="orthogonal", keeps_ones=is_centered, is_base=group.is_base)
+
+
+@remembered
+def gains_of(symmetry: Gained, name: str) -> tuple[str, ...]:
+    """The gains that the scales of a group bring to one."""
+    return tuple(gain for one in gain_scales(symmetry, symmetry.gains) if one.group.name == name for gain in one.sites)
+
+
+def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
+    """The element of the whole group that acts on representatives as an element of `on_representatives` does."""
+    blank, values, kept = symmetry.identity(element.batch), {}, _kept(symmetry)
+    for name in blank:
+        if name in rotated:
+            values[name] = blank[name]
+        else:
+            values[name] = kept[name].lift(element[name], blank[name]) if name in kept else element[name]
+    return Element(values, element.batch, rotation=matrices(element, rotated))
+
+
+def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
+    """The matrices of some groups."""
+    return {name: matrix for name in names if (matrix := element[name].matrix) is not None}
+
+
+def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
+    """The element of `on_representatives` that acts as an element does on representatives."""
+    linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
+    for name in linear:
+        if name in rotated:
+            size = symmetry[name].size
+            eye = torch.eye(size, dtype=torch.float64).expand(*element.batch, size, size)
+            values[name] = Value(matrix=element.rotation.get(name, eye) @ carry_rows(symmetry, linear, name, eye))
+        else:
+            values[name] = kept[name].lower(linear[name]) if name in kept else linear[name]
+    return Element(values, element.batch)
+
+
+def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> Tensor:
+    """Rows `[*batch, size, n]` in the order and with the signs that an element gives units of representatives."""
+    value = linear[name]
+    if value.perm is not None:
+        matrix = matrix.take_along_dim(value.perm.unsqueeze(-1), -2)
+    if value.sign is not None:
+        gains = gains_of(symmetry, name)
+        place = next(place for place in symmetry[name].placements if place.parameter not in gains)
+        used = [family for family, exponent in enumerate(place.sign) if exponent % 2]
+        matrix = matrix * value.sign[..., used, :].prod(-2).unsqueeze(-1)
+    return matrix
+
+
+def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor) -> Tensor:
+    """A rotation `[*batch, size, size]` of a group as it is where an element without rotations has moved the units."""
+    linear = without_gains(symmetry, element, symmetry.gains)
+    return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
+
+
+def rotate(
+    symmetry: Gained, rotation: Mapping[str, Tensor], representative: Mapping[str, Tensor], batch: tuple[int, ...]
+) -> Params:
+    """Rotate representatives `[*batch, ...]`, but not those with a gain of zero on the axes that would be rotated."""
+    behind = on_representatives(symmetry, tuple(rotation))
+    element, names = behind.identity(batch), set()
+    for name, matrix in rotation.items():
+        stays = torch.zeros(batch, dtype=torch.bool)
+        for gain in gains_of(symmetry, name):
+            stays = stays | (sums(symmetry.added, {gain: representative[gain]})[gain] == 0).any(-1).cpu()
+        kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
+        element = element.replace(name, Value(matrix=kept))
+        names |= {place.parameter for place in behind[name].placements}
+    return {
+        **representative,
+        **behind._act_on(element, {name: representative[name] for name in names if name in representative}),
+    }

@@ -1,0 +1,213 @@
+"""Rotations behind gains are part of the group, and networks are aligned, merged and compared as representatives."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from translation_nets import EVERY as UNROTATED
+from translation_nets import NETS, gap, generator, network, outputs
+
+import regauge as rg
+from regauge.checkpoints import load_alignment
+from regauge.core.behind_gains import lift, lower
+from regauge.core.interpolation import distance, interpolate
+from regauge.core.params import Params
+
+EVERY = (*UNROTATED, "rotation")
+"""All parts of an element."""
+
+
+class Stream(nn.Module):
+    """A residual stream of RMS norms, read by linear layers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8, bias=False), nn.Linear(8, 3)
+        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(3))
+        self.ups = nn.ModuleList(nn.Linear(8, 12) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(12, 8, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=False):
+            x = x + down(up(norm(x)).relu())
+        result: torch.Tensor = self.head(self.norms[2](x))
+        return result
+
+
+def stream(seed: int = 0) -> tuple[nn.Module, torch.Tensor, rg.Symmetry, Params]:
+    torch.manual_seed(seed)
+    module, x = Stream().double().eval(), torch.randn(7, 5, dtype=torch.float64)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor += 0.3 * torch.randn_like(tensor)
+    return module, x, rg.discover(module, (x,)), {name: t.detach() for name, t in module.state_dict().items()}
+
+
+def rotatable() -> list[str]:
+    return ["stream", *(name for name in NETS if network(name)[2].rotatable)]
+
+
+def case(name: str) -> tuple[nn.Module, torch.Tensor, rg.Symmetry, Params]:
+    return stream() if name == "stream" else network(name)
+
+
+def stranger(params: Params, symmetry: rg.Symmetry, size: float, seed: int = 5) -> Params:
+    chance = generator(seed)
+    return {
+        name: t + size * torch.randn(t.shape, generator=chance, dtype=t.dtype)
+        if t.is_floating_point() and name not in symmetry.buffers
+        else t
+        for name, t in params.items()
+    }
+
+
+def test_streams_of_norms_with_gains_say_that_they_are_rotated() -> None:
+    symmetry = stream()[2]
+    assert symmetry.rotatable == ("first",)
+    assert symmetry["first"].behind_gains == "orthogonal"
+    assert network("decoder")[2]["tokens"].behind_gains == "centered"
+    assert not network("tied decoder")[2].rotatable  # A tied head reads the stream and writes it.
+    assert not network("post-norm")[2].rotatable  # A gain is written onto the stream.
+    assert len(rotatable()) >= 4
+
+
+@pytest.mark.parametrize("name", rotatable())
+def test_rotations_behind_gains_are_elements_like_others(name: str, tmp_path: Path) -> None:
+    module, x, symmetry, params = case(name)
+    before = outputs(module, params, x)
+    alone = symmetry.random(generator(3), ("rotation",))
+    moved = symmetry.act(alone, params)
+    assert gap(moved, params) > 0.3
+    assert torch.allclose(outputs(module, moved, x), before, atol=1e-11)
+    assert gap(symmetry.split(moved)[0], symmetry.split(params)[0]) > 0.1
+    assert all(torch.allclose(c, symmetry.split(params)[1][n]) for n, c in symmetry.split(moved)[1].items())
+    g, h = (symmetry.random(generator(seed), EVERY) for seed in (1, 2))
+    assert gap(symmetry.act(h, symmetry.act(g, params)), symmetry.act(symmetry.compose(h, g), params)) < 1e-11
+    assert gap(symmetry.act(symmetry.inverse(g), symmetry.act(g, params)), params) < 1e-11
+    batch = symmetry.random(generator(4), EVERY, (2,))
+    for k in range(2):
+        one = {n: t[k] if t.ndim > params[n].ndim else t for n, t in symmetry.act(batch, params).items()}
+        assert gap(one, symmetry.act(batch.item(k), params)) < 1e-12
+    rg.checkpoints.Alignment(symmetry, g).save(tmp_path / "g.safetensors")
+    loaded = load_alignment(tmp_path / "g.safetensors")
+    assert gap(loaded.symmetry.act(loaded.element, params), symmetry.act(g, params)) == 0
+    copy = {name: tensor.clone() for name, tensor in params.items()}
+    symmetry.act_(g, copy)
+    assert gap(copy, symmetry.act(g, params)) < 1e-13
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("name", rotatable())
+def test_what_acts_on_representatives_is_an_element_of_the_whole_group(name: str, rotate: bool) -> None:
+    module, x, symmetry, params = case(name)
+    behind, names = symmetry.on_representatives(rotate=rotate), symmetry.rotatable if rotate else ()
+    representative = symmetry.split(params)[0]
+    element = behind.random(generator(1))
+    moved = behind.act(element, representative)
+    assert torch.allclose(outputs(module, moved, x), outputs(module, params, x), atol=1e-11)
+    whole = lift(symmetry, element, names)
+    assert gap(symmetry.split(symmetry.act(whole, params))[0], moved) < 1e-12
+    again = lower(symmetry, whole, names)
+    assert all(
+        torch.allclose(t, dict(again[n].items())[f], atol=1e-12) for n, v in element.items() for f, t in v.items()
+    )
+
+
+def test_a_network_with_a_gain_of_zero_is_not_rotated() -> None:
+    module, x, symmetry, params = stream()
+    params["norms.1.weight"][3] = 0.0
+    moved = symmetry.act(symmetry.random(generator(3), ("rotation",)), params)
+    assert gap(moved, params) < 1e-13
+    other = symmetry.act(symmetry.random(generator(1), ("permutation", "sign", "scale")), params)
+    found = rg.align(params, other, symmetry, rotate="always")
+    assert not found.element.rotation
+    assert torch.allclose(found.params["first.weight"], params["first.weight"], atol=1e-7)
+    assert torch.allclose(outputs(module, found.params, x), outputs(module, params, x), atol=1e-10)
+
+
+@pytest.mark.parametrize("name", rotatable())
+def test_copies_moved_by_any_part_come_back(name: str) -> None:
+    _, _, symmetry, params = case(name)
+    for seed, parts in enumerate((("rotation",), ("translation",), EVERY)):
+        moved = symmetry.act(symmetry.random(generator(seed), parts), params)
+        found = rg.align(params, moved, symmetry, rotate="always")
+        assert gap(found.params, params) < 1e-6
+        assert gap(symmetry.act(found.element, moved), found.params) == 0
+        compared = rg.compare(params, moved, symmetry)
+        assert compared.verdict in ("same network in another gauge", "identical")
+        assert compared.orbit_distance <= 1e-6 * compared.norm
+    assert gap(rg.merge([params, moved], symmetry, rotate="always").params, params) < 1e-6
+    several = rg.align_many([params, moved, moved], symmetry, rotate="always")
+    assert all(gap(one, params) < 1e-6 for one in several.params)
+    stacked = {n: torch.stack([params[n], moved[n]]) for n in params}
+    pairs = rg.alignment.align_pairs(params, stacked, symmetry, rotate="always")
+    assert all(gap({n: t[k] for n, t in pairs.params.items()}, params) < 1e-6 for k in range(2))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_translated_copy_is_the_same_network_to_every_method(name: str) -> None:
+    """And the line to the aligned network is the line between representatives."""
+    module, x, symmetry, params = network(name)
+    other = stranger(params, symmetry, 0.4)
+    moved = symmetry.act(symmetry.random(generator(2), ("translation",)), other)
+    found = [rg.align(params, one, symmetry) for one in (other, moved)]
+    assert gap(found[0].params, found[1].params) < 1e-5 * max(float(t.abs().max()) for t in other.values())
+    assert found[0].objective == pytest.approx(found[1].objective, rel=1e-9)
+    assert torch.allclose(outputs(module, found[1].params, x), outputs(module, other, x), atol=1e-9)
+
+
+def test_strangers_are_rotated_and_fine_tunes_reordered() -> None:
+    module, x, symmetry, params = stream()
+    far, near = stream(seed=1)[3], stranger(params, symmetry, 0.02)
+    auto, never = (rg.align(params, far, symmetry, rotate=rotate) for rotate in ("auto", "never"))
+    assert set(auto.element.rotation) == {"first"}
+    assert "rotated" in auto.report
+    assert not never.element.rotation
+    behind = [symmetry.split(one)[0] for one in (params, auto.params, never.params)]
+    assert distance(behind[0], behind[1]) < 0.95 * distance(behind[0], behind[2])
+    assert torch.allclose(outputs(module, auto.params, x), outputs(module, far, x), atol=1e-10)
+    middle = outputs(module, interpolate(params, auto.params), x)
+    assert torch.allclose(outputs(module, interpolate(*behind[:2]), x), middle, atol=1e-10)
+    assert not rg.align(params, near, symmetry).element.rotation
+
+
+def test_elements_of_the_whole_group_begin_a_match() -> None:
+    _, _, symmetry, params = stream()
+    moved = symmetry.act(symmetry.random(generator(1), EVERY), params)
+    start = symmetry.random(generator(2), EVERY)
+    for rotate in ("always", "never"):
+        method = rg.alignment.ContinuousDescent(init=start, steps=4)
+        x = torch.randn(16, 5, dtype=torch.float64)
+        task = rg.Task(Stream().double().eval(), [(x, torch.arange(16) % 3)], nn.functional.cross_entropy)
+        found = rg.align(params, moved, symmetry, method=method, task=task, rotate=rotate)
+        assert found.objective >= found.initial
+
+
+def test_tiny_gains_of_the_first_network_are_not_given_to_others() -> None:
+    module, x, symmetry, params = stream()
+    first, other = dict(params), stranger(params, symmetry, 0.5)
+    first["norms.0.weight"] = params["norms.0.weight"].clone()
+    first["norms.0.weight"][2] = 1e-9
+    found = rg.align(first, other, symmetry)
+    assert "1 channels keep their own gain" in found.report
+    assert max(float(t.abs().max()) for t in found.params.values()) < 1e3
+    assert torch.allclose(outputs(module, found.params, x), outputs(module, other, x), atol=1e-9)
+
+
+def test_streamed_networks_cannot_be_rotated(tmp_path: Path) -> None:
+    _, _, symmetry, params = stream()
+    files = [rg.save(params, tmp_path / f"{name}.safetensors") for name in "ab"]
+    with pytest.raises(ValueError, match="give more memory for rotate='always'"):
+        rg.align(*files, symmetry, out=tmp_path / "out.safetensors", memory=12_000, rotate="always")
+
+
+def test_elements_with_rotations_belong_to_their_symmetry() -> None:
+    _, _, symmetry, params = stream()
+    with pytest.raises(ValueError, match="rotates 'nothing'"):
+        symmetry.act(symmetry.identity().rotated({"nothing": torch.eye(8).double()}), params)
+    with pytest.raises(ValueError, match=r"rotation 'first' of the element has shape \(3, 3\)"):
+        symmetry.act(symmetry.identity().rotated({"first": torch.eye(3).double()}), params)
+    with pytest.raises(ValueError, match="translates or rotates"):
+        symmetry.compile(symmetry.random(generator(0), ("rotation",)))
