@@ -31,7 +31,7 @@ STEP = 1e-3
 """Distance along a one-parameter subgroup for its tangent, by differences of fourth order."""
 STRENGTHS = (0.3, 0.3, 3.0)
 """How far points lie from initialization: the first is judged, the others tell what is blind at that point alone."""
-LOCAL = "at this point alone: of units that are always on, or inside of a clamp, for all inputs"
+LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 

@@ -1,0 +1,189 @@
+"""A census of architectures: what discovery finds in each, verified, or the sentence with which it refuses.
+
+    python benchmarks/census.py --out FILE [--source transformers ...] [--packages FOLDER] [--shard 0/4]
+    python benchmarks/census.py --table FILE ...
+
+Writes one JSON line for each model and skips models that the file has already, so that a run can be stopped and
+continued. Each model has a process of its own, forked after the imports, with a limit of time and of memory. The
+second form prints the tables of docs/completeness.md: families, not models.
+
+Kinds of answers: "discovered" (the symmetry holds under random elements in float64 that are not those with which
+`discover` itself checks), "refused" (a `ValueError` with a sentence), "wrong" (an element changes the outputs), "error"
+(any other exception), "limit" (time or memory ran out), "not built" (the configuration here is not one that the package
+builds or runs, so that nothing is learned about discovery; not counted).
+"""
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from census_models import SOURCES, NotBuilt, open_transformers
+
+import regauge as rg
+from regauge.discovery import TraceError
+
+KINDS = (("discovered",), ("refused",), ("wrong",), ("error", "limit"), ("not built",))
+"""Kinds of answers, in the order of the table's columns."""
+
+
+def judge(source: str, name: str) -> dict[str, Any]:
+    """Discover and verify one model in this process."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        row: dict[str, Any] = {"source": source, "name": name}
+        started = time.process_time()
+        try:
+            if SOURCES[source][1] is None:
+                model = open_transformers(name, folder)
+                row["parameters"] = sum(p.numel() for p in model.blank.parameters())
+                started = time.process_time()
+                symmetry = model.symmetry
+                module, inputs, kwargs = model.module, model.inputs, dict(model.kwargs or {})
+            else:
+                module, inputs, kwargs = SOURCES[source][1](name)
+                row["parameters"] = sum(p.numel() for p in module.parameters())
+                started = time.process_time()
+                symmetry = rg.discover(module, inputs, kwargs)
+        except NotBuilt as error:
+            return row | {"kind": "not built", "sentence": _sentence(error)}
+        except (TraceError, ValueError) as error:
+            return row | {"kind": "refused", "sentence": _sentence(error), "seconds": time.process_time() - started}
+        row["seconds"] = time.process_time() - started
+        check = symmetry.verify(module, inputs, kwargs, generator=torch.Generator().manual_seed(1))
+        row |= {"kind": "discovered" if check.ok else "wrong", "error": check.max_error}
+        if not check.ok:
+            row["sentence"] = str(check)[:400]
+        frozen: dict[str, int] = {}
+        for axis in symmetry.frozen:
+            frozen[axis.reason[:120]] = frozen.get(axis.reason[:120], 0) + 1
+        row |= {
+            "groups": len(symmetry.groups),
+            "translations": sum(family.size for family in symmetry.translations),
+            "families": len(symmetry.translations),
+            "frozen": len(symmetry.frozen),
+            "reasons": dict(sorted(frozen.items(), key=lambda item: -item[1])[:4]),
+        }
+        return row
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+
+
+def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
+    """Judge one model in a forked process with limits."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os.setpgid(0, 0)
+        limit = int(gigabytes * 1e9)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        used = int(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (used + int(seconds), used + int(seconds)))
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        try:
+            row = judge(source, name)
+        except MemoryError as error:
+            row = {"source": source, "name": name, "kind": "limit", "sentence": _sentence(error)}
+        except BaseException as error:
+            kind = "limit" if "memory" in str(error).lower() else "error"
+            trail = traceback.format_exc()[-1500:]
+            row = {"source": source, "name": name, "kind": kind, "sentence": _sentence(error), "trail": trail}
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(json.dumps(row))
+        os._exit(0)
+    os.close(writing)
+
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    if not text:
+        return {"source": source, "name": name, "kind": "limit", "sentence": f"more than {seconds:g} CPU s, or killed"}
+    return json.loads(text)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, the last one of each model."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return list({(row["source"], row["name"]): row for row in rows}.values())
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The answers by source, then the causes of refusals, as Markdown."""
+    lines = ["| source | models | discovered | refused | wrong | errors and limits | not built | median CPU s |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for source in dict.fromkeys(row["source"] for row in rows):
+        own = [row for row in rows if row["source"] == source]
+        counts = [sum(row["kind"] in kinds for row in own) for kinds in KINDS]
+        seconds = [row["seconds"] for row in own if row["kind"] == "discovered"]
+        median = f"{statistics.median(seconds):.1f}" if seconds else ""
+        lines.append(f"| {source} | {len(own)} | {' | '.join(map(str, counts))} | {median} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="JSON lines; models that it has already are skipped")
+    parser.add_argument("--table", type=Path, nargs="*", help="print the tables of such files")
+    parser.add_argument("--source", nargs="*", default=["transformers"], choices=list(SOURCES))
+    parser.add_argument("--packages", type=Path, help="a folder with further packages, from pip install --target")
+    parser.add_argument("--shard", default="0/1", help="K/N: every N-th model from the K-th")
+    parser.add_argument("--again", nargs="*", default=[], help="kinds of answers whose models are judged once more")
+    parser.add_argument("--only", nargs="*", help="parts of the names of models; judged in this process, printed")
+    parser.add_argument("--seconds", type=float, default=60, help="CPU seconds for one model, building included")
+    parser.add_argument("--gigabytes", type=float, default=8, help="memory for one model")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if args.table:
+        print(table([row for path in args.table for row in read(path)]))
+        return 0
+    torch.set_num_threads(1)
+    if args.packages:
+        sys.path.append(str(args.packages))
+        _torchvision_operators()
+    # What `torch.export` imports at its first call is imported before the fork: it is not counted, and done once.
+    rg.discover(torch.nn.Linear(2, 2), (torch.zeros(2, 2),))
+    sources = [[(source, name) for name in SOURCES[source][0]()] for source in args.source]
+    models = [one for several in itertools.zip_longest(*sources) for one in several if one is not None]
+    if args.only:
+        for source, name in models:
+            if any(part in name for part in args.only):
+                print(json.dumps(judge(source, name)), flush=True)
+        return 0
+    part, count = map(int, args.shard.split("/"))
+    rows = {(row["source"], row["name"]): row for row in read(args.out)} if args.out.exists() else {}
+    done = {key for key, row in rows.items() if row["kind"] not in args.again}
+    for source, name in models[part::count]:
+        if (source, name) not in done:
+            row = in_process(source, name, args.seconds, args.gigabytes)
+            with args.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    return 0
+
+
+def _torchvision_operators() -> None:
+    """Declare operators that torchvision looks for at its import, where its library for GPUs cannot be loaded."""
+    for name in ("nms", "qnms"):
+        signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{name}", signature)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

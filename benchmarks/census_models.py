@@ -1,0 +1,518 @@
+"""Architectures of a census: sources of named models, each made small, with inputs on which it runs.
+
+A source is a function that yields names; `make(name)` builds one. Models of transformers are described by a
+configuration in a folder, so that they are opened as a user opens them; all others are modules with inputs.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import regauge as rg
+
+SIZES = {
+    "hidden": 32,
+    "inner": 40,
+    "head": 8,
+    "rank": 8,
+    "state": 8,
+    "tokens": 64,
+    "positions": 64,
+    "image": 32,
+    "patch": 8,
+    "experts": 4,
+    "layers": 2,
+}
+"""Sizes of tiny configurations."""
+HEADS = (
+    *("CAUSAL_LM", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"),
+    *("IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION", "SEMANTIC_SEGMENTATION"),
+    *("DEPTH_ESTIMATION", "ZERO_SHOT_IMAGE_CLASSIFICATION", "OBJECT_DETECTION", "TEXT_TO_WAVEFORM"),
+    *("TEXT_TO_SPECTROGRAM", "TIME_SERIES_PREDICTION", "SEQUENCE_CLASSIFICATION"),
+)
+"""Tasks of transformers: the first that a type has gives the model of it that is taken."""
+
+
+class NotBuilt(Exception):
+    """The model could not be made, so that nothing is known of what discovery does with it."""
+
+
+Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+def transformers_names() -> Iterator[str]:
+    """Types of transformers, each with one class."""
+    from transformers.models.auto import modeling_auto
+
+    tables = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES") for head in HEADS]
+    tables.append(modeling_auto.MODEL_MAPPING_NAMES)
+    for kind in modeling_auto.MODEL_MAPPING_NAMES:
+        found = next(table[kind] for table in tables if kind in table)
+        yield f"{kind}/{found if isinstance(found, str) else found[0]}"
+
+
+def open_transformers(name: str, folder: str) -> rg.hub.Model:
+    """A type of transformers in a small configuration, saved to a folder and opened from there.
+
+    Of the configurations that can be built the first is taken that runs on example inputs; where none does, the first.
+    """
+    from transformers import CONFIG_MAPPING
+
+    kind, architecture = name.split("/")
+    model, lack = None, None
+    ways = (tiny, own_keys, whole_lists, partial(divided, 16), partial(divided, 8), partial(divided, 4))
+    for shrink in ways:
+        try:
+            config = small_configuration(CONFIG_MAPPING[kind], shrink)
+            config.architectures = [architecture]
+            config.save_pretrained(folder)
+            found = rg.open_model(folder, values="always", verify=True, retrace=True)
+            if sum(p.numel() for p in found.blank.parameters()) > MOST:
+                raise NotBuilt(f"more than {MOST} parameters")
+            is_running = not found.built.lack
+        except Exception as error:
+            lack = lack or error
+            continue
+        model = model or (shrink, found)
+        if is_running:
+            return found
+    if model is None:
+        raise NotBuilt(f"{type(lack).__name__}: {lack}") from lack
+    shrink, found = model
+    config = small_configuration(CONFIG_MAPPING[kind], shrink)
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    return rg.open_model(folder, values="always", verify=True, retrace=True)
+
+
+def small_configuration(kind: type, shrink: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+    """A small configuration of a type, its parts by the same rule."""
+    try:
+        whole = kind()
+    except Exception:
+        whole = None
+    parts = {}
+    for key, part in getattr(kind, "sub_configs", {}).items():
+        own = getattr(whole, key, None)
+        part = type(own) if own is not None and hasattr(own, "to_dict") else part
+        if part.__name__ != "AutoConfig":
+            parts[key] = small_configuration(part, shrink).to_dict()
+    settings = shrink(whole.to_dict()) if whole is not None else {}
+    known = {n: v for n, v in settings.items() if n not in parts}
+    for drop in ((), ("layer_types",)):
+        try:
+            return kind(**{n: v for n, v in known.items() if n not in drop}, **parts)
+        except Exception as error:
+            last = error
+    raise last
+
+
+def own_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The tiny settings with as many heads of keys as of queries."""
+    small = tiny(settings)
+    return small | {name: 4 for name in small if "kv_head" in name or "key_value_head" in name}
+
+
+def whole_lists(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The tiny settings with lists as they are."""
+    return {name: value for name, value in own_keys(settings).items() if not isinstance(value, list)}
+
+
+def divided(factor: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a configuration with widths divided by a factor, so that sums of widths still fit."""
+    small = {name: value for name, value in tiny(settings).items() if is_kept_small(name, settings[name])}
+    for name, value in settings.items():
+        if name in small or isinstance(value, bool) or any(word in name for word in (*SKIPPED, *FIXED)):
+            continue
+        if isinstance(value, int) and value >= 2 * factor and value % factor == 0:
+            small[name] = value // factor
+        if (
+            isinstance(value, list)
+            and value
+            and all(isinstance(v, int) and v % factor == 0 and v >= factor for v in value)
+        ):
+            small[name] = [v // factor for v in value]
+        if isinstance(value, dict) and "mrope_section" in value:
+            small[name] = value | {"mrope_section": [v // factor for v in value["mrope_section"]]}
+    return small
+
+
+def is_kept_small(name: str, value: Any) -> bool:
+    """Whether a setting is no width, so that what `tiny` makes of it fits to any widths."""
+    words = ("layer", "depth", "vocab", "position", "token_id", "token_index", "expert", "per_tok", "topk", "top_k")
+    return any(word in name for word in words) and "dim" not in name and "size" not in name.replace("vocab_size", "")
+
+
+MOST = 10_000_000
+"""Parameters that a small configuration may have."""
+FIXED = (
+    "head",
+    "layer",
+    "image",
+    "patch",
+    "stride",
+    "kernel",
+    "group",
+    "position",
+    "token",
+    "vocab",
+    "ratio",
+    "mel",
+    "bins",
+)
+"""Words in the names of settings that are no widths."""
+SKIPPED = ("version", "architectures", "id2label", "label2id", "model_type", "_name_or_path", "dtype", "torch_dtype")
+
+
+def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a configuration that are made smaller, by the words in their names."""
+    small: dict[str, Any] = {}
+    tokens = iter(range(SIZES["tokens"] - 1, 8, -1))
+    types = settings.get("layer_types")
+    layers = SIZES["layers"]
+    if isinstance(types, list) and types and isinstance(types[0], str):
+        distinct = list(dict.fromkeys(types))[:4]
+        small["layer_types"] = distinct if len(distinct) > 1 else distinct * layers
+        layers = len(small["layer_types"])
+    for name, value in settings.items():
+        if name in small or any(word in name for word in SKIPPED):
+            continue
+        if isinstance(value, bool) or value is None or isinstance(value, str):
+            continue
+        if isinstance(value, int):
+            found = tiny_integer(name, value, layers, tokens)
+            if found != value:
+                small[name] = found
+        elif isinstance(value, list) and value and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+            found = tiny_list(name, value, layers)
+            if found is not None and found != value:
+                small[name] = found
+        elif isinstance(value, list) and value and "layer" in name:
+            small[name] = value[:layers]
+        elif isinstance(value, dict) and "mrope_section" in value:
+            small[name] = value | {"mrope_section": [2, 1, 1]}
+    return small
+
+
+def tiny_integer(name: str, value: int, layers: int, tokens: Iterator[int]) -> int:
+    """A smaller value of a setting with one integer."""
+    if name.endswith(("_token_id", "_token_index", "token_ids")) or name in ("image_token", "audio_token"):
+        return value if value < 8 else next(tokens)
+    if any(word in name for word in ("vocab", "num_embeddings", "codebook_size")):
+        return min(value, SIZES["tokens"])
+    if "position" in name or name in ("n_ctx", "seq_length", "max_length", "max_seq_len", "block_size"):
+        return min(value, SIZES["positions"])
+    if "kv_head" in name or "key_value_head" in name or name in ("num_kv_heads", "n_head_kv"):
+        return min(value, 2)
+    if name in ("head_dim", "attention_head_size", "kv_channels", "d_kv", "d_head") or name.endswith("head_dim"):
+        return min(value, SIZES["head"])
+    if "head" in name and ("num" in name or name.startswith("n_") or name.endswith(("heads", "head"))):
+        return min(value, 4)
+    if "per_tok" in name or name in ("moe_k", "num_selected_experts", "moe_topk", "top_k"):
+        return min(value, 2)
+    if "expert" in name and ("num" in name or name.startswith("n_")):
+        return value if value < 2 or "shared" in name else SIZES["experts"]
+    if name in ("n_group", "topk_group", "num_expert_group", "n_groups", "num_groups"):
+        return min(value, 1)
+    if "first_k_dense" in name:
+        return min(value, 1)
+    if "feat_extract_layers" in name:
+        return 2
+    if "layer" in name and ("num" in name or name.startswith("n_") or name.endswith(("layers", "layer"))):
+        return min(value, layers)
+    if name in ("depth", "num_blocks", "decoder_depth", "encoder_depth"):
+        return min(value, layers)
+    if "image_size" in name or name in ("img_size", "input_size", "crop_size"):
+        return min(value, SIZES["image"])
+    if name == "patch_size":
+        return min(value, SIZES["patch"])
+    if "lora_rank" in name or name.endswith("_rank") or "low_rank" in name:
+        return min(value, SIZES["rank"])
+    if name in ("state_size", "d_state", "ssm_state_size", "mamba_d_state"):
+        return min(value, SIZES["state"])
+    words = ("intermediate", "ffn", "d_ff", "ff_dim", "inner_dim", "mlp_dim", "feed_forward", "n_inner")
+    if any(word in name for word in words) and "ratio" not in name:
+        return min(value, SIZES["inner"])
+    words = ("hidden", "d_model", "n_embd", "embed", "dim", "width", "channels", "units", "projection", "d_proj")
+    if any(word in name for word in words) and value > SIZES["hidden"] and "num_" not in name:
+        return SIZES["hidden"]
+    return value
+
+
+def tiny_list(name: str, value: list[int], layers: int) -> list[int] | None:
+    """Smaller values of a setting with several integers."""
+    if name in ("conv_dim", "conv_stride", "conv_kernel"):
+        return [8, 8] if name == "conv_dim" else value[:2]
+    if "depth" in name or name in ("layers", "num_blocks", "num_layers", "blocks"):
+        return [min(v, 1) for v in value]
+    if "head" in name:
+        return [min(v, 2) for v in value]
+    if "layer" in name or "indices" in name or name.endswith("indexes"):
+        return None
+    if "image_size" in name or name in ("img_size", "input_size"):
+        return [min(v, SIZES["image"]) for v in value]
+    if any(word in name for word in ("hidden", "dim", "channel", "width", "embed", "feature")):
+        return [max(4, min(v, 8 * (1 + k))) for k, v in enumerate(value)] if max(value) > 64 else None
+    return None
+
+
+def small_builder(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """The builder of timm with fewer layers and narrower ones, where a class takes them."""
+
+    def smaller(cls: Any, variant: str, pretrained: bool, *args: Any, **kwargs: Any) -> nn.Module:
+        kwargs = dict(kwargs)
+        if isinstance(kwargs.get("embed_dim"), int) and isinstance(kwargs.get("num_heads"), int):
+            kwargs |= {"embed_dim": 48, "num_heads": 3}
+        for name, value in kwargs.items():
+            if name in ("depth", "num_layers") and isinstance(value, int):
+                kwargs[name] = min(value, 2)
+            if name in ("depths", "layers", "num_blocks") and isinstance(value, tuple | list):
+                kwargs[name] = type(value)(min(v, 1) if isinstance(v, int) else v for v in value)
+        return build(cls, variant, pretrained, *args, **kwargs)
+
+    return smaller
+
+
+def timm_names() -> Iterator[str]:
+    """The smallest models of each module of timm first, by the number of their parameters; then further ones."""
+    import timm
+
+    def size(name: str) -> tuple[int, int, str]:
+        words = ("test", "atto", "femto", "pico", "nano", "xxs", "xxt", "xs", "tiny", "mini", "small", "lite", "_s")
+        return next((k for k, word in enumerate(words) if word in name), len(words)), len(name), name
+
+    ranked = {module: sorted(timm.list_models(module=module), key=size) for module in timm.list_modules()}
+    for k in range(12):
+        for module, names in ranked.items():
+            if k < len(names):
+                yield f"{module}/{names[k]}"
+
+
+def make_timm(name: str) -> Made:
+    """A model of timm with one block in each stage, on images of the size that it wants, at most 128 if it may."""
+    import timm
+
+    module, model = name.split("/")
+    home = importlib.import_module(f"timm.models.{module}")
+    plain = getattr(home, "build_model_with_cfg", None)
+    for small in (True, False):
+        if plain is not None:
+            home.build_model_with_cfg = small_builder(plain) if small else plain
+        for size in (64, None):
+            try:
+                more = {} if size is None else {"img_size": size}
+                net = timm.create_model(model, pretrained=False, num_classes=5, **more).eval()
+                side = net.default_cfg["input_size"][-1] if size is not None and not more else size
+                x = torch.randn(2, 3, side or 64, side or 64)
+                with torch.no_grad():
+                    net(x)
+                return net, (x,), {}
+            except Exception as error:
+                last = error
+        try:
+            net = timm.create_model(model, pretrained=False, num_classes=5).eval()
+            x = torch.randn(2, *net.default_cfg["input_size"])
+            with torch.no_grad():
+                net(x)
+            return net, (x,), {}
+        except Exception as error:
+            last = error
+    raise NotBuilt(f"{type(last).__name__}: {last}")
+
+
+def torchvision_names() -> Iterator[str]:
+    from torchvision import models
+
+    large = (
+        r"large|huge|_[lh]_|_\d?[368]_?2?gf|128gf|wide|101|152|v2_[lm]|b[4-7]$|201|161|64x4d|_b$|_b_16|_b_32"
+        r"|convnext_base|_[1-9]+_?\d?gf"
+    )
+    yield from (name for name in models.list_models() if not re.search(large, name))
+
+
+def make_torchvision(name: str) -> Made:
+    """A model of torchvision as it is, on images or videos of 64 pixels."""
+    from torchvision import models
+
+    try:
+        more = (
+            {"weights_backbone": None}
+            if name in models.list_models(models.detection) + models.list_models(models.segmentation)
+            else {}
+        )
+        net = models.get_model(name, weights=None, **more).eval()
+    except Exception as error:
+        raise NotBuilt(f"{type(error).__name__}: {error}") from error
+    if name.startswith("raft"):
+        return net, (torch.randn(2, 3, 128, 128), torch.randn(2, 3, 128, 128)), {}
+    is_video = name in models.list_models(models.video)
+    for shape in (
+        ((2, 3, 16, 112, 112), (2, 3, 16, 224, 224))
+        if is_video
+        else ((2, 3, 64, 64), (2, 3, 224, 224), (2, 3, 299, 299))
+    ):
+        try:
+            x = torch.randn(shape)
+            with torch.no_grad():
+                net(x)
+            return net, (x,), {}
+        except Exception as error:
+            last = error
+    raise NotBuilt(f"{type(last).__name__}: {last}")
+
+
+VIT: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 8,
+    "num_classes": 5,
+    "dim": 32,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 40,
+    "dim_head": 16,
+    "channels": 3,
+    "frames": 4,
+    "image_patch_size": 8,
+    "frame_patch_size": 2,
+    "spatial_depth": 1,
+    "temporal_depth": 1,
+    "seq_len": 32,
+    "num_patches": 16,
+    "cls_depth": 1,
+    "local_patch_size": 4,
+    "global_depth": 1,
+    "local_depth": 1,
+    "num_register_tokens": 2,
+    "num_hyperconn_streams": 2,
+    "ndim": 2,
+    "input_shape": (32, 32),
+    "sm_dim": 16,
+    "lg_dim": 32,
+    "sm_patch_size": 4,
+    "sm_enc_depth": 1,
+    "sm_enc_heads": 2,
+    "sm_enc_mlp_dim": 24,
+    "lg_patch_size": 8,
+    "lg_enc_depth": 1,
+    "lg_enc_heads": 2,
+    "lg_enc_mlp_dim": 24,
+    "sm_enc_dim_head": 8,
+    "lg_enc_dim_head": 8,
+    "cross_attn_depth": 1,
+    "cross_attn_heads": 2,
+    "max_tokens_per_depth": (8, 4),
+    "t2t_layers": ((7, 4), (3, 2)),
+    "patch_merge_layer": 1,
+    "patch_merge_num_tokens": 4,
+    "num_hierarchies": 2,
+    "block_repeats": (1, 1),
+    "dim_conv_stem": 16,
+    "window_size": 4,
+    "img_size": 32,
+    "embedding_dim": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "n_input_channels": 3,
+    "kernel_size": 3,
+    "num_frames": 4,
+}
+"""Arguments of vit-pytorch by their names."""
+
+
+def vit_names() -> Iterator[str]:
+    import pkgutil
+
+    import vit_pytorch
+
+    for found in pkgutil.iter_modules(vit_pytorch.__path__):
+        yield found.name
+
+
+def make_vit(name: str) -> Made:
+    """The last class of a file of vit-pytorch that takes images, sounds or videos."""
+    try:
+        home = importlib.import_module(f"vit_pytorch.{name}")
+    except Exception as error:
+        raise NotBuilt(f"{type(error).__name__}: {error}") from error
+    classes = [
+        c
+        for c in vars(home).values()
+        if inspect.isclass(c) and issubclass(c, nn.Module) and c.__module__ == home.__name__
+    ]
+    last: Exception = NotBuilt("no class")
+    for cls in reversed(classes):
+        known = inspect.signature(cls.__init__).parameters
+        kwargs = {
+            key: value
+            for key, value in VIT.items()
+            if (key in known and known[key].default is inspect._empty) or (key in ("dim_head",) and key in known)
+        }
+        for shape in (
+            (2, 3, 32, 32),
+            (2, 3, 4, 32, 32),
+            (2, 3, 32),
+            (2, 4, 3, 32, 32),
+            (2, 3, 64, 64),
+            (2, 3, 224, 224),
+        ):
+            try:
+                net = cls(**kwargs).eval()
+                x = torch.randn(shape)
+                with torch.no_grad():
+                    net(x)
+                if "Classes" not in name and len(list(net.parameters())) > 4:
+                    return net, (x,), {}
+            except Exception as error:
+                last = error
+    raise NotBuilt(f"{type(last).__name__}: {last}")
+
+
+ENCODERS = ("resnet18", "mobilenet_v2", "efficientnet-b0", "densenet121", "vgg11_bn", "mit_b0", "timm-regnetx_002")
+
+
+def segmentation_names() -> Iterator[str]:
+    for encoder in ENCODERS:
+        for decoder in (
+            "Unet",
+            "UnetPlusPlus",
+            "MAnet",
+            "Linknet",
+            "FPN",
+            "PSPNet",
+            "DeepLabV3",
+            "DeepLabV3Plus",
+            "PAN",
+            "UPerNet",
+            "Segformer",
+        ):
+            yield f"{decoder}/{encoder}"
+
+
+def make_segmentation(name: str) -> Made:
+    import segmentation_models_pytorch as smp
+
+    decoder, encoder = name.split("/")
+    try:
+        net = getattr(smp, decoder)(encoder, encoder_weights=None, classes=3).eval()
+        x = torch.randn(2, 3, 64, 64)
+        with torch.no_grad():
+            net(x)
+    except Exception as error:
+        raise NotBuilt(f"{type(error).__name__}: {error}") from error
+    return net, (x,), {}
+
+
+SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | None]] = {
+    "transformers": (transformers_names, None),
+    "timm": (timm_names, make_timm),
+    "torchvision": (torchvision_names, make_torchvision),
+    "vit-pytorch": (vit_names, make_vit),
+    "segmentation": (segmentation_names, make_segmentation),
+}
+"""Sources: a function that yields names, and one that makes a model; models of transformers are opened from folders."""
