@@ -464,3 +464,55 @@ def test_a_table_of_which_some_rows_are_not_read_is_translated_as_a_whole() -> N
     for inputs in (x, whole):
         assert torch.allclose(outputs(module, moved, inputs), outputs(module, params, inputs), atol=1e-11)
     assert gap(symmetry.join(*symmetry.split(params)), params) < 1e-14
+
+
+def test_a_layer_that_is_called_under_two_names_is_translated_under_both() -> None:
+    """No gain scales the stream, so that the second name of its writer has a translation alone."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(6, 6)
+            self.two, self.norm, self.out = self.one, nn.LayerNorm(6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.one(torch.nn.functional.gelu(x)) + self.two(torch.nn.functional.gelu(-x))
+            out: Tensor = self.out(torch.nn.functional.gelu(self.norm(x)))
+            return out
+
+    module, x = Twice().eval(), torch.randn(5, 6)
+    symmetry = rg.discover(module, (x,))
+    assert ("one.weight", "two.weight") in symmetry.tied
+    assert [family.name for family in symmetry.translations] == ["one.weight.mean(0)", "one.bias.mean(0)"]
+    params = {name: tensor.detach().double() for name, tensor in module.state_dict().items()}
+    moved = symmetry.act(symmetry.random(generator(0), parts=("translation",)), params)
+    representative, _ = symmetry.split(moved)
+    for one in (moved, representative):
+        assert not torch.equal(one["one.weight"], params["one.weight"])
+        assert torch.equal(one["one.weight"], one["two.weight"])
+        assert torch.equal(one["one.bias"], one["two.bias"])
+    assert torch.allclose(representative["one.bias"].mean(), torch.zeros((), dtype=torch.float64), atol=1e-12)
+
+
+def test_a_layer_scale_of_channels_first_is_a_vector() -> None:
+    """A gain of shape [channel, 1, 1] between a writer and a norm, as in ConvNeXt."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.down = nn.Conv2d(9, 6, 1), nn.Linear(6, 6)
+            self.scale, self.norm, self.out = nn.Parameter(torch.randn(6, 1, 1)), nn.LayerNorm(6), nn.Linear(6, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            y = self.down(torch.nn.functional.gelu(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+            out: Tensor = self.out(self.norm((x + self.scale * y).permute(0, 2, 3, 1)))
+            return out
+
+    module, x = Block().eval(), torch.randn(2, 9, 3, 3)
+    symmetry = rg.discover(module, (x,))
+    sizes = {family.name: family.size for family in symmetry.translations}
+    assert sizes["down.weight.mean(0)"] == 6
+    assert sizes["down.bias.mean(0)"] == 1
+    assert symmetry.verify(module, (x,), generator=generator(1)).ok
+    assert rg.discovery.nullity(module, (x,), symmetry=symmetry, generator=generator(0)).missing == 0

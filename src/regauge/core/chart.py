@@ -151,10 +151,10 @@ def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
 
 @remembered
 def charted(symmetry: Charted) -> frozenset[str]:
-    """The parameters that may differ between a network and its representative."""
-    return frozenset(scaled_by_gains(symmetry)) | {
-        name for family in symmetry.translations for name in family.parameters
-    }
+    """The parameters that may differ between a network and its representative, by all their names."""
+    families = {name for family in symmetry.translations for name in family.parameters}
+    found = frozenset(scaled_by_gains(symmetry)) | families
+    return found | {name for names in symmetry.tied if found & {*names} for name in names}
 
 
 @remembered

@@ -120,12 +120,16 @@ def _scale(run: Run, node: Node) -> Any:
     shape = shape_of(node)
     offset = offset.move(lambda array: array.expand(shape))
     entries = run.graph.entries(other)
-    if entries is not None and entries.parameter in run.graph.ones and offset.is_uniform(len(shape) - 1):
-        run.passed.add(entries)
-        return offset
-    if offset.labels is None and entries is not None:
-        axes = [len(shape) - len(entries.sizes) + k for k, n in enumerate(entries.sizes) if n > 1]
-        if len(axes) == 1:
+    if entries is not None:
+        wide = [k for k, n in enumerate(entries.sizes) if n > 1]
+        axes = [len(shape) - len(entries.sizes) + k for k in wide]
+        # A gain of shape [channel, 1, 1] is a vector along its channels.
+        strides = tuple(entries.strides[k] for k in wide)
+        entries = replace(entries, sizes=tuple(entries.sizes[k] for k in wide), strides=strides)
+        if entries.parameter in run.graph.ones and len(axes) == 1 and offset.is_uniform(*axes):
+            run.passed.add(entries)
+            return offset
+        if offset.labels is None and len(axes) == 1:
             step = ImageStep("over" if is_quotient else "times", entries)
             terms = []
             for term in offset.known():
