@@ -26,9 +26,9 @@ from regauge.alignment import ContinuousDescent, Method, MixedMatching
 from regauge.nets.transformer import GPT, Llama, ViT
 
 STEPS = 600
-"""Of Adam, for each network."""
+"""Steps of Adam for each network."""
 BATCHES = 8
-"""Of 64 training examples, seen by methods that look at data."""
+"""Batches of 64 training examples that methods see which look at data."""
 
 
 @dataclass(frozen=True)

@@ -185,13 +185,74 @@ def test_elements_of_the_whole_group_begin_a_match() -> None:
         assert found.objective >= found.initial
 
 
+def test_kept_scales_multiply_nothing() -> None:
+    """Networks are matched as they are then, also by methods that begin with such a method."""
+    _, _, symmetry, params = stream()
+    other = stranger(params, symmetry, 0.5)
+    keep = rg.WeightMatching(scales="keep")
+    for method in (keep, rg.Sinkhorn(loss="l2", init=keep, steps=2)):
+        found = rg.align(params, other, symmetry, method=method, rotate="always")
+        for name, tensor in other.items():
+            values = (one.abs().flatten().sort().values for one in (tensor, found.params[name]))
+            assert torch.equal(*values), name
+        assert "nothing is rotated" in found.report
+    assert not rg.alignment.BestOf((keep, rg.WeightMatching())).reads_representatives
+    assert rg.Sinkhorn().reads_representatives
+
+
+def test_elements_within_tuples_of_methods_begin_a_match() -> None:
+    _, _, symmetry, params = stream()
+    start = symmetry.random(generator(2), EVERY)
+    task = rg.Task(Stream().double().eval(), [(torch.randn(16, 5).double(), torch.arange(16) % 3)])
+    method = rg.alignment.BestOf((rg.alignment.ContinuousDescent(init=start, steps=4), rg.WeightMatching()))
+    found = rg.align(params, stream(seed=1)[3], symmetry, method=method, task=task, rotate="never")
+    assert found.objective >= found.initial
+
+
+def test_a_near_copy_among_many_is_left_as_close_as_its_noise() -> None:
+    """In the coordinates of the first network noise would be enlarged by its small gains."""
+    _, _, symmetry, params = stream()
+    params["norms.0.weight"] *= torch.linspace(0.02, 1, 8, dtype=torch.float64)
+    noisy = {
+        n: t + 1e-2 * t.std() * torch.randn(t.shape, generator=generator(3), dtype=t.dtype) for n, t in params.items()
+    }
+    moved = symmetry.act(symmetry.random(generator(1), ("permutation", "sign", "scale")), noisy)
+    for many in ([params, moved], [params, moved, moved]):
+        found = rg.align_many(many, symmetry)
+        assert distance(params, found.params[1]) <= 1.05 * distance(params, noisy)
+
+
+def test_many_networks_are_not_rotated_where_one_of_them_has_a_gain_of_zero() -> None:
+    module, x, symmetry, params = stream()
+    far = [stream(seed=seed)[3] for seed in (1, 2)]
+    assert rg.align_many([params, *far], symmetry).element.rotation
+    far[1]["norms.1.weight"][3] = 0.0
+    found = rg.align_many([params, *far], symmetry, rotate="always")
+    assert not found.element.rotation
+    assert "not rotated: 'norms.1.weight' is zero" in found.report
+    assert all(
+        torch.allclose(outputs(module, p, x), outputs(module, q, x), atol=1e-9)
+        for p, q in zip(found.params[1:], far, strict=True)
+    )
+
+
+def test_that_nothing_can_be_rotated_is_told() -> None:
+    module, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
+    symmetry, params = rg.discover(module, (x,)), {n: t.detach() for n, t in module.state_dict().items()}
+    assert "nothing is rotated" in rg.align(params, params, symmetry, rotate="always").report
+    assert "nothing is rotated" in rg.align_many([params, params], symmetry, rotate="always").report
+    assert "rotated" not in rg.align(params, params, symmetry).report
+    with pytest.raises(ValueError, match="rotate"):
+        rg.align(params, params, symmetry, rotate="sometimes")  # type: ignore[arg-type]
+
+
 def test_tiny_gains_of_the_first_network_are_not_given_to_others() -> None:
     module, x, symmetry, params = stream()
     first, other = dict(params), stranger(params, symmetry, 0.5)
     first["norms.0.weight"] = params["norms.0.weight"].clone()
     first["norms.0.weight"][2] = 1e-9
     found = rg.align(first, other, symmetry)
-    assert "1 channels keep their own gain" in found.report
+    assert "gains of 1 channel stay" in found.report
     assert max(float(t.abs().max()) for t in found.params.values()) < 1e3
     assert torch.allclose(outputs(module, found.params, x), outputs(module, other, x), atol=1e-9)
 
@@ -201,6 +262,21 @@ def test_streamed_networks_cannot_be_rotated(tmp_path: Path) -> None:
     files = [rg.save(params, tmp_path / f"{name}.safetensors") for name in "ab"]
     with pytest.raises(ValueError, match="give more memory for rotate='always'"):
         rg.align(*files, symmetry, out=tmp_path / "out.safetensors", memory=12_000, rotate="always")
+
+
+@pytest.mark.parametrize("name", ["stream", "decoder"])
+def test_a_stored_rotation_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+    _, _, symmetry, _ = case(name)
+    (group,) = symmetry.rotatable
+    element = symmetry.random(generator(1), ("rotation",))
+    stretched = element.rotation[group] * 1.01
+    size = len(stretched)
+    turned = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator(2)))[0]
+    broken = [stretched, stretched * torch.nan, *([turned] if name == "decoder" else [])]  # which moves the mean
+    for k, matrix in enumerate(broken):
+        rg.checkpoints.Alignment(symmetry, element.rotated({group: matrix})).save(tmp_path / f"{k}.safetensors")
+        with pytest.raises(ValueError, match="is no rotation of it; align again"):
+            load_alignment(tmp_path / f"{k}.safetensors")
 
 
 def test_elements_with_rotations_belong_to_their_symmetry() -> None:

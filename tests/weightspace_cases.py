@@ -104,7 +104,7 @@ def move_units(layout: Layout, name: str, element: Element, values: Tensor) -> T
 
 
 def move_changes(case: str, element: Element, before: Params, after: Params) -> tuple[Params, Params]:
-    """What an element makes of changes of networks, and the changes of the moved ones; rounding is left out of both."""
+    """Changes of networks, moved by an element, and the changes of the moved networks, both without rounding."""
     networks = population(case)
     changed = {name: tensor + before.get(name, 0) for name, tensor in networks.items()}
     one, other = (symmetry(case).act(element, params) for params in (changed, networks))

@@ -93,7 +93,8 @@ def align(
     """Move the second network along its orbit, as close to the first as the method gets.
 
     The result is never worse than the identity on the method's own objective, and `params` computes the same
-    function as `params_b`.
+    function as `params_b`. Where the symmetry has translations or gains, methods compare representatives
+    (`Symmetry.split`), and the result has the coordinates of the first network.
 
     Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched, and
     `params` are read from `out` when they are asked for.
@@ -109,7 +110,7 @@ def align(
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
         rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
             reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
-            networks from different seeds. Fine-tunes of one network are reordered, which is exact in 16 bits.
+            networks from different seeds. Fine-tunes of one network are reordered.
         out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
             `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
@@ -186,7 +187,7 @@ def align_pairs(
         generator: The source of chance, for methods that use it.
         rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
             reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
-            networks from different seeds. Fine-tunes of one network are reordered, which is exact in 16 bits.
+            networks from different seeds. Fine-tunes of one network are reordered.
 
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
@@ -258,7 +259,7 @@ def align_many(
         generator: The source of chance, for methods that use it. The same generator state gives the same result.
         rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
             reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
-            networks from different seeds. Fine-tunes of one network are reordered, which is exact in 16 bits.
+            networks from different seeds. Fine-tunes of one network are reordered.
         out: A path or an `Output` for each checkpoint, where it is written with its alignment next to it; None for
             those that are not written.
         memory: The limit on memory for checkpoints: bytes, or text such as "2GB"; half of the machine's memory unless

@@ -60,8 +60,19 @@ class Method(ABC):
 
     @property
     def reads_representatives(self) -> bool:
-        """Whether `align` gives the method representatives (`Symmetry.split`) and their symmetry."""
-        return not self.joint_roles
+        """Whether `align` gives the method representatives (`Symmetry.split`) and their symmetry.
+
+        Not where it keeps scales, which bring gains to one, or where a method within it wants networks as they are.
+        """
+        is_kept = self.joint_roles or getattr(self, "scales", "") == "keep"
+        return not is_kept and all(one.reads_representatives for one in self._within)
+
+    @property
+    def _within(self) -> tuple["Method", ...]:
+        """The methods among the settings."""
+        settings = [getattr(self, name) for name in self.__dict__]
+        several = [one for value in settings for one in (value if isinstance(value, tuple) else (value,))]
+        return tuple(one for one in several if isinstance(one, Method))
 
     @property
     def joint_roles(self) -> tuple[Role, ...]:

@@ -6,8 +6,8 @@ A line between representatives is a line in the coordinates of either network.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.core.behind_gains import gains_of, lift, lower, on_representatives
 from regauge.core.chart import Coordinates, chart_gains, into_coordinates
+from regauge.core.counted import count
 from regauge.core.element import Element, stack
 from regauge.core.families import compared
 from regauge.core.params import Params, select
@@ -30,16 +31,25 @@ Rotate = Literal["auto", "always", "never"]
 """Whether a residual stream is rotated where it may be, or reordered; "auto" asks how much orders explain."""
 EXPLAINED = 0.9
 """Cosine of the tensors of a stream after matching from which orders suffice."""
+NOT_ROTATED = (
+    "nothing is rotated: no group of the symmetry says `behind_gains`, or the method matches networks as they are"
+)
 COPY = 1e-12
 """Squared distance of representatives of a network and its copy at most, as a share of the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
-"""Share of the median gain below which a channel of the first network gives no gain to others, by bytes of a value:
-what reads behind it would be divided by it, and rounded."""
+"""Smallest gain of the first network that others take over, as a share of the median, by bytes of a value: what reads
+behind a gain is divided by it, and rounded."""
 
 
 def has_representatives(symmetry: Symmetry) -> bool:
     """Whether networks differ from their representatives."""
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
+
+
+def require_choice(rotate: str) -> None:
+    """Raise a ValueError unless `rotate` is one of its choices."""
+    if rotate not in get_args(Rotate):
+        raise ValueError(f"rotate is {rotate!r}; choose 'auto', 'always' or 'never'")
 
 
 def require_memory_for(rotate: Rotate) -> None:
@@ -48,6 +58,7 @@ def require_memory_for(rotate: Rotate) -> None:
     Raises:
         ValueError: They cannot be rotated.
     """
+    require_choice(rotate)
     if rotate == "always":
         raise ValueError(
             "the networks are streamed, and are reordered as they are then; give more memory for rotate='always', or "
@@ -63,62 +74,69 @@ def notes_as_given(symmetry: Symmetry) -> tuple[str, ...]:
 
 def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> Results:
     """Match pairs as representatives, if they have any and the method reads them; each result in A's coordinates."""
+    require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
     if not (has_representatives(whole) and method.reads_representatives):
-        return method.match(problem)
+        found = method.match(problem)
+        return replace(found, notes=(*found.notes, NOT_ROTATED)) if rotate == "always" else found
     problem = replace(problem, symmetry=symmetry)
     (first, wanted), (second, _) = (_split(symmetry, one, problem.task is not None) for one in (problem.a, problem.b))
     behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
-    known, is_rotated = _explain(symmetry, behind, rotate)
+    choice = _Choice.of(symmetry, behind, rotate)
     parts, rows = [], []
     for some in (False, True):
-        chosen = (is_rotated == some).nonzero().flatten()
+        chosen = ((choice.is_wanted & choice.is_free) == some).nonzero().flatten()
         if not len(chosen):
             continue
         names = symmetry.rotatable if some else ()
         here = replace(behind[chosen], symmetry=on_representatives(symmetry, names))
-        if known is not None and not some and method == WeightMatching() and problem.task is None:
-            found = known.rows(chosen)
+        if choice.known is not None and not some and method == WeightMatching() and problem.task is None:
+            found = choice.known.rows(chosen)
         else:
             found = _restrict(method, symmetry, names).match(here)
-        parts.append(_in_coordinates(method, found, problem[chosen], names, select(wanted, chosen)))
+        element, params, notes = _in_coordinates(
+            method, found.element, problem[chosen], names, select(wanted, chosen), whole
+        )
+        notes = (*found.notes, *notes)
+        parts.append(replace(found, symmetry=whole, element=element, params=params, notes=notes))
         rows.append(chosen)
-    found = replace(join(parts).rows(torch.cat(rows).argsort()), symmetry=whole)
-    return found if whole == symmetry else _take_over_statistics(replace(problem, symmetry=whole), found)
+    found = join(parts).rows(torch.cat(rows).argsort())
+    return replace(found, notes=tuple(dict.fromkeys((*found.notes, *choice.notes))))
 
 
 def match_many_representatives(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
-    """Match many networks as representatives; each is written in the coordinates of the first one."""
+    """Match many networks as representatives; each is written in the coordinates of the first one.
+
+    All of them are rotated, or none: where most of them are not like the first one.
+    """
+    require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
-    if not (has_representatives(symmetry) and method.reads_representatives):
-        return method.match_many(problem)
-    charts = [_split(symmetry, one, problem.task is not None) for one in map(batch_of_one, problem.networks)]
-    networks, wanted = [select(one, 0) for one, _ in charts], charts[0][1]
-    others = {name: torch.stack([one[name] for one in networks[1:]]) for name in networks[0]}
-    first = {name: tensor.expand(len(networks) - 1, *tensor.shape) for name, tensor in networks[0].items()}
-    _, is_rotated = _explain(symmetry, Problem(first, others, on_representatives(symmetry)), rotate)
-    names = symmetry.rotatable if bool(is_rotated.double().mean() > 0.5) else ()
+    if not (has_representatives(whole) and method.reads_representatives):
+        several = method.match_many(problem)
+        return replace(several, notes=(*several.notes, NOT_ROTATED)) if rotate == "always" else several
+    first, *others = map(batch_of_one, problem.networks)
+    charts = [_split(symmetry, one, problem.task is not None) for one in (first, *others)]
+    behind, wanted = on_representatives(symmetry), charts[0][1]
+    choices = [_Choice.of(symmetry, Problem(charts[0][0], one, behind), rotate) for one, _ in charts[1:]]
+    are_free = all(bool(one.is_free) for one in choices)
+    is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
+    names = symmetry.rotatable if are_free and is_most else ()
+    networks = [select(one, 0) for one, _ in charts]
     here = replace(problem, networks=networks, symmetry=on_representatives(symmetry, names))
     found = _restrict(method, symmetry, names).match_many(here)
-    elements, notes = [symmetry.identity()], list(found.notes)
-    for k, other in enumerate(problem.networks[1:], 1):
-        element, told = _write(
-            symmetry,
-            found.element.rows(slice(k, k + 1)),
-            batch_of_one(other),
-            names,
-            wanted,
-            batch_of_one(problem.networks[0]),
-        )
+    elements, moved, notes = [symmetry.identity()], [dict(problem.networks[0])], list(found.notes)
+    for k, other in enumerate(others, 1):
+        pair = Problem(first, other, symmetry)
+        element, params, told = _in_coordinates(method, found.element.rows(slice(k, k + 1)), pair, names, wanted, whole)
         elements.append(element.item(0))
+        moved.append(select(params, 0))
         notes += told
-    moved = [symmetry.act(e, other) for e, other in zip(elements[1:], problem.networks[1:], strict=True)]
     return replace(
         found,
         symmetry=whole,
         element=stack(elements),
-        params=(dict(problem.networks[0]), *moved),
-        notes=tuple(dict.fromkeys(notes)),
+        params=tuple(moved),
+        notes=tuple(dict.fromkeys([*notes, *(note for one in choices for note in one.notes)])),
     )
 
 
@@ -142,27 +160,51 @@ def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tu
     return representative, coordinates
 
 
-def _explain(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> tuple[Results | None, Tensor]:
-    """Match representatives by orders, if that decides; and which pairs are rotated, bool `[pairs]`."""
-    names, count = symmetry.rotatable, problem.pairs
-    if not names or rotate == "never":
-        return None, torch.zeros(count, dtype=torch.bool)
-    is_free = torch.ones(count, dtype=torch.bool)
-    for gain in (gain for name in names for gain in gains_of(symmetry, name)):
-        for params in (problem.a, problem.b):  # What a gain of zero hides cannot be rotated.
-            is_free &= (symmetry.sums({gain: params[gain]})[gain] != 0).all(-1).cpu()
-    if rotate == "always" or not bool(is_free.any()):
-        return None, is_free
-    found = WeightMatching().match(replace(problem, task=None))
-    # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
-    frame = Frame.of(problem.a, found.params, problem.symmetry, "balance")
-    places = (place.parameter for name in names for place in symmetry[name].placements)
-    shared = [name for name in dict.fromkeys(places) if name in frame.a]
-    x, y, both = (
-        torch.stack([dots(u[name], v[name]) for name in shared]).sum(0)
-        for u, v in ((frame.a, frame.a), (frame.b, frame.b), (frame.a, frame.b))
-    )
-    return found, is_free & (both < EXPLAINED * (x * y).sqrt())
+@dataclass(frozen=True)
+class _Choice:
+    """A choice between rotations and orders of the residual streams of pairs.
+
+    Attributes:
+        is_wanted: The pairs that are to be rotated, bool `[pairs]`.
+        is_free: The pairs that can be, bool `[pairs]`: what a gain of zero hides cannot be rotated.
+        known: What matching by orders has found, where that decided.
+        notes: A sentence on why pairs that were to be rotated are not.
+    """
+
+    is_wanted: Tensor
+    is_free: Tensor
+    known: Results | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, symmetry: Symmetry, problem: Problem, rotate: Rotate) -> "_Choice":
+        """Choose for representatives, by how much orders explain unless `rotate` decides."""
+        every, names = torch.ones(problem.pairs, dtype=torch.bool), symmetry.rotatable
+        if not names:
+            return cls(~every, every, notes=(NOT_ROTATED,) if rotate == "always" else ())
+        if rotate == "never":
+            return cls(~every, every)
+        is_free, zero = every, ""
+        for gain in (gain for name in names for gain in gains_of(symmetry, name)):
+            for params in (problem.a, problem.b):
+                is_zero = (symmetry.sums({gain: params[gain]})[gain] == 0).any(-1).cpu()
+                zero = gain if bool(is_zero.any()) else zero
+                is_free = is_free & ~is_zero
+        if rotate == "always":
+            told = f"not rotated: {zero!r} is zero in a channel" + (" of some networks" if bool(is_free.any()) else "")
+            return cls(every, is_free, notes=() if bool(is_free.all()) else (told,))
+        if not bool(is_free.any()):
+            return cls(~every, is_free)
+        known = WeightMatching().match(replace(problem, task=None))
+        # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
+        frame = Frame.of(problem.a, known.params, problem.symmetry, "balance")
+        places = (place.parameter for name in names for place in symmetry[name].placements)
+        shared = [name for name in dict.fromkeys(places) if name in frame.a]
+        x, y, both = (
+            torch.stack([dots(u[name], v[name]) for name in shared]).sum(0)
+            for u, v in ((frame.a, frame.a), (frame.b, frame.b), (frame.a, frame.b))
+        )
+        return cls(both < EXPLAINED * (x * y).sqrt(), is_free, known)
 
 
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
@@ -177,6 +219,8 @@ def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
     def restrict(value: Any) -> Any:
         if isinstance(value, Element):
             return lower(symmetry, value, names)
+        if isinstance(value, tuple) and any(isinstance(one, Method | Element) for one in value):
+            return tuple(map(restrict, value))
         return _restrict(value, symmetry, names) if isinstance(value, Method) else value
 
     if not is_dataclass(method):
@@ -187,41 +231,45 @@ def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
 
 
 def _in_coordinates(
-    method: Method, found: Results, problem: Problem, names: Sequence[str], wanted: Coordinates
-) -> Results:
-    """Results on representatives as results on the networks."""
-    element, notes = _write(problem.symmetry, found.element, problem.b, names, wanted, problem.a)
+    method: Method, element: Element, problem: Problem, names: Sequence[str], wanted: Coordinates, whole: Symmetry
+) -> tuple[Element, Params, list[str]]:
+    """Elements on representatives as elements on the networks, these networks moved, and notes.
+
+    Args:
+        method: The method that found them.
+        element: One for each pair.
+        problem: The networks, with the symmetry of which they are representatives.
+        names: The groups that are rotated.
+        wanted: The coordinates of the first networks.
+        whole: The symmetry with what holds with statistics as stored only.
+    """
+    element, notes = _write(problem.symmetry, element, problem.b, names, wanted, problem.a)
     moved = problem.move(element)
-    if not names:
-        near = is_near_copy(*_distances(problem, moved)).nonzero().flatten()
-        if len(near):
-            settled = _settle(method, problem[near], element.rows(near), select(moved, near))
-            element = _put(settled, near, element)
-            moved = problem.move(element)
-    return replace(
-        found,
-        symmetry=problem.symmetry,
-        element=element,
-        params=moved,
-        notes=tuple(dict.fromkeys((*found.notes, *notes))),
-    )
+    near = torch.zeros(0, dtype=torch.int64) if names else is_near_copy(*_distances(problem, moved)).nonzero().flatten()
+    if len(near):
+        element = _put(_settle(method, problem[near], element.rows(near), select(moved, near)), near, element)
+        moved = problem.move(element)
+    if whole != problem.symmetry:
+        pairs = replace(problem, symmetry=whole)
+        element, moved = _take_over_statistics(pairs, element, moved)
+    return element, moved, notes
 
 
-def _take_over_statistics(problem: Problem, found: Results) -> Results:
-    """Results in which copies of the first networks take over what holds with statistics as stored only.
+def _take_over_statistics(problem: Problem, element: Element, moved: Params) -> tuple[Element, Params]:
+    """Elements with which copies of the first networks take over what holds with statistics as stored only.
 
     Of other networks statistics computed anew would undo one half of such a move.
     """
     symmetry = problem.symmetry
-    (first, wanted), (second, _) = symmetry.split(problem.a), symmetry.split(found.params)
+    (first, wanted), (second, _) = symmetry.split(problem.a), symmetry.split(moved)
     square, norm = _distances(replace(problem, a=first), second)
     rows = (square <= COPY * norm).nonzero().flatten()
     if not len(rows):
-        return found
+        return element, moved
     kept = {name: torch.zeros_like(wanted[name], dtype=torch.bool) for name in chart_gains(symmetry)}
-    moved = into_coordinates(symmetry, symmetry.identity((problem.pairs,)), found.params, wanted, kept)
-    element = _put(symmetry.compose(moved, found.element).rows(rows), rows, found.element)
-    return replace(found, element=element, params=problem.move(element))
+    further = into_coordinates(symmetry, symmetry.identity((problem.pairs,)), moved, wanted, kept)
+    element = _put(symmetry.compose(further, element).rows(rows), rows, element)
+    return element, problem.move(element)
 
 
 def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
@@ -263,10 +311,9 @@ def _write(
     for gain in chart_gains(symmetry):
         sizes = symmetry.sums({gain: first[gain]})[gain].double().abs()
         kept[gain] = sizes <= SMALLEST_GAIN[first[gain].itemsize] * sizes.median(-1, keepdim=True).values
-        if count := int(kept[gain].sum()):
-            notes.append(
-                f"{gain!r}: {count} channels keep their own gain, since that of the first network is nearly zero"
-            )
+        if bool(kept[gain].any()):
+            which = count(kept[gain].nonzero(), "channel")
+            notes.append(f"{gain!r}: gains of {which} stay, since those of the first network are nearly zero")
     if names:
-        notes.append(f"rotated, since orders alone explain little: {', '.join(map(repr, names))}")
+        notes.append(f"rotated behind gains: {', '.join(map(repr, names))}")
     return into_coordinates(symmetry, lift(symmetry, element, names), dict(params), wanted, kept), notes

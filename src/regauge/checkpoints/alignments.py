@@ -23,6 +23,8 @@ from regauge.core.symmetry import Symmetry
 
 FORMAT = "regauge.alignment"
 VERSION = "1"
+ORTHOGONAL = 1e-6
+"""Largest error of a product of a rotation and its transpose."""
 
 
 class Aligned(Protocol):
@@ -137,6 +139,14 @@ def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Elem
     added = [
         _named(part, shapes, tensors, path) for part, shapes in ((TRANSLATION, translations), (ROTATION, rotations))
     ]
+    for name, matrix in added[1].items():
+        turned = matrix.sum(-1) - 1 if symmetry[name].behind_gains == "centered" else matrix.new_zeros(())
+        gap = matrix @ matrix.mT - torch.eye(len(matrix), dtype=matrix.dtype)
+        if not bool((gap.abs().max() < ORTHOGONAL) & (turned.abs().max() < ORTHOGONAL)):
+            raise ValueError(
+                f"the alignment {str(path)!r} is damaged: what should rotate group {name!r} is no rotation of it; "
+                "align again"
+            )
     return Element(values, (), *added)
 
 

@@ -48,10 +48,6 @@ class Charted(Gained, Protocol):
         """The product of two elements."""
 
     @property
-    def added(self) -> Mapping[str, float]:
-        """Numbers that the model adds to gains."""
-
-    @property
     def on_sums(self) -> "Charted":
         """The symmetry of parameters with these numbers."""
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from regauge.core.compiled import CompiledElement
 
 BEHIND = " behind gains"
-"""What the name of a group ends with where its rotations are checked."""
+"""Ending of the name under which a check tells of the rotations of a group."""
 SHOWN = 6
 """Groups that a symmetry names where it is shown on one line."""
 
