@@ -5,7 +5,7 @@
 
 Writes one JSON line for each model and skips models that the file has already, so that a run can be stopped and
 continued. Each model has a process of its own, forked after the imports, with a limit of time and of memory. The
-second form prints the tables of docs/completeness.md: families, not models.
+second form prints a table with a row for each source.
 
 Kinds of answers: "discovered" (the symmetry holds under random elements in float64 that are not those with which
 `discover` itself checks), "refused" (a `ValueError` with a sentence), "wrong" (an element changes the outputs), "error"
@@ -120,13 +120,13 @@ def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, the last one of each model."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    """The rows of a file, the last one of each model; a line that an interrupt cut off is left out."""
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     return list({(row["source"], row["name"]): row for row in rows}.values())
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The answers by source, then the causes of refusals, as Markdown."""
+    """The answers by source, as Markdown."""
     lines = ["| source | models | discovered | refused | wrong | errors and limits | not built | median CPU s |"]
     lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for source in dict.fromkeys(row["source"] for row in rows):
@@ -139,6 +139,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    """Judge models, or print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON lines; models that it has already are skipped")
     parser.add_argument("--table", type=Path, nargs="*", help="print the tables of such files")
@@ -151,6 +152,8 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=float, default=8, help="memory for one model")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if not (args.out or args.table or args.only):
+        parser.error("say where the answers go with --out FILE, or name --table or --only")
     if args.table:
         print(table([row for path in args.table for row in read(path)]))
         return 0
@@ -170,12 +173,19 @@ def main() -> int:
     part, count = map(int, args.shard.split("/"))
     rows = {(row["source"], row["name"]): row for row in read(args.out)} if args.out.exists() else {}
     done = {key for key, row in rows.items() if row["kind"] not in args.again}
-    for source, name in models[part::count]:
-        if (source, name) not in done:
-            row = in_process(source, name, args.seconds, args.gigabytes)
-            with args.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+    left = [one for one in models[part::count] if one not in done]
+    for k, (source, name) in enumerate(left, 1):
+        row = in_process(source, name, args.seconds, args.gigabytes)
+        with args.out.open("a") as file:
+            file.write("\n" * is_cut(args.out) + json.dumps(row) + "\n")
+        print(f"{k} of {len(left)}: {source} {name}: {row['kind']}", flush=True)
     return 0
+
+
+def is_cut(path: Path) -> bool:
+    """Whether the last line of a file lacks its end."""
+    text = path.read_bytes() if path.exists() else b""
+    return bool(text) and not text.endswith(b"\n")
 
 
 def _torchvision_operators() -> None:

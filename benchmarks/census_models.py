@@ -7,12 +7,14 @@ configuration in a folder, so that they are opened as a user opens them; all oth
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import regauge as rg
 
@@ -77,6 +79,8 @@ def open_transformers(name: str, folder: str) -> rg.hub.Model:
                 raise NotBuilt(f"more than {MOST} parameters")
             is_running = not found.built.lack
         except Exception as error:
+            if is_bug(error):
+                raise
             lack = lack or error
             continue
         model = model or (shrink, found)
@@ -89,6 +93,13 @@ def open_transformers(name: str, folder: str) -> rg.hub.Model:
     config.architectures = [architecture]
     config.save_pretrained(folder)
     return rg.open_model(folder, values="always", verify=True, retrace=True)
+
+
+def is_bug(error: Exception) -> bool:
+    """Whether regauge itself raised an exception that is no sentence, which no configuration is to blame for."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_ours = bool(frames) and Path(frames[-1].filename).is_relative_to(Path(rg.__file__).parent)
+    return is_ours and not isinstance(error, ValueError | KeyError | ImportError | NotImplementedError)
 
 
 def small_configuration(kind: type, shrink: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
@@ -295,35 +306,23 @@ def timm_names() -> Iterator[str]:
 
 
 def make_timm(name: str) -> Made:
-    """A model of timm with one block in each stage, on images of the size that it wants, at most 128 if it may."""
+    """A model of timm with one block in each stage, on images of the size that it wants, at most 64 if it may."""
     import timm
 
     module, model = name.split("/")
     home = importlib.import_module(f"timm.models.{module}")
     plain = getattr(home, "build_model_with_cfg", None)
-    for small in (True, False):
+
+    def make(is_small: bool, size: int | None, own: bool) -> tuple[nn.Module, Tensor]:
         if plain is not None:
-            home.build_model_with_cfg = small_builder(plain) if small else plain
-        for size in (64, None):
-            try:
-                more = {} if size is None else {"img_size": size}
-                net = timm.create_model(model, pretrained=False, num_classes=5, **more).eval()
-                side = net.default_cfg["input_size"][-1] if size is not None and not more else size
-                x = torch.randn(2, 3, side or 64, side or 64)
-                with torch.no_grad():
-                    net(x)
-                return net, (x,), {}
-            except Exception as error:
-                last = error
-        try:
-            net = timm.create_model(model, pretrained=False, num_classes=5).eval()
-            x = torch.randn(2, *net.default_cfg["input_size"])
-            with torch.no_grad():
-                net(x)
-            return net, (x,), {}
-        except Exception as error:
-            last = error
-    raise NotBuilt(f"{type(last).__name__}: {last}")
+            home.build_model_with_cfg = small_builder(plain) if is_small else plain
+        more = {} if size is None else {"img_size": size}
+        net = timm.create_model(model, pretrained=False, num_classes=5, **more)
+        side = net.default_cfg["input_size"][-1] if own else 64
+        return net, torch.randn(2, 3, side, side)
+
+    ways = [(is_small, *rest) for is_small in (True, False) for rest in ((64, False), (None, False), (None, True))]
+    return first_that_runs(partial(make, *way) for way in ways)
 
 
 def torchvision_names() -> Iterator[str]:
@@ -337,34 +336,18 @@ def torchvision_names() -> Iterator[str]:
 
 
 def make_torchvision(name: str) -> Made:
-    """A model of torchvision as it is, on images or videos of 64 pixels."""
+    """A model of torchvision as it is, on small images or videos; larger ones if it needs them."""
     from torchvision import models
 
-    try:
-        more = (
-            {"weights_backbone": None}
-            if name in models.list_models(models.detection) + models.list_models(models.segmentation)
-            else {}
-        )
-        net = models.get_model(name, weights=None, **more).eval()
-    except Exception as error:
-        raise NotBuilt(f"{type(error).__name__}: {error}") from error
+    has_backbone = name in models.list_models(models.detection) + models.list_models(models.segmentation)
+    more = {"weights_backbone": None} if has_backbone else {}
     if name.startswith("raft"):
-        return net, (torch.randn(2, 3, 128, 128), torch.randn(2, 3, 128, 128)), {}
+        return models.get_model(name, weights=None).eval(), (torch.randn(2, 3, 128, 128),) * 2, {}
     is_video = name in models.list_models(models.video)
-    for shape in (
-        ((2, 3, 16, 112, 112), (2, 3, 16, 224, 224))
-        if is_video
-        else ((2, 3, 64, 64), (2, 3, 224, 224), (2, 3, 299, 299))
-    ):
-        try:
-            x = torch.randn(shape)
-            with torch.no_grad():
-                net(x)
-            return net, (x,), {}
-        except Exception as error:
-            last = error
-    raise NotBuilt(f"{type(last).__name__}: {last}")
+    shapes = ((2, 3, 16, 112, 112), (2, 3, 16, 224, 224)) if is_video else ((2, 3, n, n) for n in (64, 224, 299))
+    return first_that_runs(
+        partial(_with_input, models.get_model, shape, name, weights=None, **more) for shape in shapes
+    )
 
 
 VIT: dict[str, Any] = {
@@ -445,7 +428,7 @@ def make_vit(name: str) -> Made:
         for c in vars(home).values()
         if inspect.isclass(c) and issubclass(c, nn.Module) and c.__module__ == home.__name__
     ]
-    last: Exception = NotBuilt("no class")
+    ways = []
     for cls in reversed(classes):
         known = inspect.signature(cls.__init__).parameters
         kwargs = {
@@ -453,59 +436,58 @@ def make_vit(name: str) -> Made:
             for key, value in VIT.items()
             if (key in known and known[key].default is inspect._empty) or (key in ("dim_head",) and key in known)
         }
-        for shape in (
-            (2, 3, 32, 32),
-            (2, 3, 4, 32, 32),
-            (2, 3, 32),
-            (2, 4, 3, 32, 32),
-            (2, 3, 64, 64),
-            (2, 3, 224, 224),
-        ):
-            try:
-                net = cls(**kwargs).eval()
-                x = torch.randn(shape)
-                with torch.no_grad():
-                    net(x)
-                if "Classes" not in name and len(list(net.parameters())) > 4:
-                    return net, (x,), {}
-            except Exception as error:
-                last = error
-    raise NotBuilt(f"{type(last).__name__}: {last}")
+        shapes = ((2, 3, 32, 32), (2, 3, 4, 32, 32), (2, 3, 32), (2, 4, 3, 32, 32), (2, 3, 64, 64), (2, 3, 224, 224))
+        ways += [partial(_with_input, cls, shape, **kwargs) for shape in shapes]
+    return first_that_runs(ways, least=5)
 
 
 ENCODERS = ("resnet18", "mobilenet_v2", "efficientnet-b0", "densenet121", "vgg11_bn", "mit_b0", "timm-regnetx_002")
 
 
+DECODERS = (
+    *("Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "PAN", "UPerNet"),
+    "Segformer",
+)
+
+
 def segmentation_names() -> Iterator[str]:
-    for encoder in ENCODERS:
-        for decoder in (
-            "Unet",
-            "UnetPlusPlus",
-            "MAnet",
-            "Linknet",
-            "FPN",
-            "PSPNet",
-            "DeepLabV3",
-            "DeepLabV3Plus",
-            "PAN",
-            "UPerNet",
-            "Segformer",
-        ):
-            yield f"{decoder}/{encoder}"
+    """Every decoder of segmentation_models_pytorch on some encoders."""
+    yield from (f"{decoder}/{encoder}" for encoder in ENCODERS for decoder in DECODERS)
 
 
 def make_segmentation(name: str) -> Made:
+    """A model for segmentation on images of 64 pixels."""
     import segmentation_models_pytorch as smp
 
     decoder, encoder = name.split("/")
-    try:
-        net = getattr(smp, decoder)(encoder, encoder_weights=None, classes=3).eval()
-        x = torch.randn(2, 3, 64, 64)
-        with torch.no_grad():
-            net(x)
-    except Exception as error:
-        raise NotBuilt(f"{type(error).__name__}: {error}") from error
-    return net, (x,), {}
+    settings = {"encoder_weights": None, "classes": 3}
+    return first_that_runs([partial(_with_input, getattr(smp, decoder), (2, 3, 64, 64), encoder, **settings)])
+
+
+def _with_input(
+    make: Callable[..., nn.Module], shape: tuple[int, ...], *args: Any, **kwargs: Any
+) -> tuple[nn.Module, Tensor]:
+    return make(*args, **kwargs), torch.randn(shape)
+
+
+def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], least: int = 1) -> Made:
+    """The first model that runs on its input, of those with a number of parameters at least.
+
+    Raises:
+        NotBuilt: None does; the last reason is told.
+    """
+    last: Exception = NotBuilt("there is no way to make it")
+    for make in ways:
+        try:
+            net, x = make()
+            with torch.no_grad():
+                net.eval()(x)
+        except Exception as error:  # Whatever a package raises says that this is no way to make the model.
+            last = error
+        else:
+            if len(list(net.parameters())) >= least:
+                return net, (x,), {}
+    raise NotBuilt(f"{type(last).__name__}: {last}") from last
 
 
 SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | None]] = {
