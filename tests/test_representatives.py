@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretend_device import PretendDevice
 from torch import nn
 from translation_nets import EVERY as UNROTATED
 from translation_nets import NETS, gap, generator, network, outputs
@@ -287,3 +288,15 @@ def test_elements_with_rotations_belong_to_their_symmetry() -> None:
         symmetry.act(symmetry.identity().rotated({"first": torch.eye(3).double()}), params)
     with pytest.raises(ValueError, match="translates or rotates"):
         symmetry.compile(symmetry.random(generator(0), ("rotation",)))
+
+
+@pytest.mark.parametrize("name", ["stream", "decoder"])
+def test_networks_on_another_device_are_matched_there(name: str) -> None:
+    _, _, symmetry, params = case(name)
+    moved = symmetry.act(symmetry.random(generator(1), EVERY), params)
+    with PretendDevice() as device:
+        a, b = device.bring(params), device.bring(moved)
+        for rotate in ("always", "never"):
+            found = rg.align(a, b, symmetry, rotate=rotate)
+            assert all(device.holds(tensor) for tensor in found.params.values())
+        assert all(device.holds(tensor) for tensor in rg.align_many([a, b], symmetry).params[1].values())

@@ -14,13 +14,7 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
-from regauge.alignment.representatives import (
-    Rotate,
-    match_many_representatives,
-    match_representatives,
-    notes_as_given,
-    require_memory_for,
-)
+from regauge.alignment.representatives import Rotate, match_many, match_pairs, require_memory_for
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.alignments import Alignment
@@ -135,15 +129,14 @@ def align(
             from regauge.alignment.streamed.job import align_job, plan_job
 
             require_memory_for(rotate)
-            streamed = align_job(plan_job(job, symmetry, method, task), progress)
-            return replace(streamed, notes=(*streamed.notes, *notes_as_given(symmetry)))
+            return align_job(plan_job(job, symmetry, method, task), progress)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
         # Methods that look at activations import discovery, which takes longer than aligning small networks.
         method = WeightMatching() if task is None else METHODS["data"].load()()
     view, (a, b), (_, carried) = _view(method, (params_a, params_b), symmetry, POPULATIONS)
     pair = Problem(batch_of_one(a), batch_of_one(b), view.symmetry, task, generator)
-    found = match_representatives(method, pair, rotate).item(0)
+    found = match_pairs(method, pair, rotate).item(0)
     element = view.element(found.element)
     result = replace(
         found,
@@ -204,10 +197,10 @@ def align_pairs(
     params_a, symmetry = bind_pairs(params_a, params_b, symmetry)
     carried = carry_pairs(symmetry, params_a, params_b)
     if carried is None:
-        return match_representatives(method, Problem(params_a, params_b, symmetry, task, generator), rotate)
+        return match_pairs(method, Problem(params_a, params_b, symmetry, task, generator), rotate)
     symmetry = symmetry.given(params_a)
     pairs = Problem(params_a, symmetry.act(carried, params_b), symmetry, task, generator)
-    found = match_representatives(method, pairs, rotate)
+    found = match_pairs(method, pairs, rotate)
     return replace(found, element=symmetry.compose(found.element, carried))
 
 
@@ -289,7 +282,7 @@ def align_many(
     view, networks, carried = _view(method, params, symmetry, SINGLE)
     problem = ManyProblem(networks, view.symmetry, task, generator)
     if len(networks) > 1:
-        found = match_many_representatives(method, problem, rotate)
+        found = match_many(method, problem, rotate)
     else:
         alone = [view.symmetry.identity()]
         found = problem.result(alone, objective=0.0, initial=0.0, history=[0.0], is_converged=True)

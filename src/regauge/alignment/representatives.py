@@ -72,7 +72,7 @@ def notes_as_given(symmetry: Symmetry) -> tuple[str, ...]:
     return (told,) if has_representatives(symmetry) else ()
 
 
-def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> Results:
+def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
     """Match pairs as representatives, if they have any and the method reads them; each result in A's coordinates."""
     require_choice(rotate)
     whole, symmetry = problem.symmetry, problem.symmetry.on_data
@@ -94,17 +94,15 @@ def match_representatives(method: Method, problem: Problem, rotate: Rotate) -> R
             found = choice.known.rows(chosen)
         else:
             found = _restrict(method, symmetry, names).match(here)
-        element, params, notes = _in_coordinates(
-            method, found.element, problem[chosen], names, select(wanted, chosen), whole
-        )
-        notes = (*found.notes, *notes)
-        parts.append(replace(found, symmetry=whole, element=element, params=params, notes=notes))
+        there = select(wanted, chosen)
+        element, params, notes = _in_coordinates(method, found.element, problem[chosen], names, there, whole)
+        parts.append(replace(found, symmetry=whole, element=element, params=params, notes=(*found.notes, *notes)))
         rows.append(chosen)
     found = join(parts).rows(torch.cat(rows).argsort())
     return replace(found, notes=tuple(dict.fromkeys((*found.notes, *choice.notes))))
 
 
-def match_many_representatives(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
+def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
     """Match many networks as representatives; each is written in the coordinates of the first one.
 
     All of them are rotated, or none: where most of them are not like the first one.
@@ -147,9 +145,9 @@ def in_coordinates_of(
 
     Groups that the element rotates are those that it has no order of.
     """
-    first, second = map(batch_of_one, pair)
+    problem = Problem(batch_of_one(pair[0]), batch_of_one(pair[1]), symmetry)
     names = [name for name in symmetry.rotatable if element[name].matrix is not None]
-    return _write(symmetry, element.expand(1), second, names, symmetry.split(first)[1], first)[0].item(0)
+    return _write(problem, element.expand(1), names, symmetry.split(problem.a)[1])[0].item(0)
 
 
 def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tuple[Params, Coordinates]:
@@ -184,15 +182,13 @@ class _Choice:
             return cls(~every, every, notes=(NOT_ROTATED,) if rotate == "always" else ())
         if rotate == "never":
             return cls(~every, every)
-        is_free, zero = every, ""
-        for gain in (gain for name in names for gain in gains_of(symmetry, name)):
-            for params in (problem.a, problem.b):
-                is_zero = (symmetry.sums({gain: params[gain]})[gain] == 0).any(-1).cpu()
-                zero = gain if bool(is_zero.any()) else zero
-                is_free = is_free & ~is_zero
+        a, b = symmetry.sums(problem.a), symmetry.sums(problem.b)
+        gains = [gain for name in names for gain in gains_of(symmetry, name)]
+        zero = {gain: ((a[gain] == 0) | (b[gain] == 0)).any(-1).cpu() for gain in gains}
+        is_free = ~torch.stack([*zero.values()]).any(0)
         if rotate == "always":
-            told = f"not rotated: {zero!r} is zero in a channel" + (" of some networks" if bool(is_free.any()) else "")
-            return cls(every, is_free, notes=() if bool(is_free.all()) else (told,))
+            told = (f"not rotated: {gain!r} is zero in a channel" for gain, there in zero.items() if bool(there.any()))
+            return cls(every, is_free, notes=tuple(told))
         if not bool(is_free.any()):
             return cls(~every, is_free)
         known = WeightMatching().match(replace(problem, task=None))
@@ -225,14 +221,13 @@ def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
 
     if not is_dataclass(method):
         return method
-    own = {field.name: getattr(method, field.name) for field in fields(method) if field.init}
-    changed = {name: new for name, value in own.items() if (new := restrict(value)) is not value}
-    return replace(method, **changed) if changed else method
+    own = {field.name: restrict(getattr(method, field.name)) for field in fields(method) if field.init}
+    return replace(method, **own) if any(value is not getattr(method, name) for name, value in own.items()) else method
 
 
 def _in_coordinates(
     method: Method, element: Element, problem: Problem, names: Sequence[str], wanted: Coordinates, whole: Symmetry
-) -> tuple[Element, Params, list[str]]:
+) -> tuple[Element, Params, tuple[str, ...]]:
     """Elements on representatives as elements on the networks, these networks moved, and notes.
 
     Args:
@@ -243,7 +238,7 @@ def _in_coordinates(
         wanted: The coordinates of the first networks.
         whole: The symmetry with what holds with statistics as stored only.
     """
-    element, notes = _write(problem.symmetry, element, problem.b, names, wanted, problem.a)
+    element, notes = _write(problem, element, names, wanted)
     moved = problem.move(element)
     near = torch.zeros(0, dtype=torch.int64) if names else is_near_copy(*_distances(problem, moved)).nonzero().flatten()
     if len(near):
@@ -299,21 +294,15 @@ def _put(part: Element, rows: Tensor, whole: Element) -> Element:
 
 
 def _write(
-    symmetry: Symmetry,
-    element: Element,
-    params: Mapping[str, Tensor],
-    names: Sequence[str],
-    wanted: Coordinates,
-    first: Mapping[str, Tensor],
-) -> tuple[Element, list[str]]:
+    problem: Problem, element: Element, names: Sequence[str], wanted: Coordinates
+) -> tuple[Element, tuple[str, ...]]:
     """An element on representatives as one that moves networks to the coordinates of the first ones, and notes."""
-    kept, notes = {}, []
+    symmetry, kept = problem.symmetry, dict[str, Tensor]()
+    notes = [f"rotated behind gains: {', '.join(map(repr, names))}"] if names else []
     for gain in chart_gains(symmetry):
-        sizes = symmetry.sums({gain: first[gain]})[gain].double().abs()
-        kept[gain] = sizes <= SMALLEST_GAIN[first[gain].itemsize] * sizes.median(-1, keepdim=True).values
+        sizes = symmetry.sums({gain: problem.a[gain]})[gain].double().abs()
+        kept[gain] = sizes <= SMALLEST_GAIN[problem.a[gain].itemsize] * sizes.median(-1, keepdim=True).values
         if bool(kept[gain].any()):
             which = count(kept[gain].nonzero(), "channel")
             notes.append(f"{gain!r}: gains of {which} stay, since those of the first network are nearly zero")
-    if names:
-        notes.append(f"rotated behind gains: {', '.join(map(repr, names))}")
-    return into_coordinates(symmetry, lift(symmetry, element, names), dict(params), wanted, kept), notes
+    return into_coordinates(symmetry, lift(symmetry, element, names), dict(problem.b), wanted, kept), tuple(notes)

@@ -327,11 +327,8 @@ def match_canonical(
 ) -> Element:
     """The element that aligns a canonical network, or a population of them, to another, without its scales."""
     method = WeightMatching(scales="keep") if method is None else method
-    if leading_axes(symmetry, moved):
-        pairs = align_pairs(anchor, moved, symmetry, method=method, task=task, generator=generator, rotate="never")
-        found = pairs.element
-    else:
-        found = align(anchor, moved, symmetry, method=method, task=task, generator=generator, rotate="never").element
+    run: Any = align_pairs if leading_axes(symmetry, moved) else align
+    found = run(anchor, moved, symmetry, method=method, task=task, generator=generator, rotate="never").element
     return select_parts(found, symmetry.groups, tuple(part for part in PARTS if part != "scale"))
 
 

@@ -140,9 +140,9 @@ def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Elem
         _named(part, shapes, tensors, path) for part, shapes in ((TRANSLATION, translations), (ROTATION, rotations))
     ]
     for name, matrix in added[1].items():
-        turned = matrix.sum(-1) - 1 if symmetry[name].behind_gains == "centered" else matrix.new_zeros(())
-        gap = matrix @ matrix.mT - torch.eye(len(matrix), dtype=matrix.dtype)
-        if not bool((gap.abs().max() < ORTHOGONAL) & (turned.abs().max() < ORTHOGONAL)):
+        fixed = torch.full_like(matrix[0], float(symmetry[name].behind_gains == "centered"))
+        gaps = matrix @ matrix.mT - torch.eye(len(matrix), dtype=matrix.dtype), matrix @ fixed - fixed
+        if not all(bool(gap.abs().max() < ORTHOGONAL) for gap in gaps):
             raise ValueError(
                 f"the alignment {str(path)!r} is damaged: what should rotate group {name!r} is no rotation of it; "
                 "align again"

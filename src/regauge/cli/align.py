@@ -28,15 +28,13 @@ def run(options: Align) -> None:
     if options.dry_run:
         return
     a, b = found.checkpoints
-    ways: dict[str, Any] = {"method": method, "task": task, "generator": torch.Generator().manual_seed(options.seed)}
-    rotate = options.rotate
+    chance = torch.Generator().manual_seed(options.seed)
+    ways: dict[str, Any] = {"method": method, "task": task, "generator": chance, "rotate": options.rotate}
     with show_work("aligning", is_streamed=job.is_streamed) as progress:
         if tokens is not None and not tokens.is_complete:
             result = rg.merging.align_tokens(job, found.symmetry, tokens, **ways, progress=progress)
         else:
-            result = rg.align(
-                a, b, found.symmetry, out=job.output, memory=job.limit, rotate=rotate, progress=progress, **ways
-            )
+            result = rg.align(a, b, found.symmetry, out=job.output, memory=job.limit, progress=progress, **ways)
     with show_status("measuring distances"):
         gains = {"distance between A and B": measure_distances(a, b, result.symmetry, result.element)}
     if test is not None:

@@ -47,15 +47,9 @@ def match_streamed(
         other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
         return by_chance([mean_share(measure_shares(Pair(a, stranger, found.symmetry), other.element))])
 
-    given = Pair(stored[0], stored[1], bound)
-    return Matched(
-        Pair(a, b, found.symmetry),
-        found.element,
-        chance,
-        tested=given,
-        stored=None if behind is bound else given,
-        notes=found.notes,
-    )
+    pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], bound)
+    other = None if behind is bound else given
+    return Matched(pair, found.element, chance, tested=given, stored=other, notes=found.notes)
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:

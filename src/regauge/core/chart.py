@@ -198,10 +198,8 @@ def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: t
 
 def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
     """Uniform rotations, reflections among them, of the groups that are rotated behind gains."""
-    names = rotatable(symmetry)
-    return matrices(
-        random(tuple(rotated_group(symmetry, name) for name in names), generator, ("linear",), batch), names
-    )
+    groups = tuple(rotated_group(symmetry, name) for name in rotatable(symmetry))
+    return matrices(random(groups, generator, ("linear",), batch), rotatable(symmetry))
 
 
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:

@@ -356,16 +356,15 @@ def _in_full(elements: Sequence[Element]) -> list[dict[str, dict[str, Tensor]]]:
             for name, tensor in own.items()
         }
         for element, own, result in zip(elements, each, whole, strict=True):
-            blanks = {
-                name: torch.zeros_like(one) if part == TRANSLATION else torch.eye(len(one)).to(one)
-                for name, one in known.items()
-                if name not in own
-            }
             result[part] = {
-                name: own[name] if name in own else blanks[name].expand((*element.batch, *one.shape))
+                name: own[name] if name in own else _neutral(part, one).expand((*element.batch, *one.shape))
                 for name, one in known.items()
             }
     return whole
+
+
+def _neutral(part: str, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if part == TRANSLATION else torch.eye(len(like)).to(like)
 
 
 class _Pull:

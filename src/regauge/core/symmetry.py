@@ -15,14 +15,6 @@ from regauge.core import chart, symmetry_text
 from regauge.core import element as _element
 from regauge.core.added_numbers import from_sums, sums
 from regauge.core.behind_gains import carry_rotation, on_representatives, rotatable
-from regauge.core.chart import (
-    carry,
-    compose_rotations,
-    compose_translations,
-    random_rotation,
-    random_translation,
-    translate,
-)
 from regauge.core.counted import count
 from regauge.core.element import PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
@@ -190,9 +182,9 @@ class Symmetry:
                 tuple(batch),
             )
         if _element.TRANSLATION in chosen and self.translations:
-            found = found.translated(random_translation(self, generator, tuple(batch)))
+            found = found.translated(chart.random_translation(self, generator, tuple(batch)))
         if _element.ROTATION in chosen and self.rotatable:
-            found = found.rotated(random_rotation(self, generator, tuple(batch)))
+            found = found.rotated(chart.random_rotation(self, generator, tuple(batch)))
         return found
 
     def compose(self, left: Element, right: Element) -> Element:
@@ -205,9 +197,9 @@ class Symmetry:
             right,
         )
         if left.translation or right.translation:
-            found = found.translated(compose_translations(self, left, right, batch))
+            found = found.translated(chart.compose_translations(self, left, right, batch))
         if left.rotation or right.rotation:
-            found = found.rotated(compose_rotations(self, left, right, batch))
+            found = found.rotated(chart.compose_rotations(self, left, right, batch))
         return found
 
     def inverse(self, element: Element) -> Element:
@@ -216,7 +208,7 @@ class Symmetry:
             lambda groups: _element.inverse(groups, materialize(element, groups)), element.batch, element
         )
         if element.translation:
-            back = {name: -carry(self, found, name, vector) for name, vector in element.translation.items()}
+            back = {name: -chart.carry(self, found, name, vector) for name, vector in element.translation.items()}
             found = found.translated(back)
         if element.rotation:
             undone = {name: carry_rotation(self, found, name, q.mT) for name, q in element.rotation.items()}
@@ -266,7 +258,7 @@ class Symmetry:
             if group.name not in element:
                 raise KeyError(f"the element has no value for group {group.name!r}; it belongs to another symmetry")
         moved = {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
-        return translate(bound, element, moved, skip) if element.translation or element.rotation else moved
+        return chart.translate(bound, element, moved, skip) if element.translation or element.rotation else moved
 
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
         """A network as its representative and its coordinates.
@@ -355,7 +347,7 @@ class Symmetry:
         for name in bound.sites:
             params[name].copy_(bound._act_on(element, {name: params[name]})[name])
         if element.translation or element.rotation:
-            for name, tensor in translate(bound, element, params).items():
+            for name, tensor in chart.translate(bound, element, params).items():
                 if tensor is not params[name]:
                     params[name].copy_(tensor)
 
@@ -572,7 +564,7 @@ class Symmetry:
 
         element, blank = bound.random(generator, (*PARTS, _element.ROTATION)), bound.identity()
         if bound.translations:
-            element = element.translated(random_translation(bound, generator, (), is_stored=True))
+            element = element.translated(chart.random_translation(bound, generator, (), is_stored=True))
         total = change(element)
         alone = {}
         if each_group:

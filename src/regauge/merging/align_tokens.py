@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from regauge.alignment import Method, Result, align
+from regauge.alignment.representatives import Rotate, require_memory_for
 from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.writing import Pieces
@@ -28,6 +29,7 @@ def align_tokens(
     method: Method | None = None,
     task: Task | None = None,
     generator: torch.Generator | None = None,
+    rotate: Rotate = "auto",
     progress: Progress = no_progress,
 ) -> Result[Params]:
     """Align the second checkpoint of a job to the first one, and write it with rows for tokens that only the first has.
@@ -41,6 +43,7 @@ def align_tokens(
         method: Method as in `rg.align`, as are the following arguments.
         task: Model, data and loss, for methods that use them.
         generator: The source of chance.
+        rotate: As in `rg.align`; networks with other tokens are not rotated, and "always" says so.
         progress: Shows each pass over streamed files.
 
     Raises:
@@ -52,9 +55,12 @@ def align_tokens(
         return Assembly(take_over(b, 1), (a, b), symmetry, (None, element), tokens).pieces
 
     if job.is_streamed:
+        require_memory_for(rotate)
         return align_job(plan_job(job, symmetry, method, task), progress, make=make)
     # Rows of other tokens are filled in tensor by tensor, which translations and rotations do not allow.
     plain = replace(symmetry, translations=(), gains=())
-    result: Result[Params] = align(a.params, b.params, plain, method=method, task=task, generator=generator)
+    result: Result[Params] = align(
+        a.params, b.params, plain, method=method, task=task, generator=generator, rotate=rotate
+    )
     job.write(make(result.element), partial(result.save, overwrite=True), progress)
     return replace(result, notes=(*result.notes, *job.source.notes))

@@ -92,10 +92,6 @@ class Blend:
         """A copy that combines only the chosen networks: the others get weight zero."""
         return replace(self, weights=tuple(one if k in chosen else 0.0 for k, one in enumerate(self.given)))
 
-    def unaligned(self) -> "Blend":
-        """A copy without elements: it combines the networks as they are, not aligned."""
-        return replace(self, elements=None)
-
     @property
     def params(self) -> Params:
         """The result in memory."""

@@ -10,6 +10,7 @@ from regauge.alignment.engine.frames import MOVED, balances_of, have_equal_varia
 from regauge.alignment.engine.refit import fitted_groups, is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
+from regauge.alignment.representatives import notes_as_given
 from regauge.alignment.result import Result
 from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed
 from regauge.alignment.streamed.climb import StreamedAscent
@@ -102,7 +103,7 @@ def align_streamed(
         starts=(),
         is_converged=climb.is_converged,
         is_judged=False,
-        notes=tuple(state.notes),
+        notes=(*state.notes, *notes_as_given(plan.symmetry)),
         timings=tuple(state.timings),
     )
 
