@@ -342,7 +342,8 @@ def _example(name: str) -> tuple[Any, ...]:
 SMALL = (
     *(("attention", name) for name in ("decoder", "tied decoder", "sink", "patches", "relative positions")),
     *(("attention", name) for name in ("fused attention", "encoder", "encoder, norms first")),
-    *(("plain networks", name) for name in ("linear layers", "parallel", "two norms", "means")),
+    *(("plain networks", name) for name in ("linear layers", "parallel", "two biases", "two norms", "means")),
+    *(("vision transformers", name) for name in ("windows",)),
     *(("mixtures", name) for name in ("mixture", "mixture of the largest")),
     *(("CNNs", name) for name in ("batch norm", "group norm")),
 )
@@ -440,7 +441,7 @@ CASES: dict[str, NullSpaceCase] = {
     "OPT": causal("OPT", ffn_dim=8, word_embed_proj_dim=8),
     "Cohere": causal("Cohere", vocab_size=40),
     "OLMo2": causal("Olmo2"),
-    "StableLM": causal("StableLm"),
+    "StableLM": causal("StableLm", head_dim=8, num_attention_heads=1, partial_rotary_factor=0.5),
     "Mixtral": causal("Mixtral", **ROUTED),
     "Qwen3 of experts": causal("Qwen3Moe", **ROUTED),
     "gpt-oss": causal("GptOss", **ROUTED),
@@ -471,6 +472,8 @@ CASES: dict[str, NullSpaceCase] = {
             num_hidden_layers=1,
             state_size=2,
             expand=1,
+            time_step_min=0.5,
+            time_step_max=2.0,
         ),
         words(),
         {"use_cache": False},
@@ -522,8 +525,10 @@ CASES: dict[str, NullSpaceCase] = {
     ),
     "ModernBERT": NullSpaceCase(
         "encoders of transformers",
-        partial(hugging, "ModernBertForMaskedLM", "ModernBertConfig", **(DECODER | {"pad_token_id": 0})),
-        words(),
+        partial(
+            hugging, "ModernBertForMaskedLM", "ModernBertConfig", **(DECODER | {"pad_token_id": 0, "vocab_size": 40})
+        ),
+        words(40),
         {},
         "logits",
     ),

@@ -227,6 +227,34 @@ def _group_norms() -> nn.Module:
     return nn.Sequential(first, second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
 
 
+class Windows(nn.Module):
+    """A layer reads windows of padded tokens behind a norm, and a head their means."""
+
+    def __init__(self, *, has_bias: bool) -> None:
+        super().__init__()
+        self.patch, self.norm = nn.Linear(7, 6), nn.LayerNorm(6, bias=has_bias)
+        self.mix, self.last, self.head = nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = functional.pad(self.norm(self.patch(x)), (0, 0, 0, 1)).roll(1, 1)
+        mixed = functional.gelu(self.mix(padded.reshape(-1, 2, 6)))
+        read = self.last(mixed.reshape(len(x), 6, 5)).transpose(1, 2)
+        out: Tensor = self.head(functional.adaptive_avg_pool1d(read, 1).flatten(1))
+        return out
+
+
+class TwoBiases(nn.Module):
+    """Two layers side by side, whose sum is normalized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.one(x.tanh()) + self.two(x)))
+        return out
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "decoder": (lambda: Tokens(Attention(), Feedforward()), _words, 128),
     "tied decoder": (lambda: Tokens(Attention(), Feedforward(), is_tied=True), _words, 95),
@@ -243,6 +271,9 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
         lambda: torch.randn(5, 4), 11,
     ),
     "parallel": (Parallel, lambda: torch.randn(5, 4), 5),
+    "two biases": (TwoBiases, lambda: torch.randn(5, 4), 21),
+    "windows": (lambda: Windows(has_bias=False), lambda: torch.randn(3, 5, 7), 20),
+    "windows, padded beside a beta": (lambda: Windows(has_bias=True), lambda: torch.randn(3, 5, 7), 15),
     "norm by hand": (NormByHand, lambda: torch.randn(5, 4), 14),
     "gain plus one": (lambda: NormByHand(1.0), lambda: torch.randn(5, 4), 14),
     "two norms": (

@@ -1,6 +1,7 @@
 """Completeness of the continuous part: what the outputs' Jacobian cannot see, against what discovery found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,6 +33,9 @@ STEP = 1e-3
 STRENGTHS = (0.3, 0.3, 3.0)
 """How far points lie from initialization: the first is judged, the others tell what is blind at that point alone."""
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
+EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
+OTHER_EPS = 1e-4
+"""What is added to the eps of norms, to tell which directions depend on it."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
@@ -175,6 +179,13 @@ def _at_point(
     for sentence, directions in _known_kinds(probe.module.module, params, names, is_active):
         if added := space.add_null(directions * columns):
             explained.append((sentence, added))
+    if len(rest := space.rest()):
+        state = generator.get_state()  # Other points stay what they are.
+        with _Doubles(), _other_eps(probe.module):
+            jacobian = _jacobian(probe, params, names, generator, len(jacobian))
+        generator.set_state(state)
+        if seen := space.count_seen(jacobian / columns, rest):
+            explained.append((EPS, seen))
     return Nullity(total, int((~is_active).sum()), len(space.kernel), found, tuple(explained))
 
 
@@ -206,6 +217,33 @@ class _Directions:
         span = right[singular > 1e-9 * singular.max()]
         singular, right = _svd(self.triangle @ span.mT)
         return self.add(right[singular <= 10 * self.threshold] @ span)
+
+    def rest(self) -> Tensor:
+        """Directions of the null space beyond the subspace, orthonormal."""
+        singular, right = _svd(self.kernel - self.kernel @ self.basis.mT @ self.basis)
+        return right[: int((singular > 0.5).sum())]
+
+    def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
+        """How many of the directions another Jacobian sees."""
+        return int((torch.linalg.svdvals(jacobian @ directions.mT) > 10 * self.threshold).sum())
+
+
+@contextmanager
+def _other_eps(module: nn.Module) -> Iterator[None]:
+    """Norms with another eps."""
+    kept = [
+        (vars(layer), name, value)
+        for layer in module.modules()
+        for name, value in vars(layer).items()
+        if "eps" in name and isinstance(value, float)
+    ]
+    for attributes, name, value in kept:
+        attributes[name] = 4 * value + OTHER_EPS
+    try:
+        yield
+    finally:
+        for attributes, name, value in kept:
+            attributes[name] = value
 
 
 def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -368,10 +406,12 @@ def _known_kinds(module: nn.Module, params: Params, names: list[str], is_active:
             )
         elif isinstance(layer, nn.LayerNorm) and params[gain].ndim == 1 and bool(params[gain].all()):
             inverse = 1 / params[gain]
-            for name in (name for name in parts if params[name].shape[1:] == inverse.shape):
+            for name in parts:
+                if params[name].shape[1:] != inverse.shape or f"{name.removesuffix('weight')}bias" in parts:
+                    continue
                 rows = parts[name].reshape(*params[name].shape, -1)
-                multiples = torch.einsum("ijp,j->ip", rows, inverse) / (params[bias] * inverse).sum()
-                poles.append(parts[bias] - params[name].mT @ multiples)
+                poles.append(torch.einsum("ijp,j->ip", rows, inverse))
+            poles.append(parts[bias])
     return [
         (
             "of values without influence: of units that are dead at this point, of what only chooses, or is unused",

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from regauge.core.translations import Entries, Image, ImageStep
 from regauge.discovery.operators import SAME, argument, operator_name, shape_of, words
-from regauge.discovery.translations.graph import call, given
+from regauge.discovery.translations.graph import PADS, call, given, pads_zeros
 from regauge.discovery.translations.linear_effects import (
     LAYERS,
     through_attention,
@@ -86,6 +86,13 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
         labels[source] = torch.where(own == 0, 0, own + last)
         last = int(labels[source].max())
     return Offset(labels=joined(labels), is_masked=is_masked)
+
+
+def _pad(run: Run, node: Node) -> Any:
+    """Nothing is added to what a value is padded with."""
+    if not pads_zeros(node):
+        raise SeenError
+    return _move(run, node)
 
 
 def _sum(run: Run, node: Node) -> Any:
@@ -303,6 +310,7 @@ def _instance_norm(run: Run, node: Node) -> Any:
 EFFECTS: Rules = {
     **dict.fromkeys(SAME, lambda run, node: run.of(given(node)[0])),
     **dict.fromkeys(MOVES, _move),
+    **dict.fromkeys(PADS, _pad),
     **dict.fromkeys(LAYERS, through_layer),
     **dict.fromkeys(words("add add_ sub"), _sum),
     **dict.fromkeys(words("mul div"), _scale),

@@ -1,5 +1,6 @@
 """A traced model as offsets see it: parameters and views of them, whole numbers, sums that are known."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,8 @@ from regauge.discovery.operators import PIECES, SAME, VIEWS, argument, operator_
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.offsets import SeenError
 
+PADS = words("pad constant_pad_nd")
+"""Operators that put constants around a value."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
 """A gain that a value is divided by before it is summed, and the sum as a step, or nothing where it is zero."""
 
@@ -127,8 +130,8 @@ class Graph:
         except SeenError:
             return None
 
-    def total(self, node: Any) -> Total | None:
-        """The sum of a value along its last axis when it is divided by a gain, the same for all inputs.
+    def total(self, node: Any, axis: int = -1) -> Total | None:
+        """The sum of a value along an axis when it is divided by a gain, the same for all inputs.
 
         Returns:
             The gain, None where there is none, and the sum as a step, or nothing where it is zero. None where the sum
@@ -137,35 +140,28 @@ class Graph:
         if not isinstance(node, Node) or node.op != "call_function":
             return None
         name, source = operator_name(node), given(node)[0]
+        if name == "getitem":
+            return self.total(source, axis) if given(node)[1] == 0 else None
         if name in ("layer_norm", "native_layer_norm"):
             weight, bias = argument(node, 2, None), argument(node, 3, None)
             gain = self.entries(weight)
-            if len(given(node)[1]) != 1 or (weight is not None and gain is None):
+            is_last = axis in (-1, len(shape_of(source)) - 1)
+            if len(given(node)[1]) != 1 or not is_last or (weight is not None and gain is None):
                 return None
             return self._with_bias((gain, ()), bias)
-        if name == "sub" and isinstance(mean := given(node)[1], Node) and operator_name(mean) == "mean":
-            is_last = argument(mean, 1, None) in ([-1], [len(shape_of(source)) - 1])
-            return (None, ()) if given(mean)[0] is source and is_last and argument(mean, 2, False) else None
-        if name == "mean":
-            several = argument(node, 1, None)
-            dims = [several] if isinstance(several, int) else list(several or ())
-            is_other = all(int(d) % len(shape_of(source)) != len(shape_of(source)) - 1 for d in dims)
-            return self.total(source) if dims and is_other else None
-        if name in ("mul", "div", "add") and not node.kwargs:
-            return self._total_of_two(node)
-        is_kept = shape_of(node)[-1:] == shape_of(source)[-1:]
-        if name in ("slice", "select", "unsqueeze", "index_select", "transpose", "permute"):
-            ndim = max(len(shape_of(node)), len(shape_of(source)))
-            if name == "permute":
-                is_kept = given(node)[1][-1] in (-1, ndim - 1)
-            else:
-                dims = given(node)[1:3] if name == "transpose" else [argument(node, 1, 0)]
-                is_kept = is_kept and all(int(d) % ndim != ndim - 1 for d in dims)
-        elif name == "getitem":
-            is_kept = given(node)[1] == 0
-        elif name not in SAME | words("view reshape _unsafe_view flatten unflatten expand squeeze"):
+        if not (ndim := len(shape_of(node))):
             return None
-        return self.total(source) if is_kept else None
+        axis %= ndim
+        is_last = axis == ndim - 1
+        if name == "sub" and isinstance(mean := given(node)[1], Node) and operator_name(mean) == "mean":
+            is_own = argument(mean, 1, None) in ([-1], [axis]) and is_last
+            return (None, ()) if given(mean)[0] is source and is_own and argument(mean, 2, False) else None
+        if name in ("mul", "div", "add") and not node.kwargs:
+            return self._total_of_two(node) if is_last else None
+        before = _axis_before(node, axis)
+        found = None if before is None else self.total(source, before)
+        is_padded = name in PADS and any(given(node)[1])
+        return None if is_padded and found and found[1] else found  # Zeros lack the bias.
 
     def _total_of_two(self, node: Node) -> Total | None:
         """The sum of a product with a gain or a number, or of a sum with a bias, in a norm that is written by hand."""
@@ -200,6 +196,50 @@ class Graph:
                 return False
             node = given(node)[0]
         return False
+
+
+def pads_zeros(node: Node) -> bool:
+    """Whether all that a node pads with is zeros."""
+    is_constant = argument(node, 2, "constant") in ("constant", 0) and argument(node, 3, None) in (None, 0)
+    return is_constant or not any(given(node)[1])
+
+
+def _axis_before(node: Node, axis: int) -> int | None:
+    """The axis of the operand whose sums are those along an axis of the result, or means of such sums, or zero."""
+    name, source, shape = operator_name(node), shape_of(given(node)[0]), shape_of(node)
+    ndim = len(source)
+    if name in SAME | {"expand"}:
+        return ndim - len(shape) + axis if shape[axis] == source[ndim - len(shape) + axis] else None
+    if name in ("transpose", "permute"):
+        order = list(range(ndim))
+        if name == "permute":
+            order = [int(d) % ndim for d in given(node)[1]]
+        else:
+            first, second = (int(d) % ndim for d in given(node)[1:3])
+            order[first], order[second] = second, first
+        return order[axis]
+    if name == "mean":
+        several = argument(node, 1, None)
+        dims = {int(d) % ndim for d in ([several] if isinstance(several, int) else several or range(ndim))}
+        kept = [d for d in range(ndim) if d not in dims or argument(node, 2, False)]
+        return None if kept[axis] in dims else kept[axis]
+    if name in ("slice", "index_select", "roll", "flip"):
+        dims = argument(node, 1 if name != "roll" else 2, 0 if name == "slice" else ())
+        several = [dims] if isinstance(dims, int) else list(dims)
+        return None if not several or axis in (int(d) % ndim for d in several) else axis
+    if name in ("select", "unsqueeze"):
+        cut = int(given(node)[1]) % max(ndim, len(shape))
+        if name == "select":
+            return axis + (axis >= cut)
+        return None if axis == cut else axis - (axis > cut)
+    if name in PADS:
+        return axis if shape[axis] == source[axis] and pads_zeros(node) else None
+    if name.startswith("adaptive_avg_pool"):
+        return axis if axis < ndim - int(name[-2]) else None
+    if name in words("view _unsafe_view reshape flatten unflatten squeeze"):
+        ahead, size = math.prod(shape[:axis]), shape[axis]
+        return next((k for k in range(ndim) if source[k] == size and math.prod(source[:k]) == ahead), None)
+    return None
 
 
 def given(node: Node) -> Any:

@@ -64,12 +64,12 @@ class _Search:
             if name in means:  # before the bias itself is taken out
                 self.candidates.append((means[name], torch.zeros(0)))
             self._try(name, ())
-        whole = {family.name for family, _ in self.candidates}
+        self._accept_all()
+        whole = {family.name for family in self.found}
         for name in vectors:
             if name not in whole:
                 self._try(name, (0,))
-        for candidate in self.candidates:
-            self._accept(*candidate)
+        self._accept_all()
         # Variances come first, so that gains no longer depend on them.
         self.found = [*self._statistics("variance"), *self.found]
         return self.found
@@ -187,6 +187,12 @@ class _Search:
         if len(passed) > 1 or any(lengths != [math.prod(gain.sizes)] for gain in passed):
             return None
         return replace(family, images=images, gain=next(iter(passed), None))
+
+    def _accept_all(self) -> None:
+        """Add those of the candidates that leave alone what earlier ones made zero or centered."""
+        for candidate in self.candidates:
+            self._accept(*candidate)
+        self.candidates.clear()
 
     def _accept(self, family: TranslationFamily, places: Tensor) -> None:
         """Add a family to those found, if it leaves alone what these made zero or centered."""
