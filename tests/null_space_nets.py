@@ -571,20 +571,19 @@ CASES: dict[str, NullSpaceCase] = {
         num_labels=8,
     ),
 }
+GAIN = "of a gain that is written onto the stream, and of rotations before and behind it"
+PAIR = "of a scale and an angle of a rotary pair that is the only one of its head"
 LIMITS = {
     "Cohere": ("of rotations behind the gain of a norm that the model writes itself", 21),
     "gpt-oss": ("of factors of units that are inside of a clamp", 24),
+    "Phi": (PAIR, 2),
+    "GPT-NeoX": (PAIR, 2),
+    "ModernBERT": (GAIN, 1),
+    "Swin": (GAIN, 1),
+    "Mamba": ("of a common factor of a skip, of what reads states, and of the layer behind both", 1),
 }
-OPEN = {
-    "Phi": 3,
-    "GPT-NeoX": 3,
-    "StableLM": 1,
-    "Mamba": 5,
-    "RWKV": 69,
-    "BERT": 3,
-    "ModernBERT": 29,
-    "ViT of transformers": 1,
-}
+"""Dimensions of architectures that are named, and not found."""
+OPEN = {"RWKV": 69}
 """Dimensions for which there is neither a rule nor a name yet."""
 CASES |= {name: replace(CASES[name], limit=limit) for name, limit in LIMITS.items()}
 CASES |= {name: replace(CASES[name], open=count) for name, count in OPEN.items()}

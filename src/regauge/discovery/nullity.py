@@ -45,7 +45,8 @@ class Nullity:
     """Directions of the parameters that leave the outputs unchanged to first order, found and missing.
 
     Attributes:
-        parameters: The number of values that were varied: parameters and floating-point buffers, tied ones once.
+        parameters: The number of values that were varied: parameters and floating-point buffers that the symmetry does
+            not hold as structure, tied ones once.
         inert: Values without any influence at this point, each a dimension of the null space: biases of attention keys,
             which a translation moves, or what is unused or belongs to dead units.
         null: Dimension of the null space of the Jacobian.
@@ -129,7 +130,8 @@ def nullity(
         if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
             # The kernel has no derivatives with respect to the running statistics.
             layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
-    names = [name for name in _distinct(probe.params) if name not in symmetry.ones]
+    held = {*symmetry.ones, *symmetry.structure}
+    names = [name for name in _distinct(probe.params) if name not in held]
     total = sum(probe.params[name].numel() for name in names)
     if not 0 < total <= MOST_PARAMETERS:
         raise ValueError(
