@@ -31,7 +31,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from census_models import SOURCES, NotBuilt, open_transformers
+from census_models import SOURCES, NotBuilt, family, open_transformers
 
 import regauge as rg
 from regauge.discovery import TraceError
@@ -44,7 +44,7 @@ def judge(source: str, name: str) -> dict[str, Any]:
     """Discover and verify one model in this process."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        row: dict[str, Any] = {"source": source, "name": name}
+        row: dict[str, Any] = {"source": source, "family": family(source, name), "name": name}
         started = time.process_time()
         try:
             if SOURCES[source][1] is None:
@@ -163,8 +163,7 @@ def main() -> int:
         _torchvision_operators()
     # What `torch.export` imports at its first call is imported before the fork: it is not counted, and done once.
     rg.discover(torch.nn.Linear(2, 2), (torch.zeros(2, 2),))
-    sources = [[(source, name) for name in SOURCES[source][0]()] for source in args.source]
-    models = [one for several in itertools.zip_longest(*sources) for one in several if one is not None]
+    models = planned(args.source)
     if args.only:
         for source, name in models:
             if any(part in name for part in args.only):
@@ -180,6 +179,20 @@ def main() -> int:
             file.write("\n" * is_cut(args.out) + json.dumps(row) + "\n")
         print(f"{k} of {len(left)}: {source} {name}: {row['kind']}", flush=True)
     return 0
+
+
+def planned(sources: list[str]) -> list[tuple[str, str]]:
+    """All models of some sources in turn, one of each family before the second of any."""
+    turns: dict[tuple[str, str], int] = {}
+
+    def turn(source: str, name: str) -> int:
+        key = source, family(source, name)
+        turns[key] = turns.get(key, 0) + 1
+        return turns[key]
+
+    lists = [[(turn(source, name), source, name) for name in SOURCES[source][0]()] for source in sources]
+    mixed = [one for several in itertools.zip_longest(*lists) for one in several if one is not None]
+    return [(source, name) for _, source, name in sorted(mixed, key=lambda one: one[0])]
 
 
 def is_cut(path: Path) -> bool:

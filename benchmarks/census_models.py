@@ -490,6 +490,19 @@ def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], leas
     raise NotBuilt(f"{type(last).__name__}: {last}") from last
 
 
+def family(source: str, name: str) -> str:
+    """The family of a model: its module in transformers, timm or torchvision, its decoder, or its file."""
+    if source == "transformers":
+        from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+        return model_type_to_module_name(name.split("/")[0])
+    if source == "torchvision":
+        from torchvision import models
+
+        return models.get_model_builder(name).__module__.removeprefix("torchvision.models.")
+    return name.split("/")[0]
+
+
 SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | None]] = {
     "transformers": (transformers_names, None),
     "timm": (timm_names, make_timm),
