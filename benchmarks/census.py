@@ -24,6 +24,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,35 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from census_models import SOURCES, NotBuilt, family, open_transformers
+from census_diffusers import diffusers_names, make_diffusers
+from census_models import (
+    Made,
+    NotBuilt,
+    family,
+    make_segmentation,
+    make_timm,
+    make_torchvision,
+    make_vit,
+    open_transformers,
+    segmentation_names,
+    timm_names,
+    torchvision_names,
+    transformers_names,
+    vit_names,
+)
 
 import regauge as rg
 from regauge.discovery import TraceError
+
+SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | None]] = {
+    "transformers": (transformers_names, None),
+    "timm": (timm_names, make_timm),
+    "torchvision": (torchvision_names, make_torchvision),
+    "vit-pytorch": (vit_names, make_vit),
+    "segmentation": (segmentation_names, make_segmentation),
+    "diffusers": (diffusers_names, make_diffusers),
+}
+"""Sources: a function that yields names, and one that makes a model; models of transformers are opened from folders."""
 
 KINDS = (("discovered",), ("refused",), ("wrong",), ("error", "limit"), ("not built",))
 """Kinds of answers, in the order of the table's columns."""

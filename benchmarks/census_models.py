@@ -501,13 +501,3 @@ def family(source: str, name: str) -> str:
 
         return models.get_model_builder(name).__module__.removeprefix("torchvision.models.")
     return name.split("/")[0]
-
-
-SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | None]] = {
-    "transformers": (transformers_names, None),
-    "timm": (timm_names, make_timm),
-    "torchvision": (torchvision_names, make_torchvision),
-    "vit-pytorch": (vit_names, make_vit),
-    "segmentation": (segmentation_names, make_segmentation),
-}
-"""Sources: a function that yields names, and one that makes a model; models of transformers are opened from folders."""
