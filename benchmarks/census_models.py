@@ -163,6 +163,8 @@ def is_kept_small(name: str, value: Any) -> bool:
 
 MOST = 10_000_000
 """Parameters that a small configuration may have."""
+LARGEST = 60_000_000
+"""Parameters that a model may have of which there is no small configuration."""
 FIXED = (
     "head",
     "layer",
@@ -497,6 +499,8 @@ def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], leas
     for make in ways:
         try:
             net, x = make()
+            if sum(p.numel() for p in net.parameters()) > LARGEST:
+                raise NotBuilt(f"more than {LARGEST} parameters")
             with torch.no_grad():
                 net.eval()(x)
         except Exception as error:  # Whatever a package raises says that this is no way to make the model.
