@@ -349,7 +349,7 @@ def torchvision_names() -> Iterator[str]:
 
     large = (
         r"large|huge|_[lh]_|_\d?[368]_?2?gf|128gf|wide|101|152|v2_[lm]|b[4-7]$|201|161|64x4d|_b$|_b_16|_b_32"
-        r"|convnext_base|_[1-9]+_?\d?gf"
+        r"|convnext_(base|small)|_s$|_[1-9]+_?\d?gf"
     )
     yield from (name for name in models.list_models() if not re.search(large, name))
 
