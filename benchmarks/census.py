@@ -5,7 +5,7 @@
 
 Writes one JSON line for each model and skips models that the file has already, so that a run can be stopped and
 continued. Each model has a process of its own, forked after the imports, with a limit of time and of memory. The
-second form prints a table with a row for each source.
+second form prints a table of what models are for, and one of the reasons of refusals.
 
 Kinds of answers: "discovered" (the symmetry holds under random elements in float64 that are not those with which
 `discover` itself checks), "refused" (a `ValueError` with a sentence), "wrong" (an element changes the outputs), "error"
@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import resource
 import statistics
 import sys
@@ -24,7 +25,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | No
 }
 """Sources: a function that yields names, and one that makes a model; models of transformers are opened from folders."""
 
-KINDS = (("discovered",), ("refused",), ("wrong",), ("error", "limit"), ("not built",))
-"""Kinds of answers, in the order of the table's columns."""
+KINDS = ("discovered", "refused", "wrong", "error", "limit")
+"""Kinds of answers of models that run, in the order of the table's columns."""
 
 
 def judge(source: str, name: str) -> dict[str, Any]:
@@ -87,10 +88,11 @@ def judge(source: str, name: str) -> dict[str, Any]:
         except NotBuilt as error:
             return row | {"kind": "not built", "sentence": _sentence(error)}
         except (TraceError, ValueError) as error:
-            return row | {"kind": "refused", "sentence": _sentence(error), "seconds": time.process_time() - started}
-        row["seconds"] = time.process_time() - started
-        check = symmetry.verify(module, inputs, kwargs, generator=torch.Generator().manual_seed(1))
-        row |= {"kind": "discovered" if check.ok else "wrong", "error": check.max_error}
+            return row | {"kind": "refused", "sentence": _sentence(error), "seconds": _since(started)}
+        row["seconds"] = _since(started)
+        generator = torch.Generator().manual_seed(1)
+        check = symmetry.verify(module, inputs, kwargs, generator=generator, each_group=False)
+        row |= {"kind": "discovered" if check.ok else "wrong", "error": float(f"{check.max_error:.1e}")}
         if not check.ok:
             row["sentence"] = str(check)[:400]
         frozen: dict[str, int] = {}
@@ -106,8 +108,16 @@ def judge(source: str, name: str) -> dict[str, Any]:
         return row
 
 
+def _since(started: float) -> float:
+    return round(time.process_time() - started, 2)
+
+
 def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+    """The kind of an exception and its words, without the folders of this machine."""
+    text = " ".join(str(error).split())
+    for folder in sorted(filter(None, [*sys.path, tempfile.gettempdir()]), key=len, reverse=True):
+        text = text.replace(f"{folder}/", "")
+    return f"{type(error).__name__}: {text}"[:400]
 
 
 def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
@@ -151,17 +161,61 @@ def read(path: Path) -> list[dict[str, Any]]:
     return list({(row["source"], row["name"]): row for row in rows}.values())
 
 
+def branch(source: str, name: str) -> str:
+    """What a model is for, by its source and by its class."""
+    if source != "transformers":
+        return source
+    tasks = (
+        (r"CausalLM|LMHead", "language models"),
+        (r"MaskedLM|Sequence|PreTraining|QuestionAnswering", "encoders of text"),
+        (r"CTC|Audio|Speech|Wav|Spectro|Codec|Vocoder", "sound"),
+        (r"Conditional|ImageText|Multimodal", "text from text, images or sounds"),
+        (r"Image|Vision|Video|Depth|Semantic|Detection|Segment", "images"),
+    )
+    found = next((task for words, task in tasks if re.search(words, name.split("/")[1])), "others")
+    return f"transformers: {found}"
+
+
+REASONS = (
+    ("depends on the values", "what runs depends on values of a tensor"),
+    ("are known that reach", "no example inputs are known that reach every part"),
+    ("no example inputs", "no example inputs are known on which this configuration runs"),
+)
+"""Words of sentences with which a model is refused, and what they say."""
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """The answers by source, as Markdown."""
-    lines = ["| source | models | discovered | refused | wrong | errors and limits | not built | median CPU s |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for source in dict.fromkeys(row["source"] for row in rows):
-        own = [row for row in rows if row["source"] == source]
-        counts = [sum(row["kind"] in kinds for row in own) for kinds in KINDS]
-        seconds = [row["seconds"] for row in own if row["kind"] == "discovered"]
+    """The answers by what models are for, and the reasons of refusals and failures by family, as Markdown."""
+    judged = [row for row in rows if row["kind"] != "not built"]
+    lines = ["| models | families | judged | right | refused | wrong | errors | limits | median CPU s | not built |"]
+    lines.append("| --- " + "| ---: " * 9 + "|")
+    for one in [*sorted({branch(row["source"], row["name"]) for row in rows}), "all"]:
+        own = [row for row in rows if one in ("all", branch(row["source"], row["name"]))]
+        ran = [row for row in own if row in judged]
+        shares = [f"{_share(row['kind'] == kind for row in ran)}" for kind in KINDS]
+        seconds = [row["seconds"] for row in ran if row["kind"] == "discovered"]
         median = f"{statistics.median(seconds):.1f}" if seconds else ""
-        lines.append(f"| {source} | {len(own)} | {' | '.join(map(str, counts))} | {median} |")
+        families = len({(row["source"], row["family"]) for row in own})
+        cells = [one, families, len(ran), *shares, median, len(own) - len(ran)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "| answer | reason | families |", "| --- | --- | --- |"]
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in judged:
+        if row["kind"] != "discovered":
+            found.setdefault((row["kind"], reason(row["sentence"])), set()).add(row["family"])
+    for kind, why in sorted(found):
+        lines.append(f"| {kind} | {why} | {', '.join(sorted(found[kind, why]))} |")
     return "\n".join(lines)
+
+
+def reason(sentence: str) -> str:
+    """The reason that a sentence gives, in few words."""
+    return next((short for words, short in REASONS if words in sentence), sentence[:80])
+
+
+def _share(holds: Iterable[bool]) -> str:
+    found = list(holds)
+    return f"{sum(found)} ({sum(found) / len(found):.0%})" if any(found) else "0"
 
 
 def main() -> int:
