@@ -162,7 +162,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def branch(source: str, name: str) -> str:
-    """What a model is for, by its source and by its class."""
+    """The use of a model, by its source and by its class."""
     if source != "transformers":
         return source
     tasks = (
@@ -185,10 +185,18 @@ REASONS = (
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The answers by what models are for, and the reasons of refusals and failures by family, as Markdown."""
+    """Three tables as Markdown: how much of the plan was run, the answers by use, and the reasons of refusals."""
+    plans, rows = ([row for row in rows if (row["kind"] == "planned") == wanted] for wanted in (True, False))
     judged = [row for row in rows if row["kind"] != "not built"]
-    lines = ["| models | families | judged | right | refused | wrong | errors | limits | median CPU s | not built |"]
-    lines.append("| --- " + "| ---: " * 9 + "|")
+    lines = ["| source | models planned | run | families planned | run |", "| --- | ---: | ---: | ---: | ---: |"]
+    for plan in plans:
+        own = [row["family"] for row in rows if row["source"] == plan["source"]]
+        lines.append(f"| {plan['source']} | {plan['models']} | {len(own)} | {plan['families']} | {len(set(own))} |")
+    models, families = (sum(plan[what] for plan in plans) for what in ("models", "families"))
+    count = len({(row["source"], row["family"]) for row in rows})
+    lines += [f"| all | {models} | {len(rows)} | {families} | {count} |", ""]
+    lines += ["| models | families | judged | right | refused | wrong | errors | limits | median CPU s | not built |"]
+    lines += ["| --- " + "| ---: " * 9 + "|"]
     for one in [*sorted({branch(row["source"], row["name"]) for row in rows}), "all"]:
         own = [row for row in rows if one in ("all", branch(row["source"], row["name"]))]
         ran = [row for row in own if row in judged]
@@ -249,8 +257,10 @@ def main() -> int:
             if any(part in name for part in args.only):
                 print(json.dumps(judge(source, name)), flush=True)
         return 0
+    if not args.out.exists():
+        args.out.write_text("".join(json.dumps(plan(source)) + "\n" for source in args.source))
     part, count = map(int, args.shard.split("/"))
-    rows = {(row["source"], row["name"]): row for row in read(args.out)} if args.out.exists() else {}
+    rows = {(row["source"], row["name"]): row for row in read(args.out)}
     done = {key for key, row in rows.items() if row["kind"] not in args.again}
     left = [one for one in models[part::count] if one not in done]
     for k, (source, name) in enumerate(left, 1):
@@ -259,6 +269,13 @@ def main() -> int:
             file.write("\n" * is_cut(args.out) + json.dumps(row) + "\n")
         print(f"{k} of {len(left)}: {source} {name}: {row['kind']}", flush=True)
     return 0
+
+
+def plan(source: str) -> dict[str, Any]:
+    """The number of models and of families of a source, as a row."""
+    names = list(SOURCES[source][0]())
+    families = {family(source, name) for name in names}
+    return {"source": source, "name": "", "kind": "planned", "models": len(names), "families": len(families)}
 
 
 def planned(sources: list[str]) -> list[tuple[str, str]]:

@@ -528,6 +528,44 @@ def test_keyword_inputs_and_inputs_that_are_no_tensors() -> None:
     assert tanh.verify(module, (parts, 2, "tanh"), {"flip": True}, generator=generator).ok
 
 
+def test_tails_of_tails_are_one_sum() -> None:
+    class Tails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(5, 400), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = rest = self.fc(x)
+            for _ in range(398):
+                rest = rest[:, 1:]
+            return self.head((hidden[:, 396:398] + rest).relu())
+
+    torch.manual_seed(0)
+    module, inputs = Tails(), (torch.randn(6, 5),)
+    _require_true(rg.discover(module, inputs), module, inputs)
+
+
+def test_a_model_that_is_finite_in_float32_alone_is_checked_there() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            keep = torch.ones(8, dtype=torch.float32)
+            return self.head((self.fc(x) + (1 - keep) * torch.finfo(x.dtype).min).relu())
+
+    torch.manual_seed(0)
+    module, inputs, generator = Masked(), (torch.randn(6, 5),), torch.Generator().manual_seed(0)
+    assert module.double()(inputs[0].double()).isnan().all()
+    symmetry = rg.discover(module.float(), inputs)
+    assert [group.kind for group in symmetry.groups] == ["scaled"]
+    assert symmetry.verify(module, inputs, generator=generator).ok
+    axes = {"fc.weight": ("h", None), "fc.bias": ("h",), "head.weight": (None, "h")}
+    wrong = rg.Symmetry.from_axes(axes, kinds={"h": "signed"})
+    assert not wrong.verify(module, inputs, generator=generator).ok
+
+
 def test_a_wrong_symmetry_is_called_wrong() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
