@@ -543,8 +543,8 @@ def test_a_model_that_is_finite_in_float32_alone_is_checked_there() -> None:
             self.fc, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            keep = torch.ones(8, dtype=torch.float32)
-            return self.head((self.fc(x) + (1 - keep) * torch.finfo(x.dtype).min).relu())
+            keep = torch.ones(3, dtype=torch.float32)
+            return self.head(self.fc(x).relu()) + (1 - keep) * torch.finfo(x.dtype).min
 
     torch.manual_seed(0)
     module, inputs, generator = Masked(), (torch.randn(6, 5),), torch.Generator().manual_seed(0)
