@@ -4,7 +4,7 @@ Scales and signs of gains act no more there. Groups that say so in `behind_gains
 gains were all that told their units apart.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -188,15 +188,37 @@ def rotate(
 ) -> Params:
     """Rotate representatives `[*batch, ...]`, but not those with a gain of zero on the axes that would be rotated."""
     behind = on_representatives(symmetry, tuple(rotation))
-    element, names = behind.identity(batch), set()
-    for name, matrix in rotation.items():
-        stays = torch.zeros(batch, dtype=torch.bool)
-        for gain in gains_of(symmetry, name):
-            stays = stays | (sums(symmetry.added, {gain: representative[gain]})[gain] == 0).any(-1).cpu()
-        kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
-        element = element.replace(name, Value(matrix=kept))
-        names |= {place.parameter for place in behind[name].placements}
+    names = {place.parameter for name in rotation for place in behind[name].placements}
+    element = turn(
+        symmetry, behind, rotation, lambda gain: sums(symmetry.added, {gain: representative[gain]})[gain], batch
+    )
     return {
         **representative,
         **behind._act_on(element, {name: representative[name] for name in names if name in representative}),
     }
+
+
+def turn(
+    symmetry: Gained,
+    behind: Gained,
+    rotation: Mapping[str, Tensor],
+    read: Callable[[str], Tensor],
+    batch: tuple[int, ...] = (),
+) -> Element:
+    """The element of representatives with these rotations, but for those on whose axes a gain is zero.
+
+    Args:
+        symmetry: The whole symmetry.
+        behind: That of representatives, in which these groups are rotated.
+        rotation: The matrices of groups.
+        read: Reads a gain, `[*batch, n]`.
+        batch: The batch shape.
+    """
+    element = behind.identity(batch)
+    for name, matrix in rotation.items():
+        stays = torch.zeros(batch, dtype=torch.bool)
+        for gain in gains_of(symmetry, name):
+            stays = stays | (read(gain) == 0).any(-1).cpu()
+        kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
+        element = element.replace(name, Value(matrix=kept))
+    return element

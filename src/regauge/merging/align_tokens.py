@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from regauge.alignment import Method, Result, align
-from regauge.alignment.representatives import Rotate, require_memory_for
+from regauge.alignment.representatives import Rotate, as_given
 from regauge.alignment.streamed.job import align_job, plan_job
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.writing import Pieces
@@ -54,13 +54,13 @@ def align_tokens(
     def make(element: Element) -> Pieces:
         return Assembly(take_over(b, 1), (a, b), symmetry, (None, element), tokens).pieces
 
-    if job.is_streamed:
-        require_memory_for(rotate)
-        return align_job(plan_job(job, symmetry, method, task), progress, make=make)
     # Rows of other tokens are filled in tensor by tensor, which translations and rotations do not allow.
-    plain = replace(symmetry, translations=(), gains=())
+    plain, told = as_given(symmetry)
+    if job.is_streamed:
+        streamed = align_job(plan_job(job, plain, method, task, rotate), progress, make=make)
+        return replace(streamed, notes=(*streamed.notes, *told))
     result: Result[Params] = align(
         a.params, b.params, plain, method=method, task=task, generator=generator, rotate=rotate
     )
     job.write(make(result.element), partial(result.save, overwrite=True), progress)
-    return replace(result, notes=(*result.notes, *job.source.notes))
+    return replace(result, notes=(*result.notes, *told, *job.source.notes))
