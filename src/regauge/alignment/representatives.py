@@ -147,7 +147,7 @@ def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tu
 
 
 @dataclass(frozen=True)
-class Choice(Generic[Known]):
+class RotationChoice(Generic[Known]):
     """A choice between rotations and orders of the residual streams of pairs.
 
     Attributes:
@@ -169,7 +169,7 @@ class Choice(Generic[Known]):
         networks: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
         rotate: Rotate,
         explain: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Known]],
-    ) -> "Choice[Known]":
+    ) -> "RotationChoice[Known]":
         """Choose for representatives, by how much orders explain unless `rotate` decides.
 
         Args:
@@ -199,7 +199,7 @@ class Choice(Generic[Known]):
         return cls(both < EXPLAINED * (x * y).sqrt(), is_free, known)
 
 
-def are_rotated(choices: Sequence[Choice[Any]]) -> bool:
+def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
     """Whether several networks are rotated: all or none of them."""
     is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
     return all(bool(one.is_free) for one in choices) and is_most
@@ -211,7 +211,7 @@ def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collecti
     return [name for name in dict.fromkeys(places) if name in compared]
 
 
-def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> Choice[Results]:
+def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[Results]:
     """Choose for the representatives of pairs."""
 
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], Results]:
@@ -225,7 +225,7 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> Choice[Resu
         )
         return (x, y, both), known
 
-    choice = Choice.of(symmetry, (problem.a, problem.b), rotate, explain)
+    choice = RotationChoice.of(symmetry, (problem.a, problem.b), rotate, explain)
     size = (problem.pairs,)
     return replace(choice, is_wanted=choice.is_wanted.expand(size), is_free=choice.is_free.expand(size))
 

@@ -5,8 +5,6 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.alignment.representatives import as_given
-from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints import alignment_path
 from regauge.checkpoints.output import alignment_label
@@ -14,6 +12,7 @@ from regauge.cli.align_options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_tasks
+from regauge.merging.align_tokens import plan_alignment
 
 
 def run(options: Align) -> None:
@@ -22,10 +21,8 @@ def run(options: Align) -> None:
     element, pair = alignment_label(options.output), (options.a, options.b)
     job, found, tokens = read_job(options, pair, source=1, element=element)
     task, test = matching_tasks(options, found)
-    has_tokens = tokens is not None and not tokens.is_complete
     if job.is_streamed:
-        symmetry = as_given(found.symmetry)[0] if has_tokens else found.symmetry
-        show_plan(plan_job(job, symmetry, method, task, options.rotate))
+        show_plan(plan_alignment(job, found.symmetry, tokens, method, task, options.rotate))
     elif options.dry_run:
         show_memory(job)
     if options.dry_run:
@@ -34,7 +31,7 @@ def run(options: Align) -> None:
     chance = torch.Generator().manual_seed(options.seed)
     ways: dict[str, Any] = {"method": method, "task": task, "generator": chance, "rotate": options.rotate}
     with show_work("aligning", is_streamed=job.is_streamed) as progress:
-        if tokens is not None and has_tokens:
+        if tokens is not None and not tokens.is_complete:
             result = rg.merging.align_tokens(job, found.symmetry, tokens, **ways, progress=progress)
         else:
             result = rg.align(a, b, found.symmetry, out=job.output, memory=job.limit, progress=progress, **ways)

@@ -330,7 +330,7 @@ class Addition:
         return result
 
     def rows(self, rows: tuple[int, int], length: int) -> "Addition | None":
-        """What is added to some rows of the first axis of the parameter of one network, by their number of values.
+        """The part of this on some rows of the first axis of the parameter of one network, of so many values each.
 
         None where no axis of the entries goes along rows.
         """

@@ -7,7 +7,7 @@ import torch
 
 from regauge.alignment import Method, Result, align
 from regauge.alignment.representatives import Rotate, as_given
-from regauge.alignment.streamed.job import align_job, plan_job
+from regauge.alignment.streamed.job import StreamedJob, align_job, plan_job
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
@@ -18,6 +18,23 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.hub.tokens import TokenPlan
 from regauge.merging.assembly import Assembly, take_over
+
+
+def plan_alignment(
+    job: FileJob,
+    symmetry: Symmetry,
+    tokens: TokenPlan | None = None,
+    method: Method | None = None,
+    task: Task | None = None,
+    rotate: Rotate = "auto",
+) -> StreamedJob:
+    """Plan how the second checkpoint is aligned to the first one while both stay on the disk; see `align_tokens`.
+
+    Raises:
+        ValueError: They cannot be aligned in this way, or the memory does not suffice.
+    """
+    plain = symmetry if tokens is None or tokens.is_complete else as_given(symmetry)[0]
+    return plan_job(job, plain, method, task, rotate)
 
 
 @check_arguments
@@ -57,7 +74,7 @@ def align_tokens(
     # Rows of other tokens are filled in tensor by tensor, which translations and rotations do not allow.
     plain, told = as_given(symmetry)
     if job.is_streamed:
-        streamed = align_job(plan_job(job, plain, method, task, rotate), progress, make=make)
+        streamed = align_job(plan_alignment(job, symmetry, tokens, method, task, rotate), progress, make=make)
         return replace(streamed, notes=(*streamed.notes, *told))
     result: Result[Params] = align(
         a.params, b.params, plain, method=method, task=task, generator=generator, rotate=rotate

@@ -44,7 +44,8 @@ def plan_blend(
         seed=seed,
     )
     blend.check()
-    return streamed.with_memory(blend.held(), f"combining {len(blend.networks)} networks by {rule}"), blend
+    moving = streamed.plan.sizes.moving_peak(len(others))
+    return streamed.with_memory(blend.held() + moving, f"combining {len(blend.networks)} networks by {rule}"), blend
 
 
 @check_arguments

@@ -14,7 +14,15 @@ from torch import Tensor
 from regauge.alignment.engine.frames import move_by
 from regauge.alignment.engine.refit import is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.representatives import COPY, Choice, Rotate, add_difference, are_rotated, rotated_tensors, write
+from regauge.alignment.representatives import (
+    COPY,
+    Rotate,
+    RotationChoice,
+    add_difference,
+    are_rotated,
+    rotated_tensors,
+    write,
+)
 from regauge.alignment.streamed.balancing import balance_streamed
 from regauge.alignment.streamed.match import StreamedResult
 from regauge.alignment.streamed.passes import Passes
@@ -73,7 +81,7 @@ class ChartPlans:
     def match(self, checkpoints: Iterable[Checkpoint], runs: Iterable[Run], progress: Progress) -> list[StreamedResult]:
         """Match all further checkpoints to the first one; all of them are rotated, or none."""
         first, *others = checkpoints
-        pairs = [_Pair(self, first, other, run, progress) for other, run in zip(others, runs, strict=True)]
+        pairs = [_ChartedPair(self, first, other, run, progress) for other, run in zip(others, runs, strict=True)]
         choices = [pair.choose() for pair in pairs]
         is_rotated = are_rotated(choices)
         return [pair.match(choice, is_rotated) for pair, choice in zip(pairs, choices, strict=True)]
@@ -85,7 +93,7 @@ def _as_given(method: WeightMatching) -> WeightMatching:
 
 
 @dataclass
-class _Pair:
+class _ChartedPair:
     """Two checkpoints that are matched as representatives."""
 
     chart: ChartPlans
@@ -103,11 +111,11 @@ class _Pair:
     def _behind(self) -> tuple[RepresentativeCheckpoint, RepresentativeCheckpoint]:
         return RepresentativeCheckpoint(self.a, self._data), RepresentativeCheckpoint(self.b, self._data)
 
-    def choose(self) -> Choice[StreamedResult]:
+    def choose(self) -> RotationChoice[StreamedResult]:
         """Choose between rotations and orders."""
-        return Choice.of(self._data, self._behind, self.chart.rotate, self._explain)
+        return RotationChoice.of(self._data, self._behind, self.chart.rotate, self._explain)
 
-    def match(self, choice: Choice[StreamedResult], is_rotated: bool) -> StreamedResult:
+    def match(self, choice: RotationChoice[StreamedResult], is_rotated: bool) -> StreamedResult:
         """Match the second network to the first one, in whose coordinates it is moved."""
         method, names = self.chart.method, self._data.rotatable if is_rotated else ()
         found = choice.known
@@ -128,7 +136,7 @@ class _Pair:
         return found
 
     def _explain(self) -> tuple[tuple[Tensor, Tensor, Tensor], StreamedResult]:
-        """How much orders explain, and what matching by them has found; see `Choice`."""
+        """Match by orders, and measure how much that explains; see `RotationChoice.of`."""
         a, b = self._behind
         known = self._run("orders", a, b, WeightMatching())
         symmetry, plan = known.symmetry.on_sums, self.chart.plans["orders"]

@@ -30,7 +30,7 @@ PAIRED = 8
 CHARTED = 5
 """Copies of a tensor, in float64, that taking translations out of it or adding them holds while it is read."""
 ROTATIONS = 6
-"""Elements with the matrices of a spread group that a climb holds."""
+"""Elements with the matrices of groups that a climb holds."""
 
 Part = tuple[Sequence[str], Sequence[Family]]
 """A working set: its tensors and its families."""
@@ -84,7 +84,8 @@ class Sizes:
             fitted: Tensors whose scales are fitted together.
         """
         spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
-        kept = sum(sums for sums, _ in spread)
+        roots = [group for group in self.symmetry.groups if group.matrix != "none" and not group.within]
+        kept = sum(sums for sums, _ in spread) + ROTATIONS * sum(map(_matrix, roots))
         peaks = [self.set_peak(*part) for part in sets]
         others = [*(self.loose_peak(name) for name in loose), *(solving for _, solving in spread)]
         balancing = [*(self.balance_peak(part) for part in balanced), *(self.fit_peak(part) for part in fitted)]
@@ -103,7 +104,6 @@ class Sizes:
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
         """Bytes of the sums of a spread group, and of choosing its value from them."""
         sums = (2**shared if group.signs and not group.shifts else _characters(group)) * _matrix(group)
-        sums += ROTATIONS * _matrix(group) if group.matrix != "none" else 0
         return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
 
     def loose_peak(self, name: str) -> int:
@@ -135,14 +135,18 @@ class Sizes:
         return 2 * kept + max(FITTED * widest, reading, self._reading(part))
 
     def chart_peak(self) -> int:
-        """Bytes while coordinates are found, from tensors that are read as a whole, and while tensors are moved."""
+        """Bytes while coordinates are found, from some tensors as a whole, and while tensors are moved."""
+        families = () if self._chart is None else self._chart.translations
+        whole = {name for one in families for name in (one.entries.parameter, *one.coefficients)}
+        return max(8 * CHARTED * max(map(self.numel, whole), default=0), self.moving_peak(1))
+
+    def moving_peak(self, networks: int) -> int:
+        """Bytes while a tensor of one of some networks is moved by translations and rotations."""
         if self._chart is None:
             return 0
-        whole = {name for one in self._chart.translations for name in (one.entries.parameter, *one.coefficients)}
-        turned = {p.parameter for name in self._chart.rotatable for p in self._chart[name].placements}
-        matrices = ROTATIONS * max((_matrix(self._chart[name]) for name in self._chart.rotatable), default=0)
-        sizes = {name: self.numel(name) for name in whole} | {name: self._at_once(name) for name in turned - whole}
-        return 8 * CHARTED * max(sizes.values(), default=0) + matrices
+        turned = {place.parameter for name in self._chart.rotatable for place in self._chart[name].placements}
+        matrices = ROTATIONS * sum(_matrix(self._chart[name]) for name in self._chart.rotatable)
+        return 8 * CHARTED * max(map(self._at_once, turned | self._charted), default=0) + networks * matrices
 
     def _reading(self, names: Iterable[str]) -> int:
         """Bytes while one of some tensors is read and charted."""
