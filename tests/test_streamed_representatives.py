@@ -76,7 +76,8 @@ def align_both(
     return expected, replace(found, params=dict(found.params))
 
 
-def require_same(expected: Result[Params], found: Result[Params], b: Params, far: float = 1e-9) -> None:
+def require_same(expected: Result[Params], found: Result[Params], b: Params, far: float = 1e-8) -> None:
+    """Equal but for rounding, which climbs of rotations enlarge: they end where a step gains less than a share."""
     assert gap(expected.params, found.params) <= far
     assert set(expected.notes) == set(found.notes)
     assert expected.element.rotation.keys() == found.element.rotation.keys()
@@ -90,7 +91,7 @@ def test_copies_come_back_as_in_memory(name: str, tmp_path: Path, monkeypatch: p
     other = moved(symmetry, params)
     assert gap(other, params) > 0.1
     expected, found = align_both(monkeypatch, tmp_path, params, other, symmetry)
-    require_same(expected, found, other, far=1e-8)
+    require_same(expected, found, other)
     if name != "residual":  # orders and signs of its shortcut are a local optimum
         assert gap(found.params, params) < 1e-6
 
