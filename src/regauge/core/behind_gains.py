@@ -183,6 +183,13 @@ def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor
     return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
 
 
+def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Whether gains on the axes of some groups are zero in a channel, bool `[*lead]`: those axes are not rotated."""
+    gains = [gain for name in names for gain in gains_of(symmetry, name)]
+    found = sums(symmetry.added, {gain: params[gain] for gain in gains})
+    return {gain: (found[gain] == 0).any(-1).cpu() for gain in gains}
+
+
 def rotate(
     symmetry: Gained, rotation: Mapping[str, Tensor], representative: Mapping[str, Tensor], batch: tuple[int, ...]
 ) -> Params:
@@ -191,8 +198,8 @@ def rotate(
     element, names = behind.identity(batch), set()
     for name, matrix in rotation.items():
         stays = torch.zeros(batch, dtype=torch.bool)
-        for gain in gains_of(symmetry, name):
-            stays = stays | (sums(symmetry.added, {gain: representative[gain]})[gain] == 0).any(-1).cpu()
+        for is_zero in zero_gains(symmetry, representative, [name]).values():
+            stays = stays | is_zero
         kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
         element = element.replace(name, Value(matrix=kept))
         names |= {place.parameter for place in behind[name].placements}
