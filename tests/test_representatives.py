@@ -11,6 +11,7 @@ from translation_nets import EVERY as UNROTATED
 from translation_nets import NETS, gap, generator, network, outputs
 
 import regauge as rg
+from regauge import weightspace as ws
 from regauge.checkpoints import load_alignment
 from regauge.comparison import fingerprint
 from regauge.core.behind_gains import lift, lower
@@ -387,3 +388,17 @@ def test_fingerprints_are_those_of_rotated_copies(name: str, tmp_path: Path) -> 
     assert float((other - numbers).norm()) > 1e-3 * float(numbers.norm())
     path = rg.save(moved, tmp_path / "a.safetensors")
     assert float((fingerprint(path, symmetry, memory="2GB") - numbers).norm()) < 1e-9 * float(numbers.norm())
+
+
+def test_nets_over_networks_respect_no_rotations_and_say_so() -> None:
+    _, _, symmetry, params = stream()
+    made = {"head": ws.Invariant(2), "width": 8, "depth": 1, "generator": generator(0)}
+    with pytest.raises(ValueError, match="do not respect rotations behind gains; leave the part 'rotation' out"):
+        ws.Metanet(symmetry, parts=("permutation", "rotation"), **made)
+    net = ws.Metanet(symmetry, **made).double().requires_grad_(requires_grad=False)
+    assert "rotation" not in net.parts
+    moved = symmetry.act(symmetry.random(generator(1), ("rotation",)), params)
+    given = [{key: t.unsqueeze(0) for key, t in one.items()} for one in (params, moved)]
+    canonical = [rg.canonicalize(one, symmetry) for one in given]
+    assert float((net(given[0]) - net(given[1])).abs().max()) > 1e-4
+    assert float((net(canonical[0]) - net(canonical[1])).abs().max()) < 1e-9

@@ -365,12 +365,8 @@ def match_canonical(
     run: Any = align_pairs if leading_axes(symmetry, moved) else align
     names = symmetry.rotatable if all(bool(_is_free(symmetry, one).all()) for one in (anchor, moved)) else ()
     behind = symmetry
-    if names:
-        # Rounding is gone from the gains of what is split.
-        behind, (anchor, moved) = (
-            symmetry.on_representatives(rotate=True),
-            (symmetry.split(n)[0] for n in (anchor, moved)),
-        )
+    if names:  # Canonical networks have gains of one up to rounding.
+        behind = replace(symmetry.on_representatives(rotate=True), ones=symmetry.ones)
         method = restrict_method(method, symmetry, names)
     found = run(anchor, moved, behind, method=method, task=task, generator=generator, rotate="never").element
     kept = select_parts(found, behind.groups, tuple(part for part in PARTS if part != "scale"))
