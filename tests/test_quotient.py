@@ -176,6 +176,13 @@ def test_representatives_are_differentiated() -> None:
     assert torch.autograd.gradcheck(compute, tuple(params[name].clone().requires_grad_() for name in names))
 
 
+def test_gaussians_are_not_rotated_behind_gains() -> None:
+    _, _, symmetry, params = network("means")
+    q = rg.bayes.GaussianPosterior(params, {key: torch.full_like(t, 0.1) for key, t in params.items()})
+    with pytest.raises(ValueError, match="a rotated Gaussian is not of its kind"):
+        q.push(symmetry, symmetry.random(generator(3), ("rotation",)))
+
+
 def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> None:
     _, _, symmetry, params = network("fused attention")
     std = {key: 0.1 + 0.1 * torch.rand_like(t) for key, t in params.items()}

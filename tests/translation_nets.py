@@ -1,6 +1,8 @@
 """Small networks with every family of translations, and with the traps that look like one."""
 
+import copy
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -286,7 +288,15 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 
 
 def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
-    """A network away from its initialization, in float64, with its inputs and its symmetry."""
+    """A network away from its initialization, in float64, with its inputs and its symmetry; a copy of its own."""
+    module, x, symmetry = _discovered(name)
+    module = copy.deepcopy(module)
+    torch.manual_seed(len(name))
+    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+
+
+@cache
+def _discovered(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry]:
     torch.manual_seed(0)
     make, inputs, _ = NETS[name]
     module, x = make().double().eval(), inputs()
@@ -297,8 +307,7 @@ def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
         for key, buffer in module.named_buffers():
             if key.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 2)
-    symmetry = rg.discover(module, (x,))
-    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+    return module, x, rg.discover(module, (x,))
 
 
 def stream(seed: int = 0) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:

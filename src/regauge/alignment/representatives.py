@@ -19,7 +19,7 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
-from regauge.core.behind_gains import gains_of, lift, lower, on_representatives
+from regauge.core.behind_gains import lift, lower, on_representatives, zero_gains
 from regauge.core.chart import Coordinates, chart_gains, into_coordinates
 from regauge.core.counted import count
 from regauge.core.element import Element, stack
@@ -81,7 +81,7 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
         if choice.known is not None and not some and method == WeightMatching() and problem.task is None:
             found = choice.known.rows(chosen)
         else:
-            found = _restrict(method, symmetry, names).match(here)
+            found = restrict_method(method, symmetry, names).match(here)
         ends = select(own, chosen), select(wanted, chosen)
         element, params, notes = _in_coordinates(method, found.element, problem[chosen], names, ends, whole)
         parts.append(replace(found, symmetry=whole, element=element, params=params, notes=(*found.notes, *notes)))
@@ -107,7 +107,7 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
     names = symmetry.rotatable if are_rotated(choices) else ()
     networks = [select(one, 0) for one, _ in charts]
     here = replace(problem, networks=networks, symmetry=on_representatives(symmetry, names))
-    found = _restrict(method, symmetry, names).match_many(here)
+    found = restrict_method(method, symmetry, names).match_many(here)
     elements, moved, notes = [symmetry.identity()], [dict(problem.networks[0])], list(found.notes)
     for k, other in enumerate(others, 1):
         pair = Problem(first, other, symmetry)
@@ -180,9 +180,8 @@ class RotationChoice(Generic[Known]):
                 on, between balanced networks, and what it has found.
         """
         names = symmetry.rotatable
-        gains = [gain for name in names for gain in gains_of(symmetry, name)]
-        a, b = (symmetry.sums({gain: one[gain] for gain in gains}) for one in networks)
-        zero = {gain: ((a[gain] == 0) | (b[gain] == 0)).any(-1).reshape(-1).cpu() for gain in gains}
+        a, b = (zero_gains(symmetry, one, names) for one in networks)
+        zero = {gain: (a[gain] | b[gain]).reshape(-1) for gain in a}
         if not names:
             nothing = torch.zeros(1, dtype=torch.bool)
             return cls(nothing, ~nothing, notes=(NOT_ROTATED,) if rotate == "always" else ())
@@ -236,7 +235,7 @@ def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
     return squared_distances(a, b), torch.stack([dots(x, x) for x in a.values()]).sum(0)
 
 
-def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
+def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
     """A method whose elements, and those of methods within it, are elements of the symmetry of representatives."""
 
     def restrict(value: Any) -> Any:
@@ -244,7 +243,7 @@ def _restrict(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
             return lower(symmetry, value, names)
         if isinstance(value, tuple) and any(isinstance(one, Method | Element) for one in value):
             return tuple(map(restrict, value))
-        return _restrict(value, symmetry, names) if isinstance(value, Method) else value
+        return restrict_method(value, symmetry, names) if isinstance(value, Method) else value
 
     if not is_dataclass(method):
         return method

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.added_numbers import sums
-from regauge.core.behind_gains import on_representatives, turn
+from regauge.core.behind_gains import gains_of, on_representatives, turn
 from regauge.core.chart import Charted, Coordinates, chart_gains, charted, scaled_by_gains, widen
 from regauge.core.element import Element
 from regauge.core.translations import Addition
@@ -159,7 +159,8 @@ def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
     for name, vector in element.translation.items():
         coordinates[name] = coordinates[name] + vector.to(coordinates[name])
     turned = on_representatives(symmetry, tuple(element.rotation))
-    rotation = turn(symmetry, turned, element.rotation, lambda gain: behind[gain])
+    gains = {gain: behind.parameter(gain) for name in element.rotation for gain in gains_of(symmetry, name)}
+    rotation = turn(symmetry, turned, element.rotation, gains)
     places = {place.parameter for name in element.rotation for place in turned[name].placements}
 
     def rotated(name: str, rows: Rows) -> Tensor:
