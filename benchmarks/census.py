@@ -5,7 +5,7 @@
 
 Writes one JSON line for each model and skips models that the file has already, so that a run can be stopped and
 continued. Each model has a process of its own, forked after the imports, with a limit of time and of memory. The
-second form prints a table with a row for each source.
+second form prints a table of what models are for, and one of the reasons of refusals.
 
 Kinds of answers: "discovered" (the symmetry holds under random elements in float64 that are not those with which
 `discover` itself checks), "refused" (a `ValueError` with a sentence), "wrong" (an element changes the outputs), "error"
@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import resource
 import statistics
 import sys
@@ -24,6 +25,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +33,45 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from census_models import SOURCES, NotBuilt, open_transformers
+from census_diffusers import diffusers_names, make_diffusers
+from census_models import (
+    Made,
+    NotBuilt,
+    family,
+    make_segmentation,
+    make_timm,
+    make_torchvision,
+    make_vit,
+    open_transformers,
+    segmentation_names,
+    timm_names,
+    torchvision_names,
+    transformers_names,
+    vit_names,
+)
 
 import regauge as rg
 from regauge.discovery import TraceError
 
-KINDS = (("discovered",), ("refused",), ("wrong",), ("error", "limit"), ("not built",))
-"""Kinds of answers, in the order of the table's columns."""
+SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | None]] = {
+    "transformers": (transformers_names, None),
+    "timm": (timm_names, make_timm),
+    "torchvision": (torchvision_names, make_torchvision),
+    "vit-pytorch": (vit_names, make_vit),
+    "segmentation": (segmentation_names, make_segmentation),
+    "diffusers": (diffusers_names, make_diffusers),
+}
+"""Sources: a function that yields names, and one that makes a model; models of transformers are opened from folders."""
+
+KINDS = ("discovered", "refused", "wrong", "error", "limit")
+"""Kinds of answers of models that run, in the order of the table's columns."""
 
 
 def judge(source: str, name: str) -> dict[str, Any]:
     """Discover and verify one model in this process."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        row: dict[str, Any] = {"source": source, "name": name}
+        row: dict[str, Any] = {"source": source, "family": family(source, name), "name": name}
         started = time.process_time()
         try:
             if SOURCES[source][1] is None:
@@ -61,10 +88,11 @@ def judge(source: str, name: str) -> dict[str, Any]:
         except NotBuilt as error:
             return row | {"kind": "not built", "sentence": _sentence(error)}
         except (TraceError, ValueError) as error:
-            return row | {"kind": "refused", "sentence": _sentence(error), "seconds": time.process_time() - started}
-        row["seconds"] = time.process_time() - started
-        check = symmetry.verify(module, inputs, kwargs, generator=torch.Generator().manual_seed(1))
-        row |= {"kind": "discovered" if check.ok else "wrong", "error": check.max_error}
+            return row | {"kind": "refused", "sentence": _sentence(error), "seconds": _since(started)}
+        row["seconds"] = _since(started)
+        generator = torch.Generator().manual_seed(1)
+        check = symmetry.verify(module, inputs, kwargs, generator=generator, each_group=False)
+        row |= {"kind": "discovered" if check.ok else "wrong", "error": float(f"{check.max_error:.1e}")}
         if not check.ok:
             row["sentence"] = str(check)[:400]
         frozen: dict[str, int] = {}
@@ -80,8 +108,16 @@ def judge(source: str, name: str) -> dict[str, Any]:
         return row
 
 
+def _since(started: float) -> float:
+    return round(time.process_time() - started, 2)
+
+
 def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+    """The kind of an exception and its words, without the folders of this machine."""
+    text = " ".join(str(error).split())
+    for folder in sorted(filter(None, [*sys.path, tempfile.gettempdir()]), key=len, reverse=True):
+        text = text.replace(f"{folder}/", "")
+    return f"{type(error).__name__}: {text}"[:400]
 
 
 def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
@@ -125,17 +161,69 @@ def read(path: Path) -> list[dict[str, Any]]:
     return list({(row["source"], row["name"]): row for row in rows}.values())
 
 
+def branch(source: str, name: str) -> str:
+    """The use of a model, by its source and by its class."""
+    if source != "transformers":
+        return source
+    tasks = (
+        (r"CausalLM|LMHead", "language models"),
+        (r"MaskedLM|Sequence|PreTraining|QuestionAnswering", "encoders of text"),
+        (r"CTC|Audio|Speech|Wav|Spectro|Codec|Vocoder", "sound"),
+        (r"Conditional|ImageText|Multimodal", "text from text, images or sounds"),
+        (r"Image|Vision|Video|Depth|Semantic|Detection|Segment", "images"),
+    )
+    found = next((task for words, task in tasks if re.search(words, name.split("/")[1])), "others")
+    return f"transformers: {found}"
+
+
+REASONS = (
+    ("depends on the values", "what runs depends on values of a tensor"),
+    ("are known that reach", "no example inputs are known that reach every part"),
+    ("no example inputs", "no example inputs are known on which this configuration runs"),
+)
+"""Words of sentences with which a model is refused, and what they say."""
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """The answers by source, as Markdown."""
-    lines = ["| source | models | discovered | refused | wrong | errors and limits | not built | median CPU s |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for source in dict.fromkeys(row["source"] for row in rows):
-        own = [row for row in rows if row["source"] == source]
-        counts = [sum(row["kind"] in kinds for row in own) for kinds in KINDS]
-        seconds = [row["seconds"] for row in own if row["kind"] == "discovered"]
+    """Three tables as Markdown: how much of the plan was run, the answers by use, and the reasons of refusals."""
+    plans, rows = ([row for row in rows if (row["kind"] == "planned") == wanted] for wanted in (True, False))
+    judged = [row for row in rows if row["kind"] != "not built"]
+    lines = ["| source | models planned | run | families planned | run |", "| --- | ---: | ---: | ---: | ---: |"]
+    for plan in plans:
+        own = [row["family"] for row in rows if row["source"] == plan["source"]]
+        lines.append(f"| {plan['source']} | {plan['models']} | {len(own)} | {plan['families']} | {len(set(own))} |")
+    models, families = (sum(plan[what] for plan in plans) for what in ("models", "families"))
+    count = len({(row["source"], row["family"]) for row in rows})
+    lines += [f"| all | {models} | {len(rows)} | {families} | {count} |", ""]
+    lines += ["| models | families | judged | right | refused | wrong | errors | limits | median CPU s | not built |"]
+    lines += ["| --- " + "| ---: " * 9 + "|"]
+    for one in [*sorted({branch(row["source"], row["name"]) for row in rows}), "all"]:
+        own = [row for row in rows if one in ("all", branch(row["source"], row["name"]))]
+        ran = [row for row in own if row in judged]
+        shares = [f"{_share(row['kind'] == kind for row in ran)}" for kind in KINDS]
+        seconds = [row["seconds"] for row in ran if row["kind"] == "discovered"]
         median = f"{statistics.median(seconds):.1f}" if seconds else ""
-        lines.append(f"| {source} | {len(own)} | {' | '.join(map(str, counts))} | {median} |")
+        families = len({(row["source"], row["family"]) for row in own})
+        cells = [one, families, len(ran), *shares, median, len(own) - len(ran)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "| answer | reason | families |", "| --- | --- | --- |"]
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in judged:
+        if row["kind"] != "discovered":
+            found.setdefault((row["kind"], reason(row["sentence"])), set()).add(row["family"])
+    for kind, why in sorted(found):
+        lines.append(f"| {kind} | {why} | {', '.join(sorted(found[kind, why]))} |")
     return "\n".join(lines)
+
+
+def reason(sentence: str) -> str:
+    """The reason that a sentence gives, in few words."""
+    return next((short for words, short in REASONS if words in sentence), sentence[:80])
+
+
+def _share(holds: Iterable[bool]) -> str:
+    found = list(holds)
+    return f"{sum(found)} ({sum(found) / len(found):.0%})" if any(found) else "0"
 
 
 def main() -> int:
@@ -163,15 +251,16 @@ def main() -> int:
         _torchvision_operators()
     # What `torch.export` imports at its first call is imported before the fork: it is not counted, and done once.
     rg.discover(torch.nn.Linear(2, 2), (torch.zeros(2, 2),))
-    sources = [[(source, name) for name in SOURCES[source][0]()] for source in args.source]
-    models = [one for several in itertools.zip_longest(*sources) for one in several if one is not None]
+    models = planned(args.source)
     if args.only:
         for source, name in models:
             if any(part in name for part in args.only):
                 print(json.dumps(judge(source, name)), flush=True)
         return 0
+    if not args.out.exists():
+        args.out.write_text("".join(json.dumps(plan(source)) + "\n" for source in args.source))
     part, count = map(int, args.shard.split("/"))
-    rows = {(row["source"], row["name"]): row for row in read(args.out)} if args.out.exists() else {}
+    rows = {(row["source"], row["name"]): row for row in read(args.out)}
     done = {key for key, row in rows.items() if row["kind"] not in args.again}
     left = [one for one in models[part::count] if one not in done]
     for k, (source, name) in enumerate(left, 1):
@@ -180,6 +269,27 @@ def main() -> int:
             file.write("\n" * is_cut(args.out) + json.dumps(row) + "\n")
         print(f"{k} of {len(left)}: {source} {name}: {row['kind']}", flush=True)
     return 0
+
+
+def plan(source: str) -> dict[str, Any]:
+    """The number of models and of families of a source, as a row."""
+    names = list(SOURCES[source][0]())
+    families = {family(source, name) for name in names}
+    return {"source": source, "name": "", "kind": "planned", "models": len(names), "families": len(families)}
+
+
+def planned(sources: list[str]) -> list[tuple[str, str]]:
+    """All models of some sources in turn, one of each family before the second of any."""
+    turns: dict[tuple[str, str], int] = {}
+
+    def turn(source: str, name: str) -> int:
+        key = source, family(source, name)
+        turns[key] = turns.get(key, 0) + 1
+        return turns[key]
+
+    lists = [[(turn(source, name), source, name) for name in SOURCES[source][0]()] for source in sources]
+    mixed = [one for several in itertools.zip_longest(*lists) for one in several if one is not None]
+    return [(source, name) for _, source, name in sorted(mixed, key=lambda one: one[0])]
 
 
 def is_cut(path: Path) -> bool:

@@ -9,6 +9,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,21 @@ def small_configuration(kind: type, shrink: Callable[[Mapping[str, Any]], dict[s
     known = {n: v for n, v in settings.items() if n not in parts}
     for drop in ((), ("layer_types",)):
         try:
-            return kind(**{n: v for n, v in known.items() if n not in drop}, **parts)
+            return fit_sections(kind(**{n: v for n, v in known.items() if n not in drop}, **parts))
         except Exception as error:
             last = error
     raise last
+
+
+def fit_sections(config: Any) -> Any:
+    """A configuration whose rotary angles of time, height and width fill the head, as its width may have changed."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "mrope_section" in rope or (rope and config.model_type.startswith("glm")):  # GLM's code has sections by default.
+        heads = getattr(config, "num_attention_heads", None) or 1
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        half = int(width * rope.get("partial_rotary_factor", 1)) // 2
+        rope["mrope_section"] = [half - 2 * (half // 4), half // 4, half // 4]
+    return config
 
 
 def own_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +174,8 @@ def is_kept_small(name: str, value: Any) -> bool:
 
 MOST = 10_000_000
 """Parameters that a small configuration may have."""
+LARGEST = 60_000_000
+"""Parameters that a model may have of which there is no small configuration."""
 FIXED = (
     "head",
     "layer",
@@ -273,8 +287,8 @@ def tiny_list(name: str, value: list[int], layers: int) -> list[int] | None:
     return None
 
 
-def small_builder(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The builder of timm with fewer layers and narrower ones, where a class takes them."""
+def small_builder(build: Callable[..., nn.Module], factor: int) -> Callable[..., nn.Module]:
+    """The builder of timm with one block in each stage and widths divided by a factor, where a class takes them."""
 
     def smaller(cls: Any, variant: str, pretrained: bool, *args: Any, **kwargs: Any) -> nn.Module:
         kwargs = dict(kwargs)
@@ -283,11 +297,26 @@ def small_builder(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         for name, value in kwargs.items():
             if name in ("depth", "num_layers") and isinstance(value, int):
                 kwargs[name] = min(value, 2)
-            if name in ("depths", "layers", "num_blocks") and isinstance(value, tuple | list):
+            elif name in ("depths", "layers", "num_blocks") and isinstance(value, tuple | list):
                 kwargs[name] = type(value)(min(v, 1) if isinstance(v, int) else v for v in value)
+            elif name in ("dims", "embed_dims", "channels", "embed_dim", "out_chs") and isinstance(value, tuple | list):
+                kwargs[name] = type(value)(v // factor for v in value)
+        if hasattr(kwargs.get("model_cfg"), "blocks") and is_dataclass(kwargs["model_cfg"]):
+            kwargs["model_cfg"] = small_blocks(kwargs["model_cfg"], factor)
         return build(cls, variant, pretrained, *args, **kwargs)
 
     return smaller
+
+
+def small_blocks(config: Any, factor: int) -> Any:
+    """A configuration of timm's networks of blocks, each block once and narrower."""
+
+    def small(block: Any) -> Any:
+        return tuple(map(small, block)) if isinstance(block, tuple | list) else replace(block, d=1, c=block.c // factor)
+
+    stem = config.stem_chs
+    narrow = stem // factor if isinstance(stem, int) else type(stem)(v // factor for v in stem)
+    return replace(config, blocks=small(config.blocks), stem_chs=narrow, num_features=config.num_features // factor)
 
 
 def timm_names() -> Iterator[str]:
@@ -306,22 +335,23 @@ def timm_names() -> Iterator[str]:
 
 
 def make_timm(name: str) -> Made:
-    """A model of timm with one block in each stage, on images of the size that it wants, at most 64 if it may."""
+    """A model of timm, narrow and with one block in each stage if it may, on images of 64 pixels if it may."""
     import timm
 
     module, model = name.split("/")
     home = importlib.import_module(f"timm.models.{module}")
     plain = getattr(home, "build_model_with_cfg", None)
 
-    def make(is_small: bool, size: int | None, own: bool) -> tuple[nn.Module, Tensor]:
+    def make(factor: int, size: int | None, own: bool) -> tuple[nn.Module, Tensor]:
         if plain is not None:
-            home.build_model_with_cfg = small_builder(plain) if is_small else plain
+            home.build_model_with_cfg = small_builder(plain, factor) if factor else plain
         more = {} if size is None else {"img_size": size}
         net = timm.create_model(model, pretrained=False, num_classes=5, **more)
         side = net.default_cfg["input_size"][-1] if own else 64
         return net, torch.randn(2, 3, side, side)
 
-    ways = [(is_small, *rest) for is_small in (True, False) for rest in ((64, False), (None, False), (None, True))]
+    sizes: tuple[tuple[int | None, bool], ...] = ((64, False), (None, False), (None, True))
+    ways = [(factor, *size) for factor in (4, 1, 0) for size in sizes]
     return first_that_runs(partial(make, *way) for way in ways)
 
 
@@ -330,7 +360,7 @@ def torchvision_names() -> Iterator[str]:
 
     large = (
         r"large|huge|_[lh]_|_\d?[368]_?2?gf|128gf|wide|101|152|v2_[lm]|b[4-7]$|201|161|64x4d|_b$|_b_16|_b_32"
-        r"|convnext_base|_[1-9]+_?\d?gf"
+        r"|convnext_(base|small)|_s$|_[1-9]+_?\d?gf"
     )
     yield from (name for name in models.list_models() if not re.search(large, name))
 
@@ -480,6 +510,8 @@ def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], leas
     for make in ways:
         try:
             net, x = make()
+            if sum(p.numel() for p in net.parameters()) > LARGEST:
+                raise NotBuilt(f"more than {LARGEST} parameters")
             with torch.no_grad():
                 net.eval()(x)
         except Exception as error:  # Whatever a package raises says that this is no way to make the model.
@@ -490,11 +522,14 @@ def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], leas
     raise NotBuilt(f"{type(last).__name__}: {last}") from last
 
 
-SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | None]] = {
-    "transformers": (transformers_names, None),
-    "timm": (timm_names, make_timm),
-    "torchvision": (torchvision_names, make_torchvision),
-    "vit-pytorch": (vit_names, make_vit),
-    "segmentation": (segmentation_names, make_segmentation),
-}
-"""Sources: a function that yields names, and one that makes a model; models of transformers are opened from folders."""
+def family(source: str, name: str) -> str:
+    """The family of a model: its module in transformers, timm or torchvision, its decoder, or its file."""
+    if source == "transformers":
+        from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+        return model_type_to_module_name(name.split("/")[0])
+    if source == "torchvision":
+        from torchvision import models
+
+        return models.get_model_builder(name).__module__.removeprefix("torchvision.models.")
+    return name.split("/")[0]

@@ -10,6 +10,7 @@ from models import CASES, Case, symmetry_of
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.core.element import PARTS
 from regauge.core.probe import perturb, relative_change
 from regauge.discovery import Activations, activations
 
@@ -71,7 +72,7 @@ def test_every_value_moves_as_its_placements_say(found: Found) -> None:
     assert not values.notes
     before = values.values(params, found.inputs, found.kwargs)
     for seed in range(2):
-        element = found.symmetry.random(generator(seed))
+        element = found.symmetry.random(generator(seed), PARTS)
         after = values.values(found.symmetry.act(element, params), found.inputs, found.kwargs)
         moved = values.symmetry.act(element, before)
         errors = {name: relative_change([moved[name]], [after[name]]) for name in moved}

@@ -11,6 +11,7 @@ from torch.nn.utils import prune
 from torch.utils import checkpoint
 
 import regauge as rg
+from regauge.discovery import layout
 from regauge.discovery.trace import TraceError
 
 Forward = Callable[[Any, Tensor], Any]
@@ -526,6 +527,51 @@ def test_keyword_inputs_and_inputs_that_are_no_tensors() -> None:
     assert [group.kind for group in relu.groups] == ["scaled"]
     generator = torch.Generator().manual_seed(0)
     assert tanh.verify(module, (parts, 2, "tanh"), {"flip": True}, generator=generator).ok
+
+
+def test_tails_of_tails_are_one_sum() -> None:
+    whole = tail = layout.leaf(400)
+    for _ in range(399):
+        tail = layout.cut(tail, [1])[1]
+    assert [layout.size_of(piece) for piece in layout.cut(whole, [396, 398])] == [396, 2, 2]
+
+
+def test_a_model_that_is_finite_in_float32_alone_is_checked_there() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            keep = torch.ones(3, dtype=torch.float32)
+            return self.head(self.fc(x).relu()) + (1 - keep) * torch.finfo(x.dtype).min
+
+    torch.manual_seed(0)
+    module, inputs, generator = Masked(), (torch.randn(6, 5),), torch.Generator().manual_seed(0)
+    assert module.double()(inputs[0].double()).isnan().all()
+    symmetry = rg.discover(module.float(), inputs)
+    assert [group.kind for group in symmetry.groups] == ["scaled"]
+    assert symmetry.verify(module, inputs, generator=generator).ok
+    axes = {"fc.weight": ("h", None), "fc.bias": ("h",), "head.weight": (None, "h")}
+    wrong = rg.Symmetry.from_axes(axes, kinds={"h": "signed"})
+    assert not wrong.verify(module, inputs, generator=generator).ok
+
+
+def test_infinite_limits_are_no_reason_to_refuse() -> None:
+    class Limited(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+            self.register_buffer("lowest", torch.tensor(-torch.inf))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.maximum(self.fc(x), self.lowest).tanh())
+
+    torch.manual_seed(0)
+    module, inputs, generator = Limited(), (torch.randn(6, 5),), torch.Generator().manual_seed(0)
+    symmetry = rg.discover(module, inputs)
+    assert [(group.size, group.is_permuted) for group in symmetry.groups] == [(8, True)]
+    assert symmetry.verify(module, inputs, generator=generator).ok
 
 
 def test_a_wrong_symmetry_is_called_wrong() -> None:

@@ -15,6 +15,7 @@ from regauge.alignment.engine.frames import balances_of
 from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.plan import make_plan
 from regauge.canonical import orbit_distance
+from regauge.core.element import PARTS
 from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.params import Params
 from regauge.core.probe import InDouble
@@ -127,7 +128,7 @@ def test_a_number_is_known_where_every_use_adds_it_and_multiplies(
 
 def test_elements_are_a_group_that_acts_on_sums() -> None:
     _, _, symmetry, params = plus_one()
-    g, h = (symmetry.random(generator(seed)) for seed in (1, 2))
+    g, h = (symmetry.random(generator(seed), PARTS) for seed in (1, 2))
     moved = symmetry.act(g, params)
     assert gap(symmetry.act(h, moved), symmetry.act(symmetry.compose(h, g), params)) < 1e-14
     assert gap(symmetry.act(symmetry.inverse(g), moved), params) < 1e-14
@@ -137,7 +138,7 @@ def test_elements_are_a_group_that_acts_on_sums() -> None:
     again = rg.Symmetry.from_json(symmetry.to_json())
     assert again == symmetry
     assert "act on the weight plus a number: 1.weight" in str(again)
-    elements = symmetry.random(generator(3), batch=(2,))
+    elements = symmetry.random(generator(3), PARTS, (2,))
     both, one = symmetry.act(elements, params), symmetry.act(elements.item(1), params)
     assert gap({key: both[key][1] for key in symmetry.sites}, one) == 0
     in_place = {key: t.clone() for key, t in params.items()}
@@ -243,7 +244,7 @@ def test_streaming_finds_what_matching_in_memory_finds(tmp_path: Path) -> None:
     module, x, params = gemma()
     symmetry = rg.discover(module, (x,), verify=False)
     near = {key: t + 0.02 * torch.randn_like(t) for key, t in params.items()}
-    moved = symmetry.act(symmetry.random(generator(1)), near)
+    moved = symmetry.act(symmetry.random(generator(1), PARTS), near)
     for letter, one in (("a", params), ("b", moved)):
         rg.save(one, tmp_path / f"{letter}.safetensors")
     files = tuple(rg.Checkpoint.open(tmp_path / f"{letter}.safetensors") for letter in "ab")

@@ -32,6 +32,7 @@ from regauge.bayes.posteriors.gaussian import GaussianPosterior, Noise, Posterio
 from regauge.bayes.posteriors.kronecker import KroneckerPosterior, KroneckerTerm
 from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
+from regauge.core.element import PARTS
 
 
 @each_kind
@@ -42,7 +43,7 @@ def test_pushing_commutes_with_sampling(name: str, kind: str) -> None:
     noise = q.draw(7, generator(2))
     samples = q.at(noise)
     for seed in range(5):
-        g = symmetry.random(generator(seed))
+        g = symmetry.random(generator(seed), PARTS)
         assert is_close(q.push(symmetry, g).at(q.push_noise(symmetry, g, noise)), symmetry.act(g, samples))
     assert not is_close(q.at(noise), symmetry.act(g, samples))
 
@@ -55,7 +56,7 @@ def test_pushing_is_an_action(name: str, kind: str) -> None:
     noise = q.draw(4, generator(2))
     assert is_close(q.push(symmetry, symmetry.identity()).at(noise), q.at(noise), atol=0)
     assert is_close(q.push_noise(symmetry, symmetry.identity(), noise), noise, atol=0)
-    g, h = symmetry.random(generator(3)), symmetry.random(generator(4))
+    g, h = symmetry.random(generator(3), PARTS), symmetry.random(generator(4), PARTS)
     once, twice = q.push(symmetry, symmetry.compose(h, g)), q.push(symmetry, g).push(symmetry, h)
     assert is_close(once.at(noise), twice.at(noise))
     moved = q.push(symmetry, g).push_noise(symmetry, h, q.push_noise(symmetry, g, noise))
@@ -68,7 +69,7 @@ def test_the_predictive_law_does_not_change(name: str, kind: str) -> None:
     module, inputs, symmetry = network(name)
     q = KINDS[kind](name, 1)
     noise = q.draw(4, generator(2))
-    g = symmetry.random(generator(3))
+    g = symmetry.random(generator(3), PARTS)
     moved = q.push(symmetry, g).at(q.push_noise(symmetry, g, noise))
     run = vmap(lambda params: functional_call(module, params, (inputs,)))
     assert torch.allclose(run(q.at(noise)), run(moved), atol=1e-9)

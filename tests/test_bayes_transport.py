@@ -29,6 +29,7 @@ from regauge.bayes.posteriors.low_rank import LowRankPosterior
 from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.bayes.transport.posterior_mixtures import MixturePosterior, mixture
 from regauge.bayes.transport.wasserstein import distance, geodesic
+from regauge.core.element import PARTS
 
 GAUSSIAN = [kind for kind in KINDS if kind != "particles"]
 STRAIGHT = [kind for kind in GAUSSIAN if kind != "low rank"]
@@ -203,7 +204,7 @@ def test_points_between_kronecker_posteriors_move_like_others() -> None:
         std = torch.cat([q.moments().std[n].flatten() for n in uncertain(name)])
         assert torch.allclose(root.square().sum(1).sqrt(), std)
         for seed in range(3):
-            g = symmetry.random(generator(seed))
+            g = symmetry.random(generator(seed), PARTS)
             assert is_close(q.push(symmetry, g).at(q.push_noise(symmetry, g, noise)), symmetry.act(g, q.at(noise)))
 
 

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch import nn
 
 import regauge as rg
 from regauge.cli.commands import as_options
 from regauge.cli.main import main
 from regauge.hub import bring_together, open_batches, open_task
+from regauge.hub.every_expert import visit_every_expert
+from regauge.hub.example_inputs import example_inputs
 from regauge.nets import mlp
 
 NETS = """
@@ -107,3 +112,49 @@ def test_the_command_line_says_options(refused: Callable[..., str]) -> None:
 def test_files_say_nothing_about_tokens() -> None:
     opened = [rg.Checkpoint.open(f"{name}.safetensors") for name in "ab"]
     assert bring_together(opened).networks == tuple(opened)
+
+
+def perceiver() -> nn.Module:
+    widths = {"d_latents": 16, "d_model": 16, "qk_channels": 16, "v_channels": 16}
+    counts = {"num_latents": 4, "num_blocks": 1, "num_self_attends_per_block": 1, "num_self_attention_heads": 2}
+    text = {"num_cross_attention_heads": 2, "vocab_size": 20, "max_position_embeddings": 8}
+    return transformers.PerceiverForMaskedLM(transformers.PerceiverConfig(**widths, **counts, **text))
+
+
+def moonshine() -> nn.Module:
+    layers = {f"{side}_num_hidden_layers": 1 for side in ("encoder", "decoder")}
+    heads = {f"{side}_num_attention_heads": 2 for side in ("encoder", "decoder")}
+    widths = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 20, "pad_token_id": 0}
+    return transformers.MoonshineForConditionalGeneration(transformers.MoonshineConfig(**layers, **heads, **widths))
+
+
+def decisions() -> nn.Module:
+    config = transformers.DecisionTransformerConfig(state_dim=3, act_dim=2, hidden_size=16, n_layer=1, n_head=2)
+    return transformers.DecisionTransformerModel(config)
+
+
+def querying() -> nn.Module:
+    widths = {"hidden_size": 16, "intermediate_size": 20, "encoder_hidden_size": 12, "vocab_size": 20}
+    config = transformers.Blip2QFormerConfig(num_hidden_layers=2, num_attention_heads=2, **widths)
+    return transformers.Blip2QFormerModel(config)
+
+
+@pytest.mark.parametrize("make", [perceiver, moonshine, decisions, querying])
+def test_example_inputs_are_made_up_for_unusual_models(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module: Any = make().eval()
+    kwargs = next(example_inputs(module, module.config))
+    symmetry = rg.discover(module, (), kwargs)
+    assert any(group.is_permuted for group in symmetry.groups)
+    assert symmetry.verify(module, (), kwargs, generator=torch.Generator().manual_seed(1)).ok
+
+
+def test_a_grid_of_patches_is_an_input_on_which_shapes_depend() -> None:
+    widths = {"hidden_size": 16, "out_hidden_size": 16, "intermediate_size": 20, "image_size": 56}
+    module = transformers.Glm4vVisionModel(transformers.Glm4vVisionConfig(depth=1, num_heads=2, **widths)).eval()
+    kwargs = next(example_inputs(module, module.config))
+    with pytest.raises(rg.discovery.TraceError, match=r"modeling_glm4v.py.* depends on the values of a tensor"):
+        rg.discover(module, (), kwargs)
+    forward = module.forward
+    assert not visit_every_expert(module, (), kwargs)
+    assert module.forward == forward

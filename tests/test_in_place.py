@@ -21,6 +21,7 @@ REPLACED: dict[str, Callable[[Tensor], Tensor]] = {
     "read before": lambda y: y.mean() + (y * 2).sigmoid_(),
     "a view that alone is read": lambda y: y.flatten(0, 1).tanh_(),
     "what is the same tensor": lambda y: torch.atleast_2d(y).relu_() + y,
+    "behind a map over examples": lambda y: torch.vmap(lambda row: row.sigmoid())(y).mul_(2.0),
     "dropout": lambda y: fn.dropout(y, 0.5, training=False, inplace=True).exp(),
 }
 KEPT: dict[str, Callable[[Tensor], Tensor]] = {

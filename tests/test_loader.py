@@ -13,6 +13,7 @@ import models
 import numpy as np
 import pytest
 import torch
+import translation_nets
 import weightspace_cases
 from torch.func import functional_call, vmap
 
@@ -123,6 +124,19 @@ def test_random_elements_leave_the_functions_unchanged(name: str) -> None:
         assert not torch.equal(row, params["layers.0.weight"][k])  # with a probability of nearly one
     first, second = (dict(moved[:20]), dict(moved[20:]))
     assert all(not torch.equal(first[k], second[k]) for k in first)  # anew in every epoch
+
+
+def test_random_elements_translate_and_rotate() -> None:
+    module, x, symmetry, params = translation_nets.network("decoder")
+    networks = {name: torch.stack([t] * 3) for name, t in params.items()}
+    before = functional_call(module, params, (x,))
+    for part, found in (("translation", "blocks.0.k.bias"), ("rotation", "tokens.weight")):
+        loader = Loader(networks, batch=3, augment=(part,), symmetry=symmetry, generator=chance())
+        batch = next(iter(loader)).params
+        for k in range(3):
+            moved = {name: t[k] for name, t in batch.items()}
+            torch.testing.assert_close(functional_call(module, moved, (x,)), before, rtol=1e-10, atol=1e-10)
+            assert float((moved[found] - params[found]).abs().max()) > 0.01
 
 
 def test_equal_generators_give_equal_batches_and_others_give_others() -> None:

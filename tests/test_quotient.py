@@ -124,7 +124,7 @@ def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path
     found = rg.compare(*paths, symmetry, memory="2GB")
     assert str(found.verdict) == "same network in another gauge"
     assert found.orbit_distance < 1e-6 * found.norm < 0.01 * found.distance
-    lazy = LazyRepresentative(symmetry.bind(params), params.__getitem__)
+    lazy = LazyRepresentative(symmetry.bind(params), lambda key, _: params[key])
     again = {key: lazy.parameter(key).to(params[key]) for key in lazy}
     assert gap(again, symmetry.split(params)[0]) == 0
 
@@ -174,6 +174,13 @@ def test_representatives_are_differentiated() -> None:
         return torch.cat([found["head.weight"].sin().sum()[None], found["blocks.1.up.bias"], found["blocks.0.q.bias"]])
 
     assert torch.autograd.gradcheck(compute, tuple(params[name].clone().requires_grad_() for name in names))
+
+
+def test_gaussians_are_not_rotated_behind_gains() -> None:
+    _, _, symmetry, params = network("means")
+    q = rg.bayes.GaussianPosterior(params, {key: torch.full_like(t, 0.1) for key, t in params.items()})
+    with pytest.raises(ValueError, match="a rotated Gaussian is not of its kind"):
+        q.push(symmetry, symmetry.random(generator(3), ("rotation",)))
 
 
 def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> None:

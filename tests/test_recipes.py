@@ -13,6 +13,7 @@ import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.outputs.provenance import hash_file, read_provenance
 from regauge.cli.main import main
+from regauge.core.element import PARTS
 from regauge.hub.layer_stack import LayerStack
 from regauge.merging.assembly import Assembly
 from regauge.merging.recipes.merge_recipe import plan_recipe
@@ -562,7 +563,7 @@ def move(source: str, out: str) -> None:
     main(["discover", "one", "-o", "symmetry.json"])
     checkpoint = Checkpoint.open(source)
     symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(checkpoint.params)
-    element = symmetry.random(torch.Generator().manual_seed(0))
+    element = symmetry.random(torch.Generator().manual_seed(0), PARTS)  # parents are matched as they are stored
     model = build(0)
     model.load_state_dict(symmetry.act(element, checkpoint.params))
     model.save_pretrained(out)

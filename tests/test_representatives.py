@@ -1,5 +1,6 @@
 """Rotations behind gains are part of the group, and networks are aligned, merged and compared as representatives."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from pretend_device import PretendDevice
 from torch import nn
 from translation_nets import EVERY as UNROTATED
-from translation_nets import NETS, gap, generator, network, outputs
+from translation_nets import NETS, Stream, gap, generator, network, outputs, stranger, stream
 
 import regauge as rg
+from regauge import weightspace as ws
 from regauge.checkpoints import load_alignment
+from regauge.comparison import fingerprint
 from regauge.core.behind_gains import lift, lower
 from regauge.core.interpolation import distance, interpolate
 from regauge.core.params import Params
@@ -19,49 +22,12 @@ EVERY = (*UNROTATED, "rotation")
 """All parts of an element."""
 
 
-class Stream(nn.Module):
-    """A residual stream of RMS norms, read by linear layers alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(5, 8, bias=False), nn.Linear(8, 3)
-        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(3))
-        self.ups = nn.ModuleList(nn.Linear(8, 12) for _ in range(2))
-        self.downs = nn.ModuleList(nn.Linear(12, 8, bias=False) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=False):
-            x = x + down(up(norm(x)).relu())
-        result: torch.Tensor = self.head(self.norms[2](x))
-        return result
-
-
-def stream(seed: int = 0) -> tuple[nn.Module, torch.Tensor, rg.Symmetry, Params]:
-    torch.manual_seed(seed)
-    module, x = Stream().double().eval(), torch.randn(7, 5, dtype=torch.float64)
-    with torch.no_grad():
-        for tensor in module.parameters():
-            tensor += 0.3 * torch.randn_like(tensor)
-    return module, x, rg.discover(module, (x,)), {name: t.detach() for name, t in module.state_dict().items()}
-
-
 def rotatable() -> list[str]:
     return ["stream", *(name for name in NETS if network(name)[2].rotatable)]
 
 
 def case(name: str) -> tuple[nn.Module, torch.Tensor, rg.Symmetry, Params]:
     return stream() if name == "stream" else network(name)
-
-
-def stranger(params: Params, symmetry: rg.Symmetry, size: float, seed: int = 5) -> Params:
-    chance = generator(seed)
-    return {
-        name: t + size * torch.randn(t.shape, generator=chance, dtype=t.dtype)
-        if t.is_floating_point() and name not in symmetry.buffers
-        else t
-        for name, t in params.items()
-    }
 
 
 def test_streams_of_norms_with_gains_say_that_they_are_rotated() -> None:
@@ -145,6 +111,16 @@ def test_copies_moved_by_any_part_come_back(name: str) -> None:
     stacked = {n: torch.stack([params[n], moved[n]]) for n in params}
     pairs = rg.alignment.align_pairs(params, stacked, symmetry, rotate="always")
     assert all(gap({n: t[k] for n, t in pairs.params.items()}, params) < 1e-6 for k in range(2))
+
+
+@pytest.mark.parametrize("name", ["residual", "batch norm", "decoder"])
+def test_an_element_moves_the_second_network_to_what_is_returned(name: str) -> None:
+    """Also where running variances are a part of gains, so that a bias has another coordinate."""
+    _, _, symmetry, params = network(name)
+    far = symmetry.act(symmetry.random(generator(6), UNROTATED), stranger(params, symmetry, 0.5))
+    found = rg.align(params, far, symmetry)
+    assert found.element.translation
+    assert gap(found.symmetry.act(found.element, far), found.params) == 0
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -258,13 +234,6 @@ def test_tiny_gains_of_the_first_network_are_not_given_to_others() -> None:
     assert torch.allclose(outputs(module, found.params, x), outputs(module, other, x), atol=1e-9)
 
 
-def test_streamed_networks_cannot_be_rotated(tmp_path: Path) -> None:
-    _, _, symmetry, params = stream()
-    files = [rg.save(params, tmp_path / f"{name}.safetensors") for name in "ab"]
-    with pytest.raises(ValueError, match="give more memory for rotate='always'"):
-        rg.align(*files, symmetry, out=tmp_path / "out.safetensors", memory=12_000, rotate="always")
-
-
 @pytest.mark.parametrize("name", ["stream", "decoder"])
 def test_a_stored_rotation_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     _, _, symmetry, _ = case(name)
@@ -300,3 +269,102 @@ def test_networks_on_another_device_are_matched_there(name: str) -> None:
             found = rg.align(a, b, symmetry, rotate=rotate)
             assert all(device.holds(tensor) for tensor in found.params.values())
         assert all(device.holds(tensor) for tensor in rg.align_many([a, b], symmetry).params[1].values())
+
+
+@pytest.mark.parametrize("name", rotatable())
+def test_one_network_for_each_orbit_also_of_rotated_streams(name: str, tmp_path: Path) -> None:
+    module, x, symmetry, params = case(name)
+    found, before = rg.canonicalize(params, symmetry), outputs(module, params, x)
+    assert torch.allclose(outputs(module, found, x), before, atol=1e-11)
+    assert gap(rg.canonicalize(found, symmetry), found) < 1e-11
+    for parts in (None, ("rotation",)):
+        moved = symmetry.act(symmetry.random(generator(1), parts), params)
+        assert gap(rg.canonicalize(moved, symmetry), found) < 1e-11
+        assert rg.canonical.orbit_distance(params, moved, symmetry) < 1e-10
+        assert str(rg.compare(params, moved, symmetry).verdict) == "same network in another gauge"
+        blind = [rg.canonicalize(one, symmetry, parts=UNROTATED) for one in (params, moved)]
+        assert gap(*blind) > 0.1
+        left = [rg.canonicalize(one, symmetry, reference=stranger(params, symmetry, 0.1)) for one in (params, moved)]
+        assert gap(*left) < 1e-10
+    element = rg.canonical.canonical_element(params, symmetry)
+    assert gap(symmetry.act(element, params), found) < 1e-12
+    elements = symmetry.random(generator(2), batch=(2,))
+    floating = [key for key in params if params[key].is_floating_point()]
+    copies = rg.canonicalize(
+        symmetry.act(elements, {key: t.expand(2, *t.shape) for key, t in params.items()}), symmetry
+    )
+    for k in range(2):
+        assert gap({key: copies[key][k] for key in floating}, {key: found[key] for key in floating}) < 1e-11
+    path = rg.save(params, tmp_path / "a.safetensors")
+    rg.canonicalize(path, symmetry, out=tmp_path / "b.safetensors")
+    assert gap(rg.load(tmp_path / "b.safetensors"), found) == 0
+    loaded = load_alignment(tmp_path / "b.alignment.safetensors")
+    assert gap(loaded.symmetry.act(loaded.element, params), found) < 1e-12
+    assert not rg.canonical.canonical_manifold(symmetry).left
+
+
+def test_a_noisy_copy_is_nearer_than_without_rotations() -> None:
+    _, _, symmetry, params = network("decoder")
+    other = stranger(params, symmetry, 0.01)
+    moved = symmetry.act(symmetry.random(generator(1)), other)
+    unrotated = replace(symmetry, groups=tuple(replace(group, behind_gains="none") for group in symmetry.groups))
+    near, far, blind = (
+        rg.canonical.orbit_distance(params, two, one)
+        for two, one in ((other, symmetry), (moved, symmetry), (moved, unrotated))
+    )
+    assert near == pytest.approx(far, rel=1e-6)
+    assert near < rg.canonical.orbit_distance(params, other, unrotated) < 0.1 * blind
+
+
+def test_canonical_forms_reorder_what_a_gain_of_zero_keeps_from_rotating() -> None:
+    _, _, symmetry, params = stream()
+    stopped = params | {"norms.1.weight": params["norms.1.weight"] * (torch.arange(8) != 3)}
+    g = symmetry.random(generator(1), ("permutation", "rotation"))  # what reads a gain of zero keeps its scale
+    both = {name: torch.stack([params[name], stopped[name]]) for name in params}
+    found = rg.canonicalize(both, symmetry)
+    assert gap(rg.canonicalize(symmetry.act(g, both), symmetry), found) < 1e-11
+    for k, one in enumerate((params, stopped)):
+        assert gap({name: t[k] for name, t in found.items()}, rg.canonicalize(one, symmetry)) < 1e-12
+    assert rg.canonical.orbit_distance(stopped, symmetry.act(g, stopped), symmetry) < 1e-10
+    numbers = fingerprint(both, symmetry)
+    assert float((fingerprint(symmetry.act(g, both), symmetry) - numbers).norm()) < 1e-9
+    assert float((numbers[1] - numbers[0]).norm()) > 0.01
+
+
+def test_rotations_are_fixed_behind_translations_alone() -> None:
+    _, _, symmetry, params = network("decoder")
+    with pytest.raises(ValueError, match="rotations are fixed behind translations; name the part 'translation', too"):
+        rg.canonicalize(params, symmetry, parts=("permutation", "rotation"))
+    parts = ("translation", "rotation")
+    found = rg.canonicalize(params, symmetry, parts=parts)
+    moved = symmetry.act(symmetry.random(generator(1), parts), params)
+    assert gap(rg.canonicalize(moved, symmetry, parts=parts), found) < 1e-11
+    both = [rg.canonicalize(one, symmetry, parts=("permutation",)) for one in (params, moved)]
+    assert gap(*both) > 0.1
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("name", rotatable())
+def test_fingerprints_are_those_of_rotated_copies(name: str, tmp_path: Path) -> None:
+    _, _, symmetry, params = case(name)
+    numbers = fingerprint(params, symmetry)
+    moved = symmetry.act(symmetry.random(generator(1)), params)
+    assert float((fingerprint(moved, symmetry) - numbers).norm()) < 1e-9 * float(numbers.norm())
+    other = fingerprint(stranger(params, symmetry, 0.1), symmetry)
+    assert float((other - numbers).norm()) > 1e-3 * float(numbers.norm())
+    path = rg.save(moved, tmp_path / "a.safetensors")
+    assert float((fingerprint(path, symmetry, memory="2GB") - numbers).norm()) < 1e-9 * float(numbers.norm())
+
+
+def test_nets_over_networks_respect_no_rotations_and_say_so() -> None:
+    _, _, symmetry, params = stream()
+    made = {"head": ws.Invariant(2), "width": 8, "depth": 1, "generator": generator(0)}
+    with pytest.raises(ValueError, match="do not respect rotations behind gains; leave the part 'rotation' out"):
+        ws.Metanet(symmetry, parts=("permutation", "rotation"), **made)
+    net = ws.Metanet(symmetry, **made).double().requires_grad_(requires_grad=False)
+    assert "rotation" not in net.parts
+    moved = symmetry.act(symmetry.random(generator(1), ("rotation",)), params)
+    given = [{key: t.unsqueeze(0) for key, t in one.items()} for one in (params, moved)]
+    canonical = [rg.canonicalize(one, symmetry) for one in given]
+    assert float((net(given[0]) - net(given[1])).abs().max()) > 1e-4
+    assert float((net(canonical[0]) - net(canonical[1])).abs().max()) < 1e-9

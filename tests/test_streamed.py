@@ -25,6 +25,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.act import resolve
+from regauge.core.element import PARTS
 from regauge.core.families import inner_products
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
@@ -105,7 +106,7 @@ def _require_same(left: rg.Element, right: rg.Element) -> None:
     + [(name, ("balance", "recompute", "keep")[k % 3]) for k, name in enumerate(ONE_WAY)],
 )
 def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
-    """Streamed networks are matched as they are, not as representatives."""
+    """Networks as they are; tests/test_streamed_representatives.py is about representatives."""
     pair, method = _pair(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
     expected = rg.align(*pair.params, replace(pair.symmetry, translations=(), gains=()), method=method)
     whole = pair.plan(UNLIMITED, scales)
@@ -126,7 +127,7 @@ def test_streaming_leaves_nothing_of_a_random_element(name: str, tmp_path: Path)
     """With the scales that move running statistics, too."""
     pair = _pair(name, tmp_path)
     a, symmetry = pair.params[0], pair.symmetry
-    save(symmetry.act(symmetry.random(torch.Generator().manual_seed(3)), a), tmp_path / "moved.safetensors")
+    save(symmetry.act(symmetry.random(torch.Generator().manual_seed(3), PARTS), a), tmp_path / "moved.safetensors")
     with Checkpoint.open(tmp_path / "moved.safetensors") as moved:
         found = align_streamed(pair.files[0], moved, pair.smaller(), rg.WeightMatching())
         result = symmetry.act(found.element, moved.params)

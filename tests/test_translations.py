@@ -6,6 +6,7 @@ The numbers of dimensions in `NETS` were counted by hand, family by family.
 import copy
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from translation_nets import (
 import regauge as rg
 from regauge.canonical import orbit_distance
 from regauge.checkpoints import Alignment, load_alignment
+from regauge.core.element import PARTS
 from regauge.core.params import Params
 
 TRAPS = {"sink": ("blocks.0.k.bias", "blocks.0.v.bias"), "tied decoder": ("positions.weight.mean(0)",)}
@@ -42,12 +44,17 @@ LEFT = {
 }
 """Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
 and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
+ROTATED = {"decoder": 21, "sink": 21, "patches": 21, "two norms": 16, "means": 10}
+"""Dimensions of the rotations behind gains: O(7) has 21, O(5) and O(4) together 16, O(5) 10."""
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_as_many_dimensions_are_found_as_were_counted_by_hand(name: str) -> None:
     _, _, symmetry, _ = network(name)
     assert sum(family.size for family in symmetry.translations) == NETS[name][2]
+    bare = replace(symmetry, translations=(), groups=tuple(replace(g, behind_gains="none") for g in symmetry.groups))
+    stored = sum(family.size for family in symmetry.translations if family.is_stored_only)
+    assert symmetry.dimension == bare.dimension + NETS[name][2] - stored + ROTATED.get(name, 0)
     for trap in TRAPS.get(name, ()):
         assert trap not in [family.name for family in symmetry.translations]
 
@@ -81,6 +88,30 @@ def test_elements_with_translations_are_a_group_that_acts(name: str) -> None:
     assert torch.allclose(outputs(module, moved, x), outputs(module, params, x), atol=1e-10)
     assert gap(symmetry.act(h, moved), symmetry.act(symmetry.compose(h, g), params)) < 1e-11
     assert gap(symmetry.act(symmetry.inverse(g), moved), params) < 1e-11
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_random_elements_are_of_the_whole_group(name: str, tmp_path: Path) -> None:
+    module, x, symmetry, params = network(name)
+    g, h = symmetry.random(generator(1)), symmetry.random(generator(2))
+    assert [*g.translation] == [family.name for family in symmetry.translations if not family.is_stored_only]
+    assert tuple(g.rotation) == symmetry.rotatable
+    before, moved = outputs(module, params, x), symmetry.act(g, params)
+    for key, vector in g.translation.items():
+        assert gap(symmetry.act(symmetry.identity().translated({key: vector}), params), params) > 1e-3
+    for key, matrix in g.rotation.items():
+        assert gap(symmetry.act(symmetry.identity().rotated({key: matrix}), params), params) > 0.01
+    assert torch.allclose(outputs(module, moved, x), before, atol=1e-11)
+    assert gap(symmetry.act(h, moved), symmetry.act(symmetry.compose(h, g), params)) < 1e-11
+    assert gap(symmetry.act(symmetry.inverse(g), moved), params) < 1e-11
+    Alignment(symmetry, g).save(tmp_path / "g.safetensors")
+    again = load_alignment(tmp_path / "g.safetensors")
+    assert gap(again.symmetry.act(again.element, params), moved) == 0
+    linear = symmetry.random(generator(1), PARTS)
+    assert not linear.translation
+    assert not linear.rotation
+    for key, value in linear.items():
+        assert all(torch.equal(tensor, dict(g[key].items())[field]) for field, tensor in value.items())
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -198,7 +198,7 @@ def test_moments_are_read_and_respect_the_symmetry(case: str) -> None:
 @pytest.mark.parametrize("case", ["mlp_relu", "siren", "cnn_flatten", "vit"])
 def test_statistics_of_canonical_networks_stay_the_same(case: str) -> None:
     networks = population(case)
-    moved = symmetry(case).act(symmetry(case).random(generator(1), batch=(3,)), networks)
+    moved = symmetry(case).act(symmetry(case).random(generator(1), (*PARTS, "translation"), (3,)), networks)
     found, plain = invariant_statistics(symmetry(case)), layer_statistics
     assert abs(found(moved) - found(networks)).max() < 1e-5 * abs(found(networks)).max()
     assert abs(plain(moved) - plain(networks)).max() > 1e-2 * abs(plain(networks)).max()

@@ -17,7 +17,7 @@ from regauge.alignment.streamed.plan import make_plan
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.writing import save
 from regauge.core.balance import balance, balance_alike, count_frozen_gains
-from regauge.core.element import Value
+from regauge.core.element import PARTS, Value
 from regauge.core.matrices import balancing
 from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb, relative_change
@@ -65,7 +65,7 @@ def test_nothing_is_left_of_a_random_element(name: str) -> None:
     """In float64 and in float32, and the merge of a network with its copy is the network."""
     found = network(name)
     a, symmetry = found.params, found.symmetry
-    b = symmetry.act(symmetry.random(generator(len(name))), a)
+    b = symmetry.act(symmetry.random(generator(len(name)), (*PARTS, "translation")), a)
     assert left_of(symmetry, a, b) > 0.5
     assert left_of(symmetry, a, rg.align(a, b, symmetry).params) <= LEFT
     single = [{n: t.float() if t.is_floating_point() else t for n, t in params.items()} for params in (a, b)]
@@ -84,7 +84,7 @@ def test_no_more_is_left_than_the_noise(name: str) -> None:
         noisy[name] = a[name] + 1e-2 * a[name].std(correction=0) * noise
     for names in symmetry.tied:
         noisy |= {name: noisy[names[0]] for name in names if name in noisy}
-    b = symmetry.act(symmetry.random(generator(0)), noisy)
+    b = symmetry.act(symmetry.random(generator(0), PARTS), noisy)
     result = rg.align(a, b, symmetry)
     assert left_of(symmetry, a, result.params) <= 1.02 * left_of(symmetry, a, noisy)
     assert relative_change(found.probe(b), found.probe(result.params)) <= 1e-6
@@ -168,7 +168,7 @@ def test_where_the_second_network_is_on_its_orbit_makes_no_difference(name: str)
     b = perturb(a, symmetry.buffers, generator(7))
     expected = rg.align(a, b, symmetry).params
     for k in range(2):
-        element = symmetry.random(generator(k))
+        element = symmetry.random(generator(k), PARTS)
         moved = rg.align(a, symmetry.act(element, b), symmetry).params
         assert left_of(symmetry, expected, moved) <= LEFT
         stretched = symmetry.random(generator(k), ("scale", "linear"))
@@ -213,7 +213,7 @@ def test_gains_that_are_buffers_do_not_keep_scales(is_mixed: bool, tmp_path: Pat
     for seed in range(3):
         b = symmetry.act(symmetry.random(generator(seed)), a)
         assert left_of(symmetry, a, rg.align(a, b, symmetry).params) <= LEFT
-        far = symmetry.act(symmetry.random(generator(seed)), noisy)
+        far = symmetry.act(symmetry.random(generator(seed), PARTS), noisy)
         found = rg.align(a, far, symmetry)
         assert left_of(symmetry, a, found.params) <= 1.02 * left_of(symmetry, a, noisy)
     for file, params in (("a", a), ("far", far)):

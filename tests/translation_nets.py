@@ -1,6 +1,8 @@
 """Small networks with every family of translations, and with the traps that look like one."""
 
+import copy
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -206,6 +208,24 @@ class SelfAttention(nn.Module):
         return out
 
 
+class Stream(nn.Module):
+    """A residual stream of RMS norms, read by linear layers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8, bias=False), nn.Linear(8, 3)
+        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(3))
+        self.ups = nn.ModuleList(nn.Linear(8, 12) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(12, 8, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=False):
+            x = x + down(up(norm(x)).relu())
+        result: Tensor = self.head(self.norms[2](x))
+        return result
+
+
 def _words() -> Tensor:
     return torch.randint(0, 9, (6, 5))
 
@@ -299,7 +319,15 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 
 
 def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
-    """A network away from its initialization, in float64, with its inputs and its symmetry."""
+    """A network away from its initialization, in float64, with its inputs and its symmetry; a copy of its own."""
+    module, x, symmetry = _discovered(name)
+    module = copy.deepcopy(module)
+    torch.manual_seed(len(name))
+    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+
+
+@cache
+def _discovered(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry]:
     torch.manual_seed(0)
     make, inputs, _ = NETS[name]
     module, x = make().double().eval(), inputs()
@@ -310,8 +338,28 @@ def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
         for key, buffer in module.named_buffers():
             if key.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 2)
-    symmetry = rg.discover(module, (x,))
-    return module, x, symmetry, {key: tensor.detach() for key, tensor in module.state_dict().items()}
+    return module, x, rg.discover(module, (x,))
+
+
+def stream(seed: int = 0) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
+    """A residual stream away from its initialization, like `network`."""
+    torch.manual_seed(seed)
+    module, x = Stream().double().eval(), torch.randn(7, 5, dtype=torch.float64)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor += 0.3 * torch.randn_like(tensor)
+    return module, x, rg.discover(module, (x,)), {name: t.detach() for name, t in module.state_dict().items()}
+
+
+def stranger(params: Params, symmetry: rg.Symmetry, size: float, seed: int = 5) -> Params:
+    """A network with noise on its parameters."""
+    chance = generator(seed)
+    return {
+        name: t + size * torch.randn(t.shape, generator=chance, dtype=t.dtype)
+        if t.is_floating_point() and name not in symmetry.buffers
+        else t
+        for name, t in params.items()
+    }
 
 
 def gap(one: Params, other: Params) -> float:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import Method, WeightMatching, align, align_pairs
+from regauge.alignment.representatives import restrict_method
 from regauge.alignment.streamed.source import move_pieces
 from regauge.canonical.carry_out import carry_out, leading_axes
 from regauge.canonical.null_spaces import without_null_spaces
-from regauge.canonical.step_plan import LinearStep, Plan, RotationStep, ScaleStep, plan
+from regauge.canonical.step_plan import LinearStep, RotationStep, ScaleStep, plan
 from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
@@ -20,8 +21,9 @@ from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
+from regauge.core.behind_gains import lift, zero_gains
 from regauge.core.chart import onto_representative
-from regauge.core.element import PARTS, TRANSLATION, Element, require_parts, select_parts
+from regauge.core.element import ALL_PARTS, PARTS, ROTATION, TRANSLATION, Element, require_parts, select_parts
 from regauge.core.families import balanced_matrices, move_tensor
 from regauge.core.given import as_params
 from regauge.core.interpolation import distance
@@ -57,6 +59,7 @@ def canonicalize(
     | invertible matrices | the Gram matrices of both sides (queries, keys) are equal and diagonal, up to the rank |
     | order | ascending sums of the incoming weights, then of their squares and cubes, then entry by entry |
     | translations | each family is zero or centered, as in `symmetry.split` |
+    | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
 
     Layers are treated in the order in which the signal passes them, and each only by values that nothing still
     free can change; what no values determine is left as it is, `canonical_manifold(symmetry).left` names it. The
@@ -78,11 +81,11 @@ def canonicalize(
     Args:
         params: A network, or a population with one leading model axis. Unchanged itself. Or the path of a checkpoint.
         symmetry: The symmetry of the architecture.
-        parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear", "translation"; all
-            unless given. The law then holds for the elements of these parts.
+        parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear", "translation" and
+            "rotation"; all unless given. The law then holds for the elements of these parts.
         reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
-            sorting, are signs, half periods, rotations and order; the reference's own scales and invertible
-            matrices are fixed for that.
+            sorting, are signs, half periods, rotations and order; the reference's own translations, gains, scales and
+            invertible matrices are fixed for that.
         method: Aligns the network to the reference; `WeightMatching(scales="keep")` unless given. Scales that a method
             chooses do not count.
         task: For methods that use one.
@@ -98,8 +101,9 @@ def canonicalize(
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Parameters do not fit the symmetry or are not finite; a part is unknown; `parts` or a method were
-            given in a way that does not go with the reference; or the memory does not suffice.
+        ValueError: Parameters do not fit the symmetry or are not finite; a part is unknown, or "rotation" stands
+            without "translation"; `parts` or a method were given in a way that does not go with the reference; or the
+            memory does not suffice.
 
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
@@ -133,9 +137,12 @@ def _canonical_pieces(
 ) -> Pieces:
     """The canonical form of a checkpoint, tensor by tensor; `base` has those that are no longer as they were given."""
     plain = move_pieces(checkpoint, symmetry, element)
+    rotated = symmetry.act(element, base) if element.rotation and base is not checkpoint.params else {}
 
     def pieces(name: str) -> Iterator[Tensor]:
         given = checkpoint.params[name]
+        if name in rotated:
+            return iter([rotated[name].to(given.dtype)])
         if base[name] is given:
             return plain(name)
         return iter([move_tensor(symmetry, element, name, base[name]).to(given.dtype)])
@@ -198,22 +205,26 @@ def _find_canonical(
 
     Returned with them is whether products were factorized.
     """
-    chosen = (*PARTS, TRANSLATION) if parts is None else tuple(parts)
+    chosen = ALL_PARTS if parts is None else tuple(parts)
     require_parts(chosen)
+    if ROTATION in chosen and TRANSLATION not in chosen and symmetry.translations:
+        raise ValueError("rotations are fixed behind translations; name the part 'translation', too")
     if reference is None and not (method is None and task is None and generator is None):
         raise ValueError("method, task and generator are for the alignment to a reference; give one, or leave them out")
     if reference is not None and parts is not None:
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
     require_finite(given, "the network", symmetry.structure)
-    steps, (params, is_factorized) = plan(symmetry), _base(given, symmetry, chosen)
-    element = carry_out(steps, symmetry, params, tuple(part for part in chosen if part in PARTS))
+    params, is_factorized = _base(given, symmetry, chosen)
+    element = _carry_out(symmetry, params, chosen)
     if reference is None:
         return params, element, is_factorized
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
     require_finite(reference, "the reference", symmetry.structure)
     reference, _ = _base(reference, symmetry, chosen)
-    anchor = symmetry.act(carry_out(_continuous(steps), symmetry, reference, PARTS), reference)
+    steps = plan(symmetry)
+    steps = replace(steps, steps=tuple(s for s in steps.steps if isinstance(s, ScaleStep | LinearStep | RotationStep)))
+    anchor = symmetry.act(carry_out(steps, symmetry, reference, chosen), reference)
     moved = symmetry.act(element, params)
     found = match_canonical(anchor, moved, symmetry, method=method, task=task, generator=generator)
     return params, symmetry.compose(found, element), is_factorized
@@ -221,17 +232,41 @@ def _find_canonical(
 
 def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> tuple[Mapping[str, Tensor], bool]:
     """A network without translations, with products factorized by their rank, and whether there were such."""
-    if symmetry.translations and TRANSLATION in parts:
+    if _is_split(symmetry, parts):
         params = symmetry.split(params)[0]
     whole = factorize(params, symmetry, parts=parts)
     return whole, any(whole[name] is not tensor for name, tensor in params.items())
+
+
+def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
+    """Whether the parts that are fixed are those of representatives."""
+    return bool((symmetry.translations and TRANSLATION in parts) or (symmetry.rotatable and ROTATION in parts))
+
+
+def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
+    """The element of some parts that makes a representative canonical; streams with a gain of zero are not rotated."""
+    names = symmetry.rotatable if ROTATION in parts else ()
+    is_free, found = _is_free(symmetry, params) & bool(names), []
+    if bool(is_free.any()):
+        behind = symmetry.on_representatives(rotate=True)
+        turned = carry_out(plan(behind), behind, params, parts, streams=names)
+        found.append(lift(symmetry, turned, names))
+    if not bool(is_free.all()):
+        found.append(carry_out(plan(symmetry), symmetry, params, parts))
+    return found[0].where(is_free, found[1]) if len(found) > 1 else found[0]
+
+
+def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
+    """Whether streams of networks are rotated, bool `[*lead]`: there are such, and no gain is zero in a channel."""
+    zero = zero_gains(symmetry, params, symmetry.rotatable)
+    return ~torch.stack([*zero.values()]).any(0) if zero else torch.tensor(False)
 
 
 def _on_given(
     symmetry: Symmetry, parts: Sequence[str] | None, element: Element, params: Mapping[str, Tensor]
 ) -> Element:
     """The element that acts on a network as a given one does on its representative."""
-    is_moved = symmetry.translations and (parts is None or TRANSLATION in parts)
+    is_moved = _is_split(symmetry, ALL_PARTS if parts is None else parts)
     return onto_representative(symmetry, element, params) if is_moved else element
 
 
@@ -328,11 +363,11 @@ def match_canonical(
     """The element that aligns a canonical network, or a population of them, to another, without its scales."""
     method = WeightMatching(scales="keep") if method is None else method
     run: Any = align_pairs if leading_axes(symmetry, moved) else align
-    found = run(anchor, moved, symmetry, method=method, task=task, generator=generator, rotate="never").element
-    return select_parts(found, symmetry.groups, tuple(part for part in PARTS if part != "scale"))
-
-
-def _continuous(steps: Plan) -> Plan:
-    """Scales, matrices and rotations alone."""
-    kept = tuple(step for step in steps.steps if isinstance(step, ScaleStep | LinearStep | RotationStep))
-    return replace(steps, steps=kept)
+    names = symmetry.rotatable if all(bool(_is_free(symmetry, one).all()) for one in (anchor, moved)) else ()
+    behind = symmetry
+    if names:  # Canonical networks have gains of one up to rounding.
+        behind = replace(symmetry.on_representatives(rotate=True), ones=symmetry.ones)
+        method = restrict_method(method, symmetry, names)
+    found = run(anchor, moved, behind, method=method, task=task, generator=generator, rotate="never").element
+    kept = select_parts(found, behind.groups, tuple(part for part in PARTS if part != "scale"))
+    return lift(symmetry, kept, names) if names else kept

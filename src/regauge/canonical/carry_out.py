@@ -1,6 +1,6 @@
 """The element that brings a network to its canonical form: the plan carried out on values, in float64."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from regauge.canonical.step_plan import (
 )
 from regauge.core import element as _element
 from regauge.core.classes import class_labels
-from regauge.core.element import Element, Value
+from regauge.core.element import ROTATION, Element, Value
 from regauge.core.families import unit_values
 from regauge.core.groups import Group, Placement
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
@@ -35,27 +35,35 @@ SINGULAR = 1e-10
 
 
 def carry_out(
-    plan: Plan, symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str], *, power: int = 2
+    plan: Plan,
+    symmetry: Symmetry,
+    params: Mapping[str, Tensor],
+    parts: Sequence[str],
+    *,
+    power: int = 2,
+    streams: Collection[str] = (),
 ) -> Element:
     """The element that takes the steps of a plan which belong to the given parts, for a network or a population.
 
     Scales make norms one: roots of sums of squares, or with `power=1` sums of sizes, which stay where weights are
-    divided among copies of the unit that they read.
+    divided among copies of the unit that they read. The matrices of `streams` are rotations behind gains, whose part is
+    "rotation" and not "linear".
     """
     reads = [_names_read(step) for step in plan.steps]
     work = _Work(symmetry, params, power, frozenset().union(*reads))
     for k, step in enumerate(plan.steps):
         work.needed = frozenset().union(*reads[k + 1 :])
+        has_matrix = (ROTATION if step.group in streams else "linear") in parts
         match step:
             case ScaleStep() if "scale" in parts:
                 work.take(step, work.scale(step))
-            case LinearStep() if "linear" in parts:
+            case LinearStep() if has_matrix:
                 work.take(step, work.balance(step))
-            case RotationStep() if "linear" in parts:
+            case RotationStep() if has_matrix:
                 work.take(step, work.rotate(step))
             case ShiftStep() if "shift" in parts:
                 work.take(step, work.shift(step))
-            case SignStep(flips=()) if "linear" in parts:
+            case SignStep(flips=()) if has_matrix:
                 work.take(step, work.reflect(step))
             case SignStep(flips=(_, *_)) if "sign" in parts:
                 work.take(step, work.flip(step))

@@ -239,7 +239,9 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
             raise ValueError(f"{head!r} lies on spheres already, unit by unit; it cannot be the head")
         whole = torch.arange(torch.Size(symmetry.shapes[head]).numel()).unsqueeze(0)
         spheres.append(Spheres(((head, whole),)))
-    return Manifold(symmetry, tuple(spheres), steps.left)
+    # Canonical forms leave what they leave of representatives, whose streams are rotated.
+    behind = plan(symmetry.on_representatives(rotate=True)) if symmetry.rotatable else steps
+    return Manifold(symmetry, tuple(spheres), behind.left)
 
 
 def _difference(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Params:

@@ -19,6 +19,7 @@ from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.representative_checkpoint import RepresentativeCheckpoint
 from regauge.core.act import Site
 from regauge.core.balance import has_balance
+from regauge.core.behind_gains import gains_of
 from regauge.core.chart import charted
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
@@ -35,11 +36,12 @@ class BalancedTensors(Mapping[str, Tensor]):
     """The compared tensors of a checkpoint, each with a leading model axis of length one.
 
     Attributes:
-        symmetry: With every size known.
+        symmetry: With every size known: `seen_by_fingerprints`.
     """
 
-    def __init__(self, source: Checkpoint, symmetry: Symmetry, names: Sequence[str], passes: Passes) -> None:
-        self.symmetry, self.element = symmetry, symmetry.identity()
+    def __init__(self, source: Checkpoint, whole: Symmetry, names: Sequence[str], passes: Passes) -> None:
+        self.symmetry, self._whole = seen_by_fingerprints(whole), whole
+        self.element = self.symmetry.identity()
         self._source, self._names, self._passes = source, tuple(names), passes
 
     def __getitem__(self, name: str) -> Tensor:
@@ -48,7 +50,7 @@ class BalancedTensors(Mapping[str, Tensor]):
         require_finite({name: tensor}, str(self._source.path), self.symmetry.structure)
         self._passes.advance(stored.nbytes)
         moved = move_tensor(self.symmetry, self.element, name, tensor).unsqueeze(0)
-        return without_shifts(self.symmetry.sums({name: moved})[name], self.symmetry.sites.get(name, ()))
+        return without_marks(self.symmetry.sums({name: moved})[name], name, self._whole)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -72,7 +74,8 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
     symmetry.require_ones({name: source[name] for name in symmetry.ones if name in source.stored})
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     stored = {n: one for n, one in source.stored.items() if n not in ignored and one.dtype in VALUES and one.nbytes}
-    wide = charted(symmetry) if symmetry.translations else ()
+    is_split = bool(symmetry.translations or symmetry.rotatable)
+    wide = charted(symmetry) if is_split else ()
     sizes = {name: work_dtype(one.dtype).itemsize * math.prod(one.shape) for name, one in stored.items()}
     largest = max(size * (1 + (name in wide)) for name, size in sizes.items())
     peak = int(HELD * SLACK * largest) + BASE + limit.held()
@@ -82,13 +85,13 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
             f"{size_text(limit.nbytes)} that memory allows; allow {size_text(peak)} or more"
         )
     nbytes = sum(one.nbytes for one in stored.values())
-    if symmetry.translations:
+    if is_split:
         source = RepresentativeCheckpoint(source, symmetry)
         job = replace(job, checkpoints=(source,))
     passes = Passes((source,), [], progress)
     tensors = BalancedTensors(source, symmetry, list(stored), passes)
-    if has_balance(symmetry):
-        tensors.element = _balance(job, symmetry, passes, nbytes)
+    if has_balance(tensors.symmetry):
+        tensors.element = _balance(job, tensors.symmetry, passes, nbytes)
     with passes.timed("measuring", 2 * nbytes):
         yield tensors
 
@@ -104,7 +107,23 @@ def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> E
     return element
 
 
-def without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
+def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
+    """The symmetry of what fingerprints measure: of representatives, if streams are rotated there."""
+    return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
+
+
+def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
+    """A tensor `[models, ...]` as fingerprints measure it: orders and half periods leave no mark on it.
+
+    Gains of streams that are rotated are ones, but where they are zero; there the stream is reordered, and they with
+    it, so that they are sorted. Biases to which half periods are added are `_without_shifts`.
+    """
+    if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):
+        return tensor.sort(-1).values
+    return _without_shifts(tensor, symmetry.sites.get(name, ()))
+
+
+def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
     """A tensor to which half periods c add, as `sin(pi x / c)`, which they only give another sign."""
     amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
     if not amounts:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.checkpoints.job import Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
-from regauge.comparison.balanced_tensors import balanced_tensors, without_shifts
+from regauge.comparison.balanced_tensors import balanced_tensors, seen_by_fingerprints, without_marks
 from regauge.core.arguments import check_arguments
 from regauge.core.balance import balance, has_balance
 from regauge.core.families import unit_values
@@ -50,8 +50,9 @@ def fingerprint(
     differ almost surely. The Euclidean distance of two fingerprints is below the relative change of the parameters for
     near copies (a third of it in the architectures of the tests).
 
-    Translations are taken out (`Symmetry.split`). The representative is brought to the point of smallest norm on its
-    orbit under scales and invertible matrices (`regauge.core.balance`), which leaves reorderings, signs and rotations.
+    Translations are taken out (`Symmetry.split`), and gains behind which a stream may be rotated. The representative is
+    brought to the point of smallest norm on its orbit under scales and invertible matrices (`regauge.core.balance`),
+    which leaves reorderings, signs and rotations.
     What these keep is measured. For each tensor: its norm, the norms of its Gram matrices, and the norms of what is
     left when axes that nothing moves are contracted with fixed random vectors. For each group: sorted norms of its
     units over all tensors, averaged in eight parts, for four mixtures of the tensors. A periodic unit's bias enters by
@@ -99,8 +100,9 @@ def fingerprint(
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     kept = {n: t.detach().to("cpu", torch.float64) for n, t in params.items() if t.is_floating_point()}
     lead = next((t.shape[: t.ndim - len(symmetry.shapes[n])] for n, t in kept.items() if n in symmetry.sites), ())
-    if symmetry.translations:
-        kept = symmetry.split(kept)[0]
+    symmetry, whole = seen_by_fingerprints(symmetry), symmetry
+    if whole.translations or whole.rotatable:
+        kept = whole.split(kept)[0]
     if has_balance(symmetry):
         kept = without_null_spaces(kept, symmetry)
         kept = symmetry.act(balance(kept, symmetry), kept)
@@ -109,7 +111,7 @@ def fingerprint(
     for name, tensor in symmetry.sums(kept).items():
         if name not in ignored and tensor.numel():
             flat = tensor.reshape(models, *tensor.shape[len(lead) :])
-            flat_tensors[name] = without_shifts(flat, symmetry.sites.get(name, ()))
+            flat_tensors[name] = without_marks(flat, name, whole)
     return _project(_features(symmetry, flat_tensors), models).reshape(*lead, SIZE)
 
 

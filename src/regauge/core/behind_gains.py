@@ -183,20 +183,47 @@ def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor
     return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
 
 
+def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Whether gains on the axes of some groups are zero in a channel, bool `[*lead]`: those axes are not rotated."""
+    gains = [gain for name in names for gain in gains_of(symmetry, name)]
+    found = sums(symmetry.added, {gain: params[gain] for gain in gains})
+    return {gain: (found[gain] == 0).any(-1).cpu() for gain in gains}
+
+
 def rotate(
     symmetry: Gained, rotation: Mapping[str, Tensor], representative: Mapping[str, Tensor], batch: tuple[int, ...]
 ) -> Params:
     """Rotate representatives `[*batch, ...]`, but not those with a gain of zero on the axes that would be rotated."""
     behind = on_representatives(symmetry, tuple(rotation))
-    element, names = behind.identity(batch), set()
-    for name, matrix in rotation.items():
-        stays = torch.zeros(batch, dtype=torch.bool)
-        for gain in gains_of(symmetry, name):
-            stays = stays | (sums(symmetry.added, {gain: representative[gain]})[gain] == 0).any(-1).cpu()
-        kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
-        element = element.replace(name, Value(matrix=kept))
-        names |= {place.parameter for place in behind[name].placements}
+    names = {place.parameter for name in rotation for place in behind[name].placements}
+    element = turn(symmetry, behind, rotation, representative, batch)
     return {
         **representative,
         **behind._act_on(element, {name: representative[name] for name in names if name in representative}),
     }
+
+
+def turn(
+    symmetry: Gained,
+    behind: Gained,
+    rotation: Mapping[str, Tensor],
+    representative: Mapping[str, Tensor],
+    batch: tuple[int, ...] = (),
+) -> Element:
+    """The element of representatives with these rotations, but for those on whose axes a gain is zero.
+
+    Args:
+        symmetry: The whole symmetry.
+        behind: That of representatives, in which these groups are rotated.
+        rotation: The matrices of groups.
+        representative: The gains, `[*batch, n]`.
+        batch: The batch shape.
+    """
+    element = behind.identity(batch)
+    for name, matrix in rotation.items():
+        stays = torch.zeros(batch, dtype=torch.bool)
+        for is_zero in zero_gains(symmetry, representative, [name]).values():
+            stays = stays | is_zero
+        kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
+        element = element.replace(name, Value(matrix=kept))
+    return element

@@ -29,6 +29,8 @@ PARTS = tuple(FIELD_OF_PART)
 """The parts that act on axes, each held by a field."""
 TRANSLATION, ROTATION = "translation", "rotation"
 """The part that is added to coordinates, and the part that rotates representatives."""
+ALL_PARTS = (*PARTS, TRANSLATION, ROTATION)
+"""The parts of an element of the whole group."""
 
 
 @dataclass(frozen=True)
@@ -258,10 +260,9 @@ def random(
 
 def require_parts(parts: tuple[str, ...]) -> None:
     """Raise a ValueError unless all names are parts of an element."""
-    known = [*PARTS, TRANSLATION, ROTATION]
-    unknown = [part for part in parts if part not in known]
+    unknown = [part for part in parts if part not in ALL_PARTS]
     if unknown:
-        raise ValueError(f"parts {unknown} are unknown; choose among {known}")
+        raise ValueError(f"parts {unknown} are unknown; choose among {[*ALL_PARTS]}")
 
 
 def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -70,12 +71,17 @@ def exact_probe(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
 ) -> tuple["Probe", float]:
     """A probe that computes as exactly as the model can, and the relative error that its rounding allows."""
+    single = partial(Probe, module, inputs, kwargs, outputs, dtype=torch.float32)
     try:
         probe = Probe(module, inputs, kwargs, outputs)
-        return probe, TOLERANCE_SINGLE if probe.rounds() else PROBE_TOLERANCE
+        is_finite, rounds = probe.examine()
     except RuntimeError:
         # Some models make float32 tensors of their own and cannot run in float64.
-        return Probe(module, inputs, kwargs, outputs, dtype=torch.float32), TOLERANCE_FLOAT32
+        return single(), TOLERANCE_FLOAT32
+    if not is_finite and (found := single()).examine()[0]:
+        # Some masks in float32 multiply zeros by the smallest number of the dtype of the parameters, there minus Inf.
+        return found, TOLERANCE_FLOAT32
+    return probe, TOLERANCE_SINGLE if rounds else PROBE_TOLERANCE
 
 
 class Probe:
@@ -99,17 +105,16 @@ class Probe:
         self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
 
-    def rounds(self) -> bool:
-        """Whether something that depends on the parameters is computed in less than float64."""
+    def examine(self) -> tuple[bool, bool]:
+        """Whether the outputs are finite, and whether something that depends on parameters is rounded to float32."""
         named = self._name_all(self.params)
         for name, tensor in named.items():
             # Kernels of batch normalization have no derivatives with respect to running statistics.
             is_parameter = name.removeprefix("module.") not in self.buffers
             tensor.requires_grad_(is_parameter and tensor.is_floating_point())
         with torch.enable_grad(), _Precision() as precision:
-            torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
-        is_lost: bool = precision.is_lost
-        return is_lost
+            result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
+        return all(bool(t.isfinite().all()) for t in result), precision.is_lost
 
     def __call__(self, params: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
@@ -176,6 +181,9 @@ def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
 def _perturb_one(
     tensor: Tensor, is_buffer: bool, generator: torch.Generator, strength: float, *, is_raised: bool
 ) -> Tensor:
+    if is_buffer and not bool(tensor.isfinite().all()):
+        return tensor  # Masks and limits that hold no value back are infinite on purpose.
+
     def noise() -> Tensor:
         drawn = torch.randn(tensor.shape, generator=generator, device=generator.device, dtype=torch.float64)
         return drawn.to(device=tensor.device, dtype=tensor.dtype)

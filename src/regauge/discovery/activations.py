@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core import act as _act
 from regauge.core.arguments import check_arguments
+from regauge.core.element import PARTS
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
@@ -267,7 +268,7 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     """Values that a random element moves otherwise than it should, at perturb parameters."""
     params = {name: t.detach() for name, t in found.intermediate.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
-    element = symmetry.random(generator)
+    element = symmetry.random(generator, PARTS)  # what translations and rotations do to values is not known
     failed: set[str] = set()
     values = [node.meta.get("val") for node in _dependent(found.intermediate.program)]
     # Some models round inside to less than what they return.

@@ -67,4 +67,11 @@ def _tensors(node: Node) -> Iterator[Tensor]:
 
 def _memory(node: Node) -> set[int]:
     """The memory in which the values of a node lie; views share that of their base."""
-    return {int(tensor.untyped_storage()._cdata) for tensor in _tensors(node)}
+    return {int(_whole(tensor).untyped_storage()._cdata) for tensor in _tensors(node)}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor of all examples, of what `torch.vmap` shows as one of them."""
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

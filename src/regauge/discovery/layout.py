@@ -212,12 +212,26 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
         for piece in atom.branches:
             piece[0].origins = atom.origins
         return atom.branches
+    atom.branches = _flat(atom.branches)
     parts: list[Layout] = []
     position = 0
     for branch in atom.branches:
         parts += cut(branch, [p - position for p in points])
         position += size_of(branch)
     return _join_up_to(points, parts)
+
+
+def _flat(branches: Iterable[Layout]) -> list[Layout]:
+    """A sum of sums as one sum: tails of tails would nest as deep as the axis is long."""
+    pending, flat = list(branches)[::-1], list[Layout]()
+    while pending:
+        branch = pending.pop()
+        inner = _branches(branch)
+        if inner[0] is branch:
+            flat.append(branch)
+        else:
+            pending += inner[::-1]
+    return flat
 
 
 def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout]:

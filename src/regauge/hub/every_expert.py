@@ -102,7 +102,7 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
         try:
             with torch.no_grad():
                 after = _tensors(module(*inputs, **kwargs))
-        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
+        except Exception:  # A model can fail in any way on blanks in place of its numbers.
             continue
         if before is None or all(torch.allclose(a, b, atol=1e-5) for a, b in zip(before, after, strict=True)):
             return True

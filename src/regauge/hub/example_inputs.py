@@ -30,8 +30,11 @@ features take."""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "input_features_mask", "bbox"),
     *("feature_attention_mask", "padding_mask", "future_values", "future_time_features", "decoder_input_values"),
+    *("encoder_hidden_states", "actions", "rewards", "returns_to_go", "timesteps"),
 )
 """Further inputs that models may read, and that some cannot do without."""
+STEPS = {"states": "state_dim", "actions": "act_dim", "rewards": "reward_dim", "returns_to_go": "return_dim"}
+"""What a decision transformer reads of each step, and the settings with its widths, 1 where there is none."""
 Maker: TypeAlias = Callable[[], Tensor]
 Kwargs: TypeAlias = dict[str, Tensor]
 
@@ -141,7 +144,7 @@ class _Made:
         if name == "pixel_values_videos":
             return self._pictures()[1:]
         if name == "pixel_values":
-            return self._patches() if "image_grid_thw" in self.known else self._pictures()
+            return self._patches() if self._has_grid() else self._pictures()
         if name.startswith(("input_features", "input_values", "decoder_input_values", "spectrogram", "audio_")):
             return self._masks(2, FRAMES) if name.endswith("mask") else self._sounds()
         if name.startswith(("past_", "future_")):
@@ -149,21 +152,40 @@ class _Made:
         if name.endswith("mask") or name == "past_values_padding":
             return self._masks(2, TOKENS)
         if name.endswith(("input_ids", "_ids")):
-            return [self._tokens]
+            return [self._tokens, *self._codes()]
         height, width = self._sides()
         integers: dict[str, list[Any]] = {
             "image_sizes": [[height, width]] * 2,
             "image_grid_thw": [[1, 4, 4]] * 2,
+            "grid_thw": [[1, 4, 4]] * 2,
             "spatial_shapes": [[4, 4]] * 2,
             "bbox": [[[1, 2, 3, 4]] * TOKENS] * 2,
             "freq": [[0]] * 2,
+            "timesteps": [list(range(TOKENS))] * 2,
         }
         if name in integers:
             whole = partial(torch.tensor, integers[name])
             return [whole, lambda: whole().float() / 8] if name == "bbox" else [whole]
+        if name == "hidden_states" and self._has_grid():
+            return self._patches()
+        if name in STEPS:
+            return [partial(self._noise, 2, TOKENS, self._setting(STEPS[name], 1))]
         if name.endswith(("states", "embeds", "latents")) or name == "inputs":
-            return [partial(self._noise, 2, TOKENS, self._width())]
+            widths = (
+                [self._width(), self._setting("encoder_hidden_size", None)] if "encoder" in name else [self._width()]
+            )
+            found = [partial(self._noise, 2, TOKENS, width) for width in dict.fromkeys(widths) if width is not None]
+            return [self._tokens, *found, *self._pictures()] if name == "inputs" else found
         return []
+
+    def _has_grid(self) -> bool:
+        """Whether pictures are given as flat patches, with the number of patches along each side."""
+        return not {"image_grid_thw", "grid_thw"}.isdisjoint(self.known)
+
+    def _codes(self) -> list[Maker]:
+        """Several codes in place of each token, as codecs of sounds write."""
+        count = self._setting(("num_codebooks", "num_quantizers", "num_channels"), None)
+        return [] if count is None else [lambda: torch.stack([self._tokens() for _ in range(int(count))], -1)]
 
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator)
@@ -192,11 +214,11 @@ class _Made:
         return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
     def _pictures(self) -> list[Maker]:
-        """Images, sequences of them, and sequences with the channels first."""
+        """Images, sequences of them, and sequences with the channels first; pairs where images are matched."""
         sides, channels = self._sides(), self._setting(("num_channels", "in_channels", "in_chans"), 3)
         frames = self._setting(("num_frames", "frames_per_clip"), None)
         shapes: list[tuple[int, ...]] = [(channels, *sides)]
-        for count in [1, 4] if frames is None else [int(frames)]:
+        for count in [1, 4, 2] if frames is None else [int(frames)]:
             shapes += [(count, channels, *sides), (channels, count, *sides)]
         return [partial(self._noise, 2, *shape) for shape in shapes]
 
@@ -212,7 +234,7 @@ class _Made:
         positions = self._setting("max_source_positions", 1500)
         weights = [p for p in self.module.parameters() if p.ndim in (2, 3)]
         widths = dict.fromkeys([bins, *(p.shape[1] for p in weights[:3])])
-        shapes: list[tuple[int, ...]] = [(1, bins, 2 * positions), (1, SAMPLES), (1, 1, SAMPLES)]
+        shapes: list[tuple[int, ...]] = [(1, bins, 2 * positions), (1, SAMPLES), (1, 1, SAMPLES), (2, SAMPLES)]
         shapes += [(2, FRAMES, width) for width in widths]
         shapes += [(2, self._setting("max_length", FRAMES), bins), (2, 1, FRAMES, bins)]
         is_wave = self.main == "input_values"

@@ -74,7 +74,8 @@ def orbit(
 
     Args:
         params: One network, unchanged.
-        parts: Some of "permutation", "sign", "scale", "shift" and "linear"; all unless given.
+        parts: Some of "permutation", "sign", "scale", "shift", "linear", "translation" and "rotation"; all unless
+            given.
         noise: Standard deviation of the noise, as a share of each tensor's own.
         reach: Largest shift, in half periods of a sine.
 

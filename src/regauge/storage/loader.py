@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from regauge.core.chance import given_or_seed
-from regauge.core.element import FIELD_OF_PART, Element, Value, require_parts
+from regauge.core.element import FIELD_OF_PART, ROTATION, TRANSLATION, Element, Value, require_parts
 from regauge.core.moving.moved_values import LARGEST_PLACE
 from regauge.core.moving.random_draws import Source
 from regauge.core.moving.random_moves import RandomMoves
@@ -72,10 +72,10 @@ class Loader(IterableDataset[Batch]):
             now.
         batch: Networks of a batch; the last batch of an epoch, of each layout, may have fewer.
         indices: Numbers of the networks to take, such as `store.split()["train"]`, or a mask; all unless given.
-        augment: Parts of the random element that moves each network: some of "permutation", "sign", "scale", "shift"
-            and "linear". The networks still compute the same functions. The elements of a batch are independent of one
-            another; where batches are large and networks are small, up to 8 batches that follow one another have the
-            same ones, since drawing them costs as much as moving several batches.
+        augment: Parts of the random element that moves each network: some of "permutation", "sign", "scale", "shift",
+            "linear", "translation" and "rotation". The networks still compute the same functions. The elements of a
+            batch are independent of one another; where batches are large and networks are small, up to 8 batches that
+            follow one another have the same ones, since drawing them costs as much as moving several batches.
         symmetry: The symmetry of the networks, or of each store and population, for `augment`; those of the stores
             unless given.
         statistics: Statistics by which the networks are standardized after they were moved, for each layout; see
@@ -270,19 +270,23 @@ class Loader(IterableDataset[Batch]):
         if layout not in self._moves:
             symmetry = self.collection.symmetry(layout).bind(params)
             has_matrices = "linear" in self.augment and any(group.matrix != "none" for group in symmetry.groups)
+            is_added = TRANSLATION in self.augment and bool(symmetry.translations)
+            is_added |= ROTATION in self.augment and bool(symmetry.rotatable)
             is_large = sum(params[name][0].numel() for name in symmetry.sites) > LARGEST_PLACE
-            self._moves[layout] = symmetry if has_matrices or is_large else RandomMoves(symmetry, self.augment)
+            self._moves[layout] = (
+                symmetry if has_matrices or is_added or is_large else RandomMoves(symmetry, self.augment)
+            )
         moves = self._moves[layout]
         if isinstance(moves, RandomMoves):
             return moves(params, self._sources(layout, block, counts))
         moved, start = [], 0
         # Fields that are the identity are left out, which halves the work of permutations alone.
-        fields = [FIELD_OF_PART[part] for part in self.augment]
+        fields = [FIELD_OF_PART[part] for part in self.augment if part in FIELD_OF_PART]
         for number, count in zip(block, counts, strict=True):
             element = moves.random(self._chance(number), self.augment, (count,))
             drawn = {name: Value(**{f: t for f, t in v.items() if f in fields}) for name, v in element.items()}
             own = select(params, slice(start, start + count))
-            moved.append(moves.act(Element(drawn, element.batch), own))
+            moved.append(moves.act(Element(drawn, element.batch, element.translation, element.rotation), own))
             start += count
         return moved[0] if len(moved) == 1 else {n: torch.cat([one[n] for one in moved]) for n in moved[0]}
 

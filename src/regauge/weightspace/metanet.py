@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge.checkpoints.writing import save
-from regauge.core.element import PARTS, TRANSLATION, Element, require_parts
+from regauge.core.element import PARTS, ROTATION, TRANSLATION, Element, require_parts
 from regauge.core.params import require_finite, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.unit_plans import Axis
@@ -52,6 +52,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         require_parts(self.parts)
+        if ROTATION in self.parts:
+            raise ValueError(
+                "nets over networks do not respect rotations behind gains; leave the part 'rotation' out, or give "
+                "canonical networks (`rg.canonicalize`)"
+            )
         if "permutation" not in self.parts or self.width < 1 or self.depth < 0:
             raise ValueError(
                 f"parts={self.parts}, width={self.width} and depth={self.depth} make no net over networks; layers "
@@ -92,7 +97,8 @@ class Metanet(nn.Module):
         depth: Number of layers; 0 for a net that reads nothing but what networks compute at `probes`.
         values: The encoding of single values.
         parts: Respected parts of the symmetry: some of "permutation", "sign", "scale", "shift", "linear" and
-            "translation", always with "permutation"; all unless given. `net.parts` lists those that hold.
+            "translation", always with "permutation"; all unless given. `net.parts` lists those that hold; rotations
+            behind gains ("rotation") are none of them.
         readers: Axes (parameter, axis) along which parameters sum over units, such as `find_readers` finds. Where they
             are given, a unit that is split in two, its outgoing weights divided among the copies, counts as one: units
             count by shares of what is read of them; see `weightspace.shares`. Translations are not respected then.

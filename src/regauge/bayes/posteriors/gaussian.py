@@ -106,7 +106,7 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
     """Bind a symmetry and an element to the sizes of `params`, so that they act where some of its names are missing.
 
     The second element is the first without translations: the way in which deviations from the mean move. All networks
-    are to be translated alike.
+    are to be translated alike, and none is rotated behind gains.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)
@@ -115,6 +115,12 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
         raise ValueError(
             f"what the element adds along {uneven.name!r} depends on parameters that are uncertain themselves, so that "
             "a translated Gaussian is not of its kind; leave it out (`element.translated({})`), or push samples "
+            "(`ParticlePosterior`)"
+        )
+    if element.rotation:
+        raise ValueError(
+            f"the element rotates {next(iter(element.rotation))!r} behind gains that are uncertain themselves, so that "
+            "a rotated Gaussian is not of its kind; leave it out (`element.rotated({})`), or push samples "
             "(`ParticlePosterior`)"
         )
     found = materialize(element, bound.groups)

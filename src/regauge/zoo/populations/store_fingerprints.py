@@ -21,7 +21,7 @@ from regauge.storage.store.shard_file import Shard
 
 KIND = "fingerprints"
 """The kind of these entries in the user's cache."""
-VERSION = 2
+VERSION = 3
 """The version of the numbers; those of earlier versions are computed anew."""
 FINGERPRINTED_BYTES = 1 << 25
 """Bytes of the networks that are measured at once."""
