@@ -46,6 +46,7 @@ def read_job(
     assert job is not None
     if not options.dry_run:
         job.require_output()
+    job = rg.hub.untie_job(job) if options.untie else job
     remedy = "give checkpoints with one vocabulary, or choose how they are brought together: --tokenizer union"
     tokenizer = options.tokenizer if isinstance(options, Align) else None
     united = None
@@ -58,6 +59,7 @@ def read_job(
     values: Values = "if small" if options.data is None else "always"
     with ExitStack() as stack:
         model = options.model if united is None else stack.enter_context(rg.hub.model_with(options.model, united))
+        model = stack.enter_context(rg.hub.untied_model(model, job.source)) if options.untie else model
         where = replace(options, model=model)
         found = read_networks(where, job.checkpoints, values=values, is_streamed=job.is_streamed)
     return replace(job, checkpoints=found.checkpoints), found, None if united is None else united.plan

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from torch import nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.plain_files import read_object
+from regauge.hub.build_model import name_model
 from regauge.hub.folder_model import build_folder
 
 CONFIG, TIED = "config.json", "tie_word_embeddings"
@@ -50,6 +52,31 @@ def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Check
             raise ValueError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
         copied = _with_copies(checkpoint, [names for names in tied if names not in left])
         yield place, copied.replacing({CONFIG: text.encode()})
+
+
+@contextmanager
+def untied_model(name: str | None, checkpoint: Checkpoint) -> Iterator[str]:
+    """The folder of an untied model, the one of a checkpoint unless it has a name, for as long as the context lasts."""
+    name = name_model(checkpoint) if name is None else name
+    with untie(name, checkpoint) as (place, _):
+        yield place
+
+
+def untie_job(job: FileJob | None) -> FileJob:
+    """A job whose folders have a tensor of their own under each name of a tied one, and say so in config.json.
+
+    Raises:
+        ValueError: The networks are in memory, the output is a file, or `untie` refuses a folder.
+    """
+    if job is None:
+        raise ValueError(
+            "`untie=True` is for folders; networks in memory have a tensor under each name, so leave it out and give "
+            "the symmetry of a module in which nothing is tied"
+        )
+    if job.output is not None and job.output.is_file:
+        raise ValueError("`untie=True` changes config.json, so that the output must be a folder")
+    with ExitStack() as stack:
+        return job.of(*(stack.enter_context(untie(name_model(one), one))[1] for one in job.checkpoints))
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:
