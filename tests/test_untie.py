@@ -93,5 +93,8 @@ def test_what_cannot_be_untied_is_refused(folders: Folders, capsys: pytest.Captu
     with pytest.raises(ValueError, match="nothing is tied in the model of"):
         rg.align("out", "out", symmetry, untie=True)
     with pytest.raises(SystemExit):
+        main(["align", a, b, "-o", "out.safetensors", "--untie"])
+    assert "--untie changes config.json" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
         main(["merge", a, b, "-o", "other", "--untie", "--tokenizer", "union"])
-    assert "cannot be rotated; leave --untie out" in capsys.readouterr().err.replace("\n", " ")
+    assert "leave --rotate and --untie out" in capsys.readouterr().err.replace("\n", " ")

@@ -64,8 +64,7 @@ class Matching(JudgedOptions):
     """Rotate residual streams behind the gains of norms, or reorder them: auto rotates where orders do not explain
     nearly all, as for networks from different seeds."""
     untie: bool = False
-    """Give tied heads of folders tensors of their own, so that they do not keep streams from rotating; the output is
-    larger by that tensor, and config.json says so."""
+    """Give the tied head of a folder a tensor of its own, so that streams may rotate; config.json says so."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     batch: Batch = 512
     overwrite: OverwriteAll = False

@@ -114,8 +114,7 @@ def _setting(options: Merge) -> dict[str, Any]:
     if options.data is not None or options.refine:
         raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
     if options.rotate == "always" or options.untie:
-        way = "--untie" if options.untie else "--rotate"
-        raise UsageError(f"this merge reads tensor after tensor, which cannot be rotated; leave {way} out")
+        raise UsageError("this merge reads tensor after tensor: nothing is rotated; leave --rotate and --untie out")
     return {
         "model": None if options.model is None else open_model(options.model, **vars(options.inputs), values="never"),
         "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),

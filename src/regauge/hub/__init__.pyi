@@ -13,8 +13,6 @@ from .tasks import example_task as example_task
 from .tasks import make_task as make_task
 from .tasks import open_task as open_task
 from .untied import untie as untie
-from .untied import untie_job as untie_job
-from .untied import untied_model as untied_model
 from .user_code import Values as Values
 from .user_code import call_factory as call_factory
 from .vocabulary import bring_together as bring_together

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -21,45 +21,43 @@ CONFIG, TIED = "config.json", "tie_word_embeddings"
 
 
 @contextmanager
-def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
+def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...]]:
     """Untie the model of a folder, for as long as the context lasts.
 
     Args:
-        name: The folder.
-        checkpoint: Its checkpoint.
+        name: The folder; that of the first checkpoint where it is None.
+        checkpoints: Its checkpoints, and others of the same architecture.
 
     Yields:
-        A temporary folder with the configuration of the model without ties, and the checkpoint with a second copy of
-        what was tied.
+        A temporary folder with the configuration of the model without ties, and each checkpoint with a second copy of
+        what was tied, and such a configuration.
 
     Raises:
         ValueError: It is no folder with config.json, nothing in it is tied, or it stays so.
     """
+    name = name_model(checkpoints[0]) if name is None else name
     folder = Path(name or "")
     if name is None or not (folder / CONFIG).is_file():
         raise ValueError("`untie=True` changes config.json of a folder in Hugging Face style: give such a folder")
-    config = read_object(folder / CONFIG)
     tied = _tied(build_folder(folder, "never")[0])
     if not tied:
         raise ValueError(f"nothing is tied in the model of {name!r}: leave `untie=True` out")
     with tempfile.TemporaryDirectory(prefix="regauge-untied-") as place:
         for path in folder.glob("*.py"):
             shutil.copy(path, place)
-        text = json.dumps(_without_ties(config), indent=2) + "\n"
-        (Path(place) / CONFIG).write_text(text, encoding="utf-8")
+        (Path(place) / CONFIG).write_bytes(_untied_configuration(folder))
         left = _tied(build_folder(Path(place), "never")[0])
         if left == tied:
             raise ValueError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
-        copied = _with_copies(checkpoint, [names for names in tied if names not in left])
-        yield place, copied.replacing({CONFIG: text.encode()})
-
-
-@contextmanager
-def untied_model(name: str | None, checkpoint: Checkpoint) -> Iterator[str]:
-    """The folder of an untied model, the one of a checkpoint unless it has a name, for as long as the context lasts."""
-    name = name_model(checkpoint) if name is None else name
-    with untie(name, checkpoint) as (place, _):
-        yield place
+        lost = [names for names in tied if names not in left]
+        homes = [one.home if (Path(one.home) / CONFIG).is_file() else folder for one in checkpoints]
+        yield (
+            place,
+            *(
+                _with_copies(one, lost).replacing({CONFIG: _untied_configuration(Path(home))})
+                for one, home in zip(checkpoints, homes, strict=True)
+            ),
+        )
 
 
 def untie_job(job: FileJob | None) -> FileJob:
@@ -75,8 +73,13 @@ def untie_job(job: FileJob | None) -> FileJob:
         )
     if job.output is not None and job.output.is_file:
         raise ValueError("`untie=True` changes config.json, so that the output must be a folder")
-    with ExitStack() as stack:
-        return job.of(*(stack.enter_context(untie(name_model(one), one))[1] for one in job.checkpoints))
+    with untie(None, *job.checkpoints) as (_, *checkpoints):
+        return job.of(*checkpoints)
+
+
+def _untied_configuration(folder: Path) -> bytes:
+    """The config.json of a folder without ties."""
+    return (json.dumps(_without_ties(read_object(folder / CONFIG)), indent=2) + "\n").encode()
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:
