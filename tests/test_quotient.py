@@ -124,7 +124,7 @@ def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path
     found = rg.compare(*paths, symmetry, memory="2GB")
     assert str(found.verdict) == "same network in another gauge"
     assert found.orbit_distance < 1e-6 * found.norm < 0.01 * found.distance
-    lazy = LazyRepresentative(symmetry.bind(params), params.__getitem__)
+    lazy = LazyRepresentative(symmetry.bind(params), lambda key, _: params[key])
     again = {key: lazy.parameter(key).to(params[key]) for key in lazy}
     assert gap(again, symmetry.split(params)[0]) == 0
 

@@ -106,7 +106,7 @@ def _require_same(left: rg.Element, right: rg.Element) -> None:
     + [(name, ("balance", "recompute", "keep")[k % 3]) for k, name in enumerate(ONE_WAY)],
 )
 def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
-    """Streamed networks are matched as they are, not as representatives."""
+    """Networks as they are; tests/test_streamed_representatives.py is about representatives."""
     pair, method = _pair(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
     expected = rg.align(*pair.params, replace(pair.symmetry, translations=(), gains=()), method=method)
     whole = pair.plan(UNLIMITED, scales)

@@ -208,6 +208,24 @@ class SelfAttention(nn.Module):
         return out
 
 
+class Stream(nn.Module):
+    """A residual stream of RMS norms, read by linear layers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8, bias=False), nn.Linear(8, 3)
+        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(3))
+        self.ups = nn.ModuleList(nn.Linear(8, 12) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(12, 8, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=False):
+            x = x + down(up(norm(x)).relu())
+        result: Tensor = self.head(self.norms[2](x))
+        return result
+
+
 def _words() -> Tensor:
     return torch.randint(0, 9, (6, 5))
 
@@ -290,6 +308,27 @@ def _discovered(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry]:
             if key.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 2)
     return module, x, rg.discover(module, (x,))
+
+
+def stream(seed: int = 0) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
+    """A residual stream away from its initialization, like `network`."""
+    torch.manual_seed(seed)
+    module, x = Stream().double().eval(), torch.randn(7, 5, dtype=torch.float64)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor += 0.3 * torch.randn_like(tensor)
+    return module, x, rg.discover(module, (x,)), {name: t.detach() for name, t in module.state_dict().items()}
+
+
+def stranger(params: Params, symmetry: rg.Symmetry, size: float, seed: int = 5) -> Params:
+    """A network with noise on its parameters."""
+    chance = generator(seed)
+    return {
+        name: t + size * torch.randn(t.shape, generator=chance, dtype=t.dtype)
+        if t.is_floating_point() and name not in symmetry.buffers
+        else t
+        for name, t in params.items()
+    }
 
 
 def gap(one: Params, other: Params) -> float:

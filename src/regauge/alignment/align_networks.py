@@ -14,7 +14,7 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
-from regauge.alignment.representatives import Rotate, match_many, match_pairs, notes_on_ties, require_memory_for
+from regauge.alignment.representatives import Rotate, match_many, match_pairs, notes_on_ties
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.alignments import Alignment
@@ -138,8 +138,7 @@ def align(
         if job.is_streamed:
             from regauge.alignment.streamed.job import align_job, plan_job
 
-            require_memory_for(rotate)
-            return align_job(plan_job(job, symmetry, method, task), progress)
+            return align_job(plan_job(job, symmetry, method, task, rotate), progress)
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
         # Methods that look at activations import discovery, which takes longer than aligning small networks.

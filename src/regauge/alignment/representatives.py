@@ -5,9 +5,9 @@ one there, and what a gain forbids is free: the residual stream of a transformer
 A line between representatives is a line in the coordinates of either network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from regauge.core.families import compared
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 
+Known = TypeVar("Known")
+Ends = tuple[Coordinates, Coordinates]
 Rotate = Literal["auto", "always", "never"]
 """Whether a residual stream is rotated where it may be, or reordered; "auto" asks how much orders explain."""
 EXPLAINED = 0.9
@@ -46,30 +48,16 @@ def has_representatives(symmetry: Symmetry) -> bool:
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
+def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
+    """The symmetry under which networks are matched as they are, and a sentence where they have representatives."""
+    told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
+    return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
+
+
 def require_choice(rotate: str) -> None:
     """Raise a ValueError unless `rotate` is one of its choices."""
     if rotate not in get_args(Rotate):
         raise ValueError(f"rotate is {rotate!r}; choose 'auto', 'always' or 'never'")
-
-
-def require_memory_for(rotate: Rotate) -> None:
-    """Raise unless streamed networks, which are matched as they are, can be moved as wanted.
-
-    Raises:
-        ValueError: They cannot be rotated.
-    """
-    require_choice(rotate)
-    if rotate == "always":
-        raise ValueError(
-            "the networks are streamed, and are reordered as they are then; give more memory for rotate='always', or "
-            "leave it out"
-        )
-
-
-def notes_as_given(symmetry: Symmetry) -> tuple[str, ...]:
-    """A sentence on streamed networks that differ from their representatives."""
-    told = "streamed networks are matched as they are: translations, and rotations behind gains, stay between them"
-    return (told,) if has_representatives(symmetry) else ()
 
 
 def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
@@ -80,9 +68,9 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
         found = method.match(problem)
         return replace(found, notes=(*found.notes, NOT_ROTATED)) if rotate == "always" else found
     problem = replace(problem, symmetry=symmetry)
-    (first, wanted), (second, _) = (_split(symmetry, one, problem.task is not None) for one in (problem.a, problem.b))
+    (first, wanted), (second, own) = (_split(symmetry, one, problem.task is not None) for one in (problem.a, problem.b))
     behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
-    choice = _Choice.of(symmetry, behind, rotate)
+    choice = _choose(symmetry, behind, rotate)
     parts, rows = [], []
     for some in (False, True):
         chosen = ((choice.is_wanted & choice.is_free) == some).nonzero().flatten()
@@ -94,8 +82,8 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
             found = choice.known.rows(chosen)
         else:
             found = restrict_method(method, symmetry, names).match(here)
-        there = select(wanted, chosen)
-        element, params, notes = _in_coordinates(method, found.element, problem[chosen], names, there, whole)
+        ends = select(own, chosen), select(wanted, chosen)
+        element, params, notes = _in_coordinates(method, found.element, problem[chosen], names, ends, whole)
         parts.append(replace(found, symmetry=whole, element=element, params=params, notes=(*found.notes, *notes)))
         rows.append(chosen)
     found = join(parts).rows(torch.cat(rows).argsort())
@@ -115,17 +103,16 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
     first, *others = map(batch_of_one, problem.networks)
     charts = [_split(symmetry, one, problem.task is not None) for one in (first, *others)]
     behind, wanted = on_representatives(symmetry), charts[0][1]
-    choices = [_Choice.of(symmetry, Problem(charts[0][0], one, behind), rotate) for one, _ in charts[1:]]
-    are_free = all(bool(one.is_free) for one in choices)
-    is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
-    names = symmetry.rotatable if are_free and is_most else ()
+    choices = [_choose(symmetry, Problem(charts[0][0], one, behind), rotate) for one, _ in charts[1:]]
+    names = symmetry.rotatable if are_rotated(choices) else ()
     networks = [select(one, 0) for one, _ in charts]
     here = replace(problem, networks=networks, symmetry=on_representatives(symmetry, names))
     found = restrict_method(method, symmetry, names).match_many(here)
     elements, moved, notes = [symmetry.identity()], [dict(problem.networks[0])], list(found.notes)
     for k, other in enumerate(others, 1):
         pair = Problem(first, other, symmetry)
-        element, params, told = _in_coordinates(method, found.element.rows(slice(k, k + 1)), pair, names, wanted, whole)
+        part, ends = found.element.rows(slice(k, k + 1)), (charts[k][1], wanted)
+        element, params, told = _in_coordinates(method, part, pair, names, ends, whole)
         elements.append(element.item(0))
         moved.append(select(params, 0))
         notes += told
@@ -147,7 +134,8 @@ def in_coordinates_of(
     """
     problem = Problem(batch_of_one(pair[0]), batch_of_one(pair[1]), symmetry)
     names = [name for name in symmetry.rotatable if element[name].matrix is not None]
-    return _write(problem, element.expand(1), names, symmetry.split(problem.a)[1])[0].item(0)
+    ends = symmetry.split(problem.b)[1], symmetry.split(problem.a)[1]
+    return write(symmetry, element.expand(1), names, problem.a, ends)[0].item(0)
 
 
 def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tuple[Params, Coordinates]:
@@ -159,7 +147,7 @@ def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tu
 
 
 @dataclass(frozen=True)
-class _Choice:
+class RotationChoice(Generic[Known]):
     """A choice between rotations and orders of the residual streams of pairs.
 
     Attributes:
@@ -171,35 +159,74 @@ class _Choice:
 
     is_wanted: Tensor
     is_free: Tensor
-    known: Results | None = None
+    known: Known | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, symmetry: Symmetry, problem: Problem, rotate: Rotate) -> "_Choice":
-        """Choose for representatives, by how much orders explain unless `rotate` decides."""
-        every, names = torch.ones(problem.pairs, dtype=torch.bool), symmetry.rotatable
+    def of(
+        cls,
+        symmetry: Symmetry,
+        networks: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        rotate: Rotate,
+        explain: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Known]],
+    ) -> "RotationChoice[Known]":
+        """Choose for representatives, by how much orders explain unless `rotate` decides.
+
+        Args:
+            symmetry: The whole symmetry.
+            networks: Representatives, of which gains are read.
+            rotate: The choice of the user.
+            explain: Matches by orders; the squared norms and the inner products of what groups that may be rotated act
+                on, between balanced networks, and what it has found.
+        """
+        names = symmetry.rotatable
+        a, b = (zero_gains(symmetry, one, names) for one in networks)
+        zero = {gain: (a[gain] | b[gain]).reshape(-1) for gain in a}
         if not names:
-            return cls(~every, every, notes=(NOT_ROTATED,) if rotate == "always" else ())
+            nothing = torch.zeros(1, dtype=torch.bool)
+            return cls(nothing, ~nothing, notes=(NOT_ROTATED,) if rotate == "always" else ())
+        is_free = ~torch.stack([*zero.values()]).any(0)
+        every = torch.ones_like(is_free)
         if rotate == "never":
             return cls(~every, every)
-        a, b = (zero_gains(symmetry, one, names) for one in (problem.a, problem.b))
-        zero = {gain: a[gain] | b[gain] for gain in a}
-        is_free = ~torch.stack([*zero.values()]).any(0)
         if rotate == "always":
             told = (f"not rotated: {gain!r} is zero in a channel" for gain, there in zero.items() if bool(there.any()))
             return cls(every, is_free, notes=tuple(told))
         if not bool(is_free.any()):
             return cls(~every, is_free)
+        (x, y, both), known = explain()
+        return cls(both < EXPLAINED * (x * y).sqrt(), is_free, known)
+
+
+def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
+    """Whether several networks are rotated: all or none of them."""
+    is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
+    return all(bool(one.is_free) for one in choices) and is_most
+
+
+def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collection[str]) -> list[str]:
+    """The compared tensors that groups of these names act on."""
+    places = (place.parameter for name in names for place in symmetry[name].placements)
+    return [name for name in dict.fromkeys(places) if name in compared]
+
+
+def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[Results]:
+    """Choose for the representatives of pairs."""
+
+    def explain() -> tuple[tuple[Tensor, Tensor, Tensor], Results]:
         known = WeightMatching().match(replace(problem, task=None))
         # Between balanced networks, so that it does not matter where on its orbit either of them happens to be.
         frame = Frame.of(problem.a, known.params, problem.symmetry, "balance")
-        places = (place.parameter for name in names for place in symmetry[name].placements)
-        shared = [name for name in dict.fromkeys(places) if name in frame.a]
+        shared = rotated_tensors(problem.symmetry, symmetry.rotatable, frame.a)
         x, y, both = (
             torch.stack([dots(u[name], v[name]) for name in shared]).sum(0)
             for u, v in ((frame.a, frame.a), (frame.b, frame.b), (frame.a, frame.b))
         )
-        return cls(both < EXPLAINED * (x * y).sqrt(), is_free, known)
+        return (x, y, both), known
+
+    choice = RotationChoice.of(symmetry, (problem.a, problem.b), rotate, explain)
+    size = (problem.pairs,)
+    return replace(choice, is_wanted=choice.is_wanted.expand(size), is_free=choice.is_free.expand(size))
 
 
 def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:
@@ -245,7 +272,7 @@ def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) ->
 
 
 def _in_coordinates(
-    method: Method, element: Element, problem: Problem, names: Sequence[str], wanted: Coordinates, whole: Symmetry
+    method: Method, element: Element, problem: Problem, names: Sequence[str], ends: Ends, whole: Symmetry
 ) -> tuple[Element, Params, tuple[str, ...]]:
     """Elements on representatives as elements on the networks, these networks moved, and notes.
 
@@ -254,10 +281,10 @@ def _in_coordinates(
         element: One for each pair.
         problem: The networks, with the symmetry of which they are representatives.
         names: The groups that are rotated.
-        wanted: The coordinates of the first networks.
+        ends: The coordinates of the second networks, and of the first ones.
         whole: The symmetry with what holds with statistics as stored only.
     """
-    element, notes = _write(problem, element, names, wanted)
+    element, notes = write(problem.symmetry, element, names, problem.a, ends)
     moved = problem.move(element)
     near = torch.zeros(0, dtype=torch.int64) if names else is_near_copy(*_distances(problem, moved)).nonzero().flatten()
     if len(near):
@@ -265,8 +292,25 @@ def _in_coordinates(
         moved = problem.move(element)
     if whole != problem.symmetry:
         pairs = replace(problem, symmetry=whole)
+        if element.translation:
+            ends = whole.split(problem.move(element.translated({}).rotated({})))[1], whole.split(moved)[1]
+            element = add_difference(element, ends)
+            moved = pairs.move(element)
         element, moved = _take_over_statistics(pairs, element, moved)
     return element, moved, notes
+
+
+def add_difference(element: Element, ends: Ends) -> Element:
+    """An element that translates by what its translation makes of coordinates under another symmetry, for that.
+
+    Where running variances are a part of gains, the same vector makes another bias of a coordinate.
+
+    Args:
+        element: An element that translates.
+        ends: The coordinates of networks under the other symmetry before the element translates them, and afterwards.
+    """
+    before, after = ends
+    return element.translated({name: (after[name] - before[name]).double() for name in element.translation})
 
 
 def _take_over_statistics(problem: Problem, element: Element, moved: Params) -> tuple[Element, Params]:
@@ -275,13 +319,13 @@ def _take_over_statistics(problem: Problem, element: Element, moved: Params) -> 
     Of other networks statistics computed anew would undo one half of such a move.
     """
     symmetry = problem.symmetry
-    (first, wanted), (second, _) = symmetry.split(problem.a), symmetry.split(moved)
+    (first, wanted), (second, own) = symmetry.split(problem.a), symmetry.split(moved)
     square, norm = _distances(replace(problem, a=first), second)
     rows = (square <= COPY * norm).nonzero().flatten()
     if not len(rows):
         return element, moved
     kept = {name: torch.zeros_like(wanted[name], dtype=torch.bool) for name in chart_gains(symmetry)}
-    further = into_coordinates(symmetry, symmetry.identity((problem.pairs,)), moved, wanted, kept)
+    further = into_coordinates(symmetry, symmetry.identity((problem.pairs,)), own, wanted, kept)
     element = _put(symmetry.compose(further, element).rows(rows), rows, element)
     return element, problem.move(element)
 
@@ -312,16 +356,25 @@ def _put(part: Element, rows: Tensor, whole: Element) -> Element:
     return part.rows(places).where(mask, whole)
 
 
-def _write(
-    problem: Problem, element: Element, names: Sequence[str], wanted: Coordinates
+def write(
+    symmetry: Symmetry, element: Element, names: Sequence[str], first: Mapping[str, Tensor], ends: Ends
 ) -> tuple[Element, tuple[str, ...]]:
-    """An element on representatives as one that moves networks to the coordinates of the first ones, and notes."""
-    symmetry, kept = problem.symmetry, dict[str, Tensor]()
+    """An element on representatives as one that moves networks to the coordinates of the first ones, and notes.
+
+    Args:
+        symmetry: The symmetry of which they are representatives.
+        element: One for each pair, or a single one.
+        names: The groups that it rotates.
+        first: The first networks, of which gains are read.
+        ends: The coordinates of the second networks, and of the first ones.
+    """
+    kept = dict[str, Tensor]()
     notes = [f"rotated behind gains: {', '.join(map(repr, names))}"] if names else []
     for gain in chart_gains(symmetry):
-        sizes = symmetry.sums({gain: problem.a[gain]})[gain].double().abs()
-        kept[gain] = sizes <= SMALLEST_GAIN[problem.a[gain].itemsize] * sizes.median(-1, keepdim=True).values
+        own = first[gain]
+        sizes = symmetry.sums({gain: own})[gain].double().abs()
+        kept[gain] = sizes <= SMALLEST_GAIN[own.itemsize] * sizes.median(-1, keepdim=True).values
         if bool(kept[gain].any()):
             which = count(kept[gain].nonzero(), "channel")
             notes.append(f"{gain!r}: gains of {which} stay, since those of the first network are nearly zero")
-    return into_coordinates(symmetry, lift(symmetry, element, names), dict(problem.b), wanted, kept), tuple(notes)
+    return into_coordinates(symmetry, lift(symmetry, element, names), *ends, kept), tuple(notes)

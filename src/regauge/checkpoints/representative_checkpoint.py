@@ -1,43 +1,99 @@
-"""A checkpoint on the disk whose tensors are read as those of its representative."""
+"""Checkpoints on the disk whose tensors are read as those of a representative, or as an element moves them."""
+
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.core.chart import charted
-from regauge.core.lazy_chart import LazyRepresentative
+from regauge.core.chart import changed_by, charted, widen
+from regauge.core.element import Element
+from regauge.core.families import move_tensor
+from regauge.core.lazy_chart import LazyRepresentative, LazyTensors, Rows, move_lazily
 from regauge.core.params import work_dtype
+from regauge.core.rounding import round_to
 from regauge.core.symmetry import Symmetry
 
 
-class RepresentativeCheckpoint(Checkpoint):
+class ChartedCheckpoint(Checkpoint):
+    """A checkpoint of which some tensors are made by a chart when they are read.
+
+    Args:
+        source: The checkpoint.
+        symmetry: With every size known.
+        changed: The tensors that are made.
+        tensors: Makes them.
+    """
+
+    def __init__(
+        self, source: Checkpoint, symmetry: Symmetry, changed: Collection[str], tensors: LazyTensors | None
+    ) -> None:
+        super().__init__(source.label, source.path, source.stored, source.metadata)
+        self.source, self.symmetry = source, symmetry
+        self._take_over(source)
+        self._made, self._tensors = frozenset(changed), tensors
+        self._first: Mapping[str, str] = {
+            name: next(one for one in names if one in source) for names in symmetry.tied for name in names
+        }
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype in which a tensor is read."""
+        return self.source.dtype_of(name)
+
+    def read(self, name: str, *, rows: Rows = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one tensor, or of a range of its first axis where nothing acts on that."""
+        if name not in self._made:
+            return self._read_plain(name, rows, dtype)
+        assert self._tensors is not None
+        made = self._tensors.parameter(self._first.get(name, name), rows)
+        return round_to(made, dtype or self.dtype_of(name), name)
+
+    def _read_plain(self, name: str, rows: Rows, dtype: torch.dtype | None) -> Tensor:
+        return self.source.read(name, rows=rows, dtype=dtype)
+
+
+class RepresentativeCheckpoint(ChartedCheckpoint):
     """A checkpoint without translations and gains, as `Symmetry.split` takes them out; tensors come one at a time.
 
     Args:
         source: The checkpoint.
         symmetry: With every size known.
+
+    Attributes:
+        coordinates: The coordinates of the network.
     """
 
     def __init__(self, source: Checkpoint, symmetry: Symmetry) -> None:
-        super().__init__(source.label, source.path, source.stored, source.metadata)
-        self.source = source
-        self._take_over(source)
-        self._changed = charted(symmetry)
-        self._tensors = LazyRepresentative(symmetry, source.read)
-        self._last: tuple[str, Tensor] = "", torch.empty(0)
+        tensors = LazyRepresentative(symmetry, lambda name, rows: source.read(name, rows=rows))
+        super().__init__(source, symmetry, charted(symmetry), tensors)
+        self.coordinates = tensors.coordinates
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype in which a tensor is read: 16 bits would make another function of it."""
         own = self.source.dtype_of(name)
-        return work_dtype(own) if name in self._changed else own
+        return work_dtype(own) if name in self._made else own
 
-    def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one tensor, or of a range of its first axis."""
-        if name not in self._changed:
-            return self.source.read(name, rows=rows, dtype=dtype)
-        dtype = dtype or self.dtype_of(name)
-        if rows is None:
-            return self._tensors.parameter(name).to(dtype)
-        if self._last[0] != name:
-            self._last = name, self._tensors.parameter(name).to(dtype)
-        return self._last[1][rows[0] : rows[1]].to(dtype, copy=True)
+
+class MovedCheckpoint(ChartedCheckpoint):
+    """A checkpoint that an element moves: `Symmetry.act`, one tensor at a time.
+
+    Args:
+        source: The checkpoint.
+        symmetry: With every size known.
+        element: A single element.
+        is_wide: Whether tensors that are translated or rotated are computed in the next wider dtype from the start, and
+            not rounded in between.
+    """
+
+    def __init__(self, source: Checkpoint, symmetry: Symmetry, element: Element, *, is_wide: bool = False) -> None:
+        self._element = element
+
+        def read(name: str, rows: Rows) -> Tensor:
+            tensor = source.read(name, rows=rows)
+            return move_tensor(symmetry, element, name, widen(tensor) if is_wide else tensor)
+
+        changed = changed_by(symmetry, element)
+        super().__init__(source, symmetry, changed, move_lazily(symmetry, element, read) if changed else None)
+
+    def _read_plain(self, name: str, rows: Rows, dtype: torch.dtype | None) -> Tensor:
+        return move_tensor(self.symmetry, self._element, name, super()._read_plain(name, rows, dtype))

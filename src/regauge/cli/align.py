@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 import regauge as rg
-from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints import alignment_path
 from regauge.checkpoints.output import alignment_label
@@ -13,6 +12,7 @@ from regauge.cli.align_options import Align
 from regauge.cli.output import show_status, tell, tell_table, tell_written
 from regauge.cli.streaming import facts_of, method_of, notes_of, read_job, show_memory, show_plan, show_work
 from regauge.cli.tasks import matching_tasks
+from regauge.merging.align_tokens import plan_alignment
 
 
 def run(options: Align) -> None:
@@ -22,7 +22,7 @@ def run(options: Align) -> None:
     job, found, tokens = read_job(options, pair, source=1, element=element)
     task, test = matching_tasks(options, found)
     if job.is_streamed:
-        show_plan(plan_job(job, found.symmetry, method, task))
+        show_plan(plan_alignment(job, found.symmetry, tokens, method, task, options.rotate))
     elif options.dry_run:
         show_memory(job)
     if options.dry_run:

@@ -47,7 +47,7 @@ def run(options: Merge) -> None:
         task, test = matching_tasks(options, found)
     is_pairwise = bool(bases) or job.is_streamed
     method = method_of(options, rg.WeightMatching if is_pairwise else rg.alignment.MergeMany)
-    ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task}
+    ways: dict[str, Any] = {"method": method, "rule": rule, "weights": weights, "task": task, "rotate": options.rotate}
     if job.is_streamed:
         show_plan(rg.merging.plan_merge(job, found.symmetry, has_base=bool(bases), **ways))
     elif options.dry_run:
@@ -62,7 +62,6 @@ def run(options: Merge) -> None:
             base=found.checkpoints[0] if bases else None,
             test=test,
             generator=generator,
-            rotate=options.rotate,
             out=job.output,
             memory=job.limit,
             progress=progress,

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def read_job(
-    options: Align | Merge,
-    paths: Sequence[Path],
-    *,
-    source: int,
-    element: str | None = None,
+    options: Align | Merge, paths: Sequence[Path], *, source: int, element: str | None = None
 ) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 

@@ -195,15 +195,35 @@ def rotate(
 ) -> Params:
     """Rotate representatives `[*batch, ...]`, but not those with a gain of zero on the axes that would be rotated."""
     behind = on_representatives(symmetry, tuple(rotation))
-    element, names = behind.identity(batch), set()
+    names = {place.parameter for name in rotation for place in behind[name].placements}
+    element = turn(symmetry, behind, rotation, representative, batch)
+    return {
+        **representative,
+        **behind._act_on(element, {name: representative[name] for name in names if name in representative}),
+    }
+
+
+def turn(
+    symmetry: Gained,
+    behind: Gained,
+    rotation: Mapping[str, Tensor],
+    representative: Mapping[str, Tensor],
+    batch: tuple[int, ...] = (),
+) -> Element:
+    """The element of representatives with these rotations, but for those on whose axes a gain is zero.
+
+    Args:
+        symmetry: The whole symmetry.
+        behind: That of representatives, in which these groups are rotated.
+        rotation: The matrices of groups.
+        representative: The gains, `[*batch, n]`.
+        batch: The batch shape.
+    """
+    element = behind.identity(batch)
     for name, matrix in rotation.items():
         stays = torch.zeros(batch, dtype=torch.bool)
         for is_zero in zero_gains(symmetry, representative, [name]).values():
             stays = stays | is_zero
         kept = torch.where(stays[..., None, None], torch.eye(symmetry[name].size, dtype=matrix.dtype), matrix)
         element = element.replace(name, Value(matrix=kept))
-        names |= {place.parameter for place in behind[name].placements}
-    return {
-        **representative,
-        **behind._act_on(element, {name: representative[name] for name in names if name in representative}),
-    }
+    return element

@@ -227,24 +227,22 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 
 
 def into_coordinates(
-    symmetry: Charted, element: Element, params: Params, wanted: Coordinates, kept: Mapping[str, Tensor]
+    symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
     """The element that moves representatives as a given one does, and networks of its batch to wanted coordinates.
 
     Args:
         symmetry: The whole symmetry.
         element: An element that leaves gains alone and does not translate.
-        params: The networks that it moves, `[*batch, ...]`.
+        own: The coordinates of the networks that it moves, `[*batch, ...]`.
         wanted: The coordinates of what they become.
         kept: The channels of gains, bool, in which the networks keep their own gain, and the bias next to it.
     """
-    lead = len(element.batch)
-    own = split(symmetry, params, lead)[1]
     gains = chart_gains(symmetry)
     moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
     # Of the ratio and not one after the other: equal gains give a factor of one, without rounding.
     ratio = {name: torch.where(kept[name], 1.0, moved[name] / wanted[name].to(moved[name])) for name in gains}
-    whole = symmetry.compose(unit_element(symmetry, ratio, symmetry.gains, lead), element)
+    whole = symmetry.compose(unit_element(symmetry, ratio, symmetry.gains, len(element.batch)), element)
     added = {}
     for family in symmetry.translations:
         carried = carry(symmetry, element, family.name, own[family.name].double())

@@ -1,62 +1,170 @@
-"""The representative of a network whose tensors are read one at a time."""
+"""The chart of a network whose tensors are read one at a time: its representative, and what an element makes of it.
 
-from collections.abc import Callable, Iterator, Mapping
+Coordinates and what families add are vectors, which are held; the tensors that images are computed from are read once
+more for that. Nothing else is held.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from regauge.core.added_numbers import sums
-from regauge.core.chart import Charted, chart_gains, charted, widen
+from regauge.core.behind_gains import gains_of, on_representatives, turn
+from regauge.core.chart import Charted, Coordinates, chart_gains, charted, scaled_by_gains, widen
+from regauge.core.element import Element
 from regauge.core.translations import Addition
 from regauge.core.unit_gains import unit_element
 
+Rows = tuple[int, int] | None
+"""A range of the first axis of a tensor; None for all of it."""
+Read = Callable[[str, Rows], Tensor]
+"""Function that reads a tensor, or a range of its first axis."""
 
-class LazyRepresentative(Mapping[str, Tensor]):
-    """The tensors that differ in a representative, each read and made when it is asked for, in the next wider dtype.
 
-    Numbers that the model adds to gains are added here; `parameter` is without them. Coordinates and what they add are
-    vectors, which are held; each of the tensors that images are computed from is read once more for that.
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors of a network that a chart changes, each made when it is asked for, in a wider dtype.
+
+    Numbers that the model adds to gains are added here; `parameter` is without them.
+
+    Args:
+        symmetry: With every size known.
+    """
+
+    def __init__(self, symmetry: Charted) -> None:
+        self.symmetry, self._gains = symmetry, dict.fromkeys(chart_gains(symmetry), torch.empty(0))
+        self._scaling: Element | None = None
+        self._added: dict[str, list[Addition]] = {}
+        self._variances: dict[str, list[Addition]] = {}
+
+    def rows(self, name: str, rows: Rows) -> Tensor:
+        """A tensor, or a range of its first axis where no group acts on that."""
+        several = (*self._added.get(name, ()), *self._variances.get(name, ()))
+        length = math.prod(self.symmetry.shapes[name][1:]) if several else 1
+        if rows is not None and any(one.rows(rows, length) is None for one in several):
+            return self._make(name, None)[rows[0] : rows[1]]
+        return self._make(name, rows)
+
+    def parameter(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor as it is in a network, or a range of its first axis where no group acts on that."""
+        return self.rows(name, rows) - self.symmetry.added.get(name, 0.0)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.rows(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(charted(self.symmetry))
+
+    def __len__(self) -> int:
+        return len(charted(self.symmetry))
+
+    def _make(self, name: str, rows: Rows) -> Tensor:
+        raise NotImplementedError
+
+    def _scale(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor as it is when gains have other values."""
+        if self._scaling is None:
+            return tensor
+        if name in self._gains:
+            return torch.where(tensor == 0, 0.0, self._gains[name]).to(tensor)
+        if name in scaled_by_gains(self.symmetry):
+            return self.symmetry.on_sums._act_on(self._scaling, {name: tensor})[name]
+        return tensor
+
+    def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+        """Scale all further tensors by what brings gains to one, and give gains that are not zero their own values."""
+        self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
+        self._gains = dict(wanted)
+
+
+def _note(known: dict[str, list[Addition]], several: Iterable[Addition]) -> None:
+    for one in several:
+        known.setdefault(one.entries.parameter, []).append(one)
+
+
+def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows: Rows) -> Tensor:
+    """A tensor, or a range of its first axis, with all that is added to it."""
+    for one in several.get(name, ()):
+        part = one if rows is None else one.rows(rows, math.prod(tensor.shape[1:]))
+        assert part is not None
+        tensor = part.to(tensor)
+    return tensor
+
+
+class LazyRepresentative(LazyTensors):
+    """The tensors that differ in a representative, in the next wider dtype.
 
     Args:
         symmetry: With every size known.
         read: Reads a tensor of the network.
+
+    Attributes:
+        coordinates: The coordinates of the network, as `Symmetry.split` returns them.
     """
 
-    def __init__(self, symmetry: Charted, read: Callable[[str], Tensor]) -> None:
-        self._symmetry, self._read, self._gains = symmetry, read, chart_gains(symmetry)
-        self._first: dict[str, list[Addition]] = {}
+    def __init__(self, symmetry: Charted, read: Read) -> None:
+        super().__init__(symmetry)
+        self._read, self.coordinates = read, dict[str, Tensor]()
         for family in (one for one in symmetry.translations if one.eps is not None):
-            home = {family.entries.parameter: self._sum(family.entries.parameter)}
-            for one in family.additions(home, family.read(home), sign=-1.0):
-                self._first.setdefault(one.entries.parameter, []).append(one)
-        self._element = unit_element(symmetry, {name: self._sum(name) for name in self._gains}, symmetry.gains)
-        self._added: dict[str, list[Addition]] = {}
+            own = self.coordinates[family.name] = family.read(self)
+            _note(self._variances, family.additions(self, own, sign=-1.0))
+        gains = {name: self[name] for name in self._gains}
+        self.coordinates |= {name: torch.where(gain == 0, 1.0, gain) for name, gain in gains.items()}
+        self._scale_by(gains, {name: torch.ones_like(gain) for name, gain in gains.items()})
         for family in (one for one in symmetry.translations if one.eps is None):
-            for one in family.additions(self, family.read(self), sign=-1.0):
-                self._added.setdefault(one.entries.parameter, []).append(one)
+            own = self.coordinates[family.name] = family.read(self)
+            _note(self._added, family.additions(self, own, sign=-1.0))
 
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self._sum(name)
-        if name in self._gains:
-            tensor = torch.where(tensor == 0, 0.0, 1.0).to(tensor)
-        elif name in charted(self._symmetry):
-            tensor = self._symmetry.on_sums._act_on(self._element, {name: tensor}).get(name, tensor)
-        for one in self._added.get(name, ()):
-            tensor = one.to(tensor)
-        return tensor
+    def _make(self, name: str, rows: Rows) -> Tensor:
+        tensor = sums(self.symmetry.added, {name: widen(self._read(name, rows))})[name]
+        return _add(self._added, name, self._scale(name, _add(self._variances, name, tensor, rows)), rows)
 
-    def parameter(self, name: str) -> Tensor:
-        """A tensor as it is in a network."""
-        return self[name] - self._symmetry.added.get(name, 0.0)
 
-    def _sum(self, name: str) -> Tensor:
-        tensor = sums(self._symmetry.added, {name: widen(self._read(name))})[name]
-        for one in self._first.get(name, ()):
-            tensor = one.to(tensor)
-        return tensor
+class LazyNetwork(LazyTensors):
+    """The tensors that differ in the network of a representative and coordinates, in float64.
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(charted(self._symmetry))
+    Args:
+        symmetry: With every size known.
+        read: Reads a tensor of the representative, with the numbers that the model adds.
+        coordinates: The coordinates, as `Symmetry.join` takes them.
+    """
 
-    def __len__(self) -> int:
-        return len(charted(self._symmetry))
+    def __init__(self, symmetry: Charted, read: Read, coordinates: Coordinates) -> None:
+        super().__init__(symmetry)
+        self._read = read
+        wide = {name: coordinate.double() for name, coordinate in coordinates.items()}
+        for family in reversed([one for one in symmetry.translations if one.eps is None]):
+            _note(self._added, family.additions(self, wide[family.name]))
+        wanted = {name: wide[name] for name in self._gains}
+        self._scale_by({name: 1 / one for name, one in wanted.items()}, wanted)
+        for family in (one for one in symmetry.translations if one.eps is not None):
+            _note(self._variances, family.additions(self, wide[family.name]))
+
+    def _make(self, name: str, rows: Rows) -> Tensor:
+        tensor = _add(self._added, name, self._read(name, rows).double(), rows)
+        return _add(self._variances, name, self._scale(name, tensor), rows)
+
+
+def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
+    """The tensors of a network that an element moves which translates or rotates; see `translate`.
+
+    Args:
+        symmetry: With every size known.
+        element: A single element.
+        read: Reads a tensor of the network as the linear part of the element has moved it.
+    """
+    behind = LazyRepresentative(symmetry, read)
+    coordinates = dict(behind.coordinates)
+    for name, vector in element.translation.items():
+        coordinates[name] = coordinates[name] + vector.to(coordinates[name])
+    turned = on_representatives(symmetry, tuple(element.rotation))
+    gains = {gain: behind.parameter(gain) for name in element.rotation for gain in gains_of(symmetry, name)}
+    rotation = turn(symmetry, turned, element.rotation, gains)
+    places = {place.parameter for name in element.rotation for place in turned[name].placements}
+
+    def rotated(name: str, rows: Rows) -> Tensor:
+        tensor = behind.rows(name, rows)
+        return turned._act_on(rotation, {name: tensor})[name] if name in places else tensor
+
+    return LazyNetwork(symmetry, rotated, coordinates)

@@ -313,7 +313,7 @@ class Symmetry:
         """
         return on_representatives(self, self.rotatable if rotate else ())
 
-    def stored_in(self, params: Mapping[str, Tensor]) -> "Symmetry":
+    def stored_in(self, names: Collection[str]) -> "Symmetry":
         """This symmetry without families that change or read parameters which a network lacks.
 
         Models make some anew that checkpoints do not store, as tables of sines.
@@ -321,7 +321,7 @@ class Symmetry:
         kept = tuple(
             family
             for family in self.translations
-            if all(n in params for n in (*family.parameters, *family.coefficients))
+            if all(n in names for n in (*family.parameters, *family.coefficients))
         )
         return self if len(kept) == len(self.translations) else replace(self, translations=kept)
 

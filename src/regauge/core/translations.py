@@ -329,6 +329,29 @@ class Addition:
             own.add_((own + self.eps) * added.expm1())
         return result
 
+    def rows(self, rows: tuple[int, int], length: int) -> "Addition | None":
+        """The part of this on some rows of the first axis of the parameter of one network, of so many values each.
+
+        None where no axis of the entries goes along rows.
+        """
+        one, (begin, end) = self.entries, rows
+        axis = max((k for k, n in enumerate(one.strides) if n == length), key=one.sizes.__getitem__, default=None)
+        inner = one.start % length + sum(
+            (n - 1) * stride for k, (n, stride) in enumerate(zip(one.sizes, one.strides, strict=True)) if k != axis
+        )
+        if axis is None or inner >= length:
+            return None
+        first = one.start // length
+        low, high = (min(max(row - first, 0), one.sizes[axis]) for row in (begin, end))
+        sizes = tuple(high - low if k == axis else n for k, n in enumerate(one.sizes))
+        entries = replace(one, sizes=sizes, start=one.start % length + max(first - begin, 0) * length)
+        flat = self.flat.reshape([1 if k in self.constant else n for k, n in enumerate(one.sizes)])
+        flat = (flat if axis in self.constant else flat.narrow(axis, low, high - low)).flatten()
+        factor = self.factor
+        if factor is not None and factor.shape[axis] > 1:
+            factor = factor.narrow(axis, low, high - low)
+        return replace(self, entries=entries, flat=flat, factor=factor)
+
 
 def _inverse(gains: Tensor) -> Tensor:
     """Inverse gains, or zeros for networks in which one is zero."""

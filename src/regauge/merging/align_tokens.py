@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from regauge.alignment import Method, Result, align
-from regauge.alignment.representatives import Rotate, require_memory_for
-from regauge.alignment.streamed.job import align_job, plan_job
+from regauge.alignment.representatives import Rotate, as_given
+from regauge.alignment.streamed.job import StreamedJob, align_job, plan_job
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.writing import Pieces
 from regauge.core.arguments import check_arguments
@@ -18,6 +18,23 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.hub.tokens import TokenPlan
 from regauge.merging.assembly import Assembly, take_over
+
+
+def plan_alignment(
+    job: FileJob,
+    symmetry: Symmetry,
+    tokens: TokenPlan | None = None,
+    method: Method | None = None,
+    task: Task | None = None,
+    rotate: Rotate = "auto",
+) -> StreamedJob:
+    """Plan how the second checkpoint is aligned to the first one while both stay on the disk; see `align_tokens`.
+
+    Raises:
+        ValueError: They cannot be aligned in this way, or the memory does not suffice.
+    """
+    plain = symmetry if tokens is None or tokens.is_complete else as_given(symmetry)[0]
+    return plan_job(job, plain, method, task, rotate)
 
 
 @check_arguments
@@ -54,13 +71,13 @@ def align_tokens(
     def make(element: Element) -> Pieces:
         return Assembly(take_over(b, 1), (a, b), symmetry, (None, element), tokens).pieces
 
-    if job.is_streamed:
-        require_memory_for(rotate)
-        return align_job(plan_job(job, symmetry, method, task), progress, make=make)
     # Rows of other tokens are filled in tensor by tensor, which translations and rotations do not allow.
-    plain = replace(symmetry, translations=(), gains=())
+    plain, told = as_given(symmetry)
+    if job.is_streamed:
+        streamed = align_job(plan_alignment(job, symmetry, tokens, method, task, rotate), progress, make=make)
+        return replace(streamed, notes=(*streamed.notes, *told))
     result: Result[Params] = align(
         a.params, b.params, plain, method=method, task=task, generator=generator, rotate=rotate
     )
     job.write(make(result.element), partial(result.save, overwrite=True), progress)
-    return replace(result, notes=(*result.notes, *job.source.notes))
+    return replace(result, notes=(*result.notes, *told, *job.source.notes))

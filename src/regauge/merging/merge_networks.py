@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.representatives import Rotate, require_memory_for
+from regauge.alignment.representatives import Rotate
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call
@@ -121,8 +121,7 @@ def merge(
             from regauge.alignment.streamed.job import plan_job
             from regauge.merging.streamed import merge_job
 
-            require_memory_for(rotate)
-            streamed = plan_job(job, symmetry, method, task)
+            streamed = plan_job(job, symmetry, method, task, rotate)
             return merge_job(
                 streamed, rule=rule, weights=weights, has_base=has_base, seed=seed, labels=labels, progress=progress
             )

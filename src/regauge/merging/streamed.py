@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import cast
 
 from regauge.alignment import Method
+from regauge.alignment.representatives import Rotate
 from regauge.alignment.streamed.job import StreamedJob, plan_job
 from regauge.alignment.streamed.match import StreamedResult
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import large_blocks_returned
+from regauge.checkpoints.representative_checkpoint import MovedCheckpoint
 from regauge.checkpoints.writing import save_text
 from regauge.core.arguments import check_arguments
 from regauge.core.params import Params
@@ -35,14 +37,15 @@ def plan_blend(
     first, *others = streamed.job.checkpoints
     blend = Blend(
         rule=rule,
-        symmetry=streamed.plan.symmetry,
+        symmetry=streamed.symmetry,
         networks=tuple(others if has_base else (first, *others)),
         base=first if has_base else None,
         weights=None if weights is None else tuple(weights),
         seed=seed,
     )
     blend.check()
-    return streamed.with_memory(blend.held(), f"combining {len(blend.networks)} networks by {rule}"), blend
+    moving = streamed.plan.sizes.moving_peak(len(others))
+    return streamed.with_memory(blend.held() + moving, f"combining {len(blend.networks)} networks by {rule}"), blend
 
 
 @check_arguments
@@ -55,13 +58,14 @@ def plan_merge(
     weights: Sequence[Number | str] | None = None,
     has_base: bool = False,
     task: Task | None = None,
+    rotate: Rotate = "auto",
 ) -> StreamedJob:
     """Plan how streamed checkpoints are aligned and combined: what is read, and what is held.
 
     Raises:
         ValueError: They cannot be merged in this way, or the memory does not suffice.
     """
-    streamed = plan_job(job, symmetry, method, task)
+    streamed = plan_job(job, symmetry, method, task, rotate)
     return plan_blend(streamed, rule=rule, weights=as_weights(weights), has_base=has_base)[0]
 
 
@@ -95,12 +99,12 @@ def merge_job(
         ValueError: The rule needs the networks in memory, weights or labels do not fit, or the memory does not suffice.
     """
     streamed, blend = plan_blend(streamed, rule=rule, weights=weights, has_base=has_base, seed=seed)
-    checkpoints, symmetry, start = streamed.job.checkpoints, streamed.plan.symmetry, int(has_base)
+    checkpoints, symmetry, start = streamed.job.checkpoints, streamed.symmetry, int(has_base)
     networks, count, first = checkpoints[start:], len(checkpoints) - start, checkpoints[0]
     names = require_labels(labels or [one.label for one in (*networks, *checkpoints[:start])], count, has_base)
     given = None if weights is None else [str(one) for one in weights]
     with streamed.begin({"command": "merge", "rule": str(rule), "weights": given, "seed": seed}) as staging:
-        found = [streamed.match(k, staging, progress) for k in range(1, len(checkpoints))]
+        found = streamed.match(staging, progress)
         elements = tuple([symmetry.identity(), *(one.element for one in found)][start:])
         spans = [
             (0.0, 0.0) if network is first else measure_distances(first, network, symmetry, element)
@@ -125,6 +129,10 @@ def merge_job(
             record = replace(record, origin=staging.provenance.facts(progress))
         save_text(record.card, staging.content / card_path(staging.out).name)
         with large_blocks_returned():
-            staging.write(streamed.job.shards, replace(blend, elements=elements).pieces, progress)
+            aligned = [
+                network if network is first else MovedCheckpoint(network, symmetry, element, is_wide=True)
+                for network, element in zip(networks, elements, strict=True)
+            ]
+            staging.write(streamed.job.shards, replace(blend, networks=tuple(aligned)).pieces, progress)
         params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))
         return MergeResult(params, elements, symmetry, record)

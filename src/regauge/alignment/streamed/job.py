@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from regauge.alignment.engine.frames import balances_of
 from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.representatives import NOT_ROTATED, Rotate, has_representatives, require_choice
+from regauge.alignment.streamed.charted import ChartPlans
 from regauge.alignment.streamed.match import StreamedResult, align_streamed
 from regauge.alignment.streamed.memory import BASE, SLACK
 from regauge.alignment.streamed.plan import Plan, make_plan
 from regauge.alignment.streamed.source import move_pieces
 from regauge.alignment.streamed.state import load_state, save_state
 from regauge.checkpoints.alignments import Alignment, alignment_path
-from regauge.checkpoints.checkpoint import require_alike
+from regauge.checkpoints.checkpoint import Checkpoint, require_alike
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.outputs.staging import Staging
@@ -29,11 +32,23 @@ from regauge.core.task import Task
 
 @dataclass(frozen=True)
 class StreamedJob:
-    """Checkpoints that are aligned to the first one while all of them stay on the disk."""
+    """Checkpoints that are aligned to the first one while all of them stay on the disk.
+
+    Attributes:
+        job: The checkpoints.
+        method: The method.
+        symmetry: The symmetry of the networks, with every size known.
+        plan: The plan of what is done first, with the memory that all of it holds.
+        chart: The plans of matching representatives, where networks differ from these.
+        rotate: Whether residual streams are rotated, as in `rg.align`.
+    """
 
     job: FileJob
     method: WeightMatching
+    symmetry: Symmetry
     plan: Plan
+    chart: ChartPlans | None = None
+    rotate: Rotate = "auto"
 
     def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
         """A copy whose plan also counts `nbytes`, which the `work` after the alignment holds.
@@ -60,31 +75,38 @@ class StreamedJob:
             for checkpoint in self.job.checkpoints
             for file in checkpoint.files
         }
-        inputs = {"files": files, "symmetry": self.plan.symmetry.to_json(), "method": repr(self.method), **settings}
-        inputs |= {"products": library(), "form": repr(self.job.source.form)}
+        inputs = {"files": files, "symmetry": self.symmetry.to_json(), "method": repr(self.method), **settings}
+        inputs |= {"rotate": self.rotate, "products": library(), "form": repr(self.job.source.form)}
         return self.job.stage(inputs)
 
-    def match(self, k: int, staging: Staging, progress: Progress) -> StreamedResult:
-        """Align checkpoint k to the first one, from where an earlier run stopped."""
-        kept = staging.progress.with_name(f"{k}.{staging.progress.name}")
-        return align_streamed(
-            self.job.checkpoints[0],
-            self.job.checkpoints[k],
-            self.plan,
-            self.method,
-            state=load_state(kept, self.plan.symmetry),
-            keep=lambda state: save_state(state, kept),
-            progress=progress,
-        )
+    def match(self, staging: Staging, progress: Progress) -> list[StreamedResult]:
+        """Align all further checkpoints to the first one, from where an earlier run stopped."""
+
+        def run(k: int, stage: str, a: Checkpoint, b: Checkpoint, plan: Plan, method: WeightMatching) -> StreamedResult:
+            kept = staging.progress.with_name(f"{k}.{stage}{staging.progress.name}")
+            state, keep = load_state(kept, plan.symmetry), partial(save_state, path=kept)
+            return align_streamed(a, b, plan, method, state=state, keep=keep, progress=progress)
+
+        first, *others = self.job.checkpoints
+        runs = [partial(run, k) for k in range(1, len(others) + 1)]
+        if self.chart is not None:
+            return self.chart.match(self.job.checkpoints, runs, progress)
+        found = [own("", first, other, self.plan, self.method) for own, other in zip(runs, others, strict=True)]
+        if self.rotate == "always":
+            found = [replace(one, notes=(*one.notes, NOT_ROTATED)) for one in found]
+        return found
 
 
-def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task | None = None) -> StreamedJob:
+def plan_job(
+    job: FileJob, symmetry: Symmetry, method: object = None, task: Task | None = None, rotate: Rotate = "auto"
+) -> StreamedJob:
     """Check the checkpoints and plan what is read and held, before anything is written.
 
     Raises:
         ValueError: The checkpoints differ in their tensors; the method needs networks in memory, or there is a task; or
             no plan holds as little as is allowed.
     """
+    require_choice(rotate)
     if task is not None:
         raise ValueError(f"a task runs the model and {job.needs_memory}")
     method = WeightMatching() if method is None else method
@@ -97,20 +119,22 @@ def plan_job(job: FileJob, symmetry: Symmetry, method: object = None, task: Task
     first = checkpoints[0].stored
     symmetry = symmetry.bind(checkpoints[0].on_meta())
     held = [{n: one[n] for n in symmetry.structure if n in first} for one in checkpoints]
-    symmetry = symmetry.given(held[0])
+    symmetry = symmetry.given(held[0]).stored_in(first)
     if any(carry(symmetry, held[0], structure) is not None for structure in held):
         raise ValueError(f"finding an order that carries the structure of one network into another {job.needs_memory}")
     for checkpoint in checkpoints:
         require_movable(symmetry.groups, checkpoint.on_meta(), symmetry.buffers)
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})
-    plan = make_plan(
-        symmetry,
-        [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints],
-        memory=job.limit.nbytes,
-        balances=balances_of(symmetry, method.scales, None),
-        held=job.limit.held(),
-    )
-    return StreamedJob(job, method, plan)
+    dtypes = [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints]
+
+    def plan(symmetry: Symmetry, method: WeightMatching, chart: Symmetry | None = None) -> Plan:
+        held, balances = job.limit.held(), balances_of(symmetry, method.scales, None)
+        return make_plan(symmetry, dtypes, memory=job.limit.nbytes, balances=balances, held=held, chart=chart)
+
+    if has_representatives(symmetry) and method.reads_representatives:
+        chart = ChartPlans.make(symmetry, method, rotate, plan)
+        return StreamedJob(job, method, symmetry, chart.first, chart, rotate)
+    return StreamedJob(job, method, symmetry, plan(symmetry, method), rotate=rotate)
 
 
 def align_job(
@@ -121,10 +145,10 @@ def align_job(
     What is written is the second one, moved, unless `make` says what is made of the element.
     """
     with streamed.begin({"command": "align"}) as staging:
-        found = streamed.match(1, staging, progress)
-        alignment = Alignment(streamed.plan.symmetry, found.element)
+        (found,) = streamed.match(staging, progress)
+        alignment = Alignment(found.symmetry, found.element)
         alignment.save(staging.content / alignment_path(staging.out).name, overwrite=True)
-        pieces = move_pieces(streamed.job.checkpoints[1], streamed.plan.symmetry, found.element)
+        pieces = move_pieces(streamed.job.checkpoints[1], found.symmetry, found.element)
         pieces = pieces if make is None else make(found.element)
         staging.write(streamed.job.shards, pieces, progress)
         params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))

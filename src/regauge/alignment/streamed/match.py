@@ -10,13 +10,12 @@ from regauge.alignment.engine.frames import MOVED, balances_of, have_equal_varia
 from regauge.alignment.engine.refit import fitted_groups, is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
-from regauge.alignment.representatives import notes_as_given
 from regauge.alignment.result import Result
 from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed
 from regauge.alignment.streamed.climb import StreamedAscent
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.plan import Plan
-from regauge.alignment.streamed.source import Moved, Source, measure_squares
+from regauge.alignment.streamed.source import Moved, Source, measure_square
 from regauge.alignment.streamed.state import ClimbState, State
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import count_frozen_gains
@@ -103,7 +102,7 @@ def align_streamed(
         starts=(),
         is_converged=climb.is_converged,
         is_judged=False,
-        notes=(*state.notes, *notes_as_given(plan.symmetry)),
+        notes=tuple(state.notes),
         timings=tuple(state.timings),
     )
 
@@ -139,12 +138,15 @@ class _Matching:
             state.found = self._choose()
             self.keep(state)
         while state.fits < FITS:
-            element, is_closer = self._fit(Moved(self.b, partial(move_tensor, self._symmetry, state.found)))
+            element, is_closer = self._fit(self._moved(state.found))
             if is_closer:
                 state.found = self._symmetry.compose(element, state.found)
                 state.notes = []  # They are about matrices that balancing leaves and fitting does not.
             state.fits += 1
             self.keep(state)
+
+    def _moved(self, element: Element) -> Moved:
+        return Moved(self.b, partial(move_tensor, self._symmetry, element))
 
     def _balance(self) -> None:
         """Begin a climb for each way in which the networks are balanced."""
@@ -175,13 +177,15 @@ class _Matching:
         if self.plan.fitted:
             names = sorted({*self.plan.names}.union(*self.plan.fitted))
             with self.passes.timed("distances", self.plan.sweep_bytes):
-                (square,), norm = measure_squares(self.a, self.b, symmetry, [element], names, self.passes)
+                square, norm = measure_square(self.a, self._moved(element), symmetry, names, self.passes)
             if bool(is_near_copy(torch.tensor(square), torch.tensor(norm))):
                 state.fits = 0
         return element
 
     def _is_moved_copy(self, kept: Element, moved: Element) -> bool:
         """Whether the second network has the statistics of the first, moved; see `match_frames`."""
+        if self._are_equal(kept):
+            return False
         a, b = self._statistics()
         ends = ({n: move_tensor(self._symmetry, element, n, t) for n, t in b.items()} for element in (kept, moved))
         before, after = (float(statistics_gap(self._symmetry, *map(batch_of_one, (a, end)))) for end in ends)
@@ -190,7 +194,7 @@ class _Matching:
     def _are_equal(self, element: Element) -> bool:
         """Whether an element makes all that moves equal within rounding."""
         for name in (name for name in self._symmetry.sites if self.a.stored[name].dtype.is_floating_point):
-            (square,), norm = measure_squares(self.a, self.b, self._symmetry, [element], [name], self.passes)
+            square, norm = measure_square(self.a, self._moved(element), self._symmetry, [name], self.passes)
             share = share_of_rounding(one.stored[name].dtype for one in (self.a, self.b))
             if square > share**2 * norm:
                 return False

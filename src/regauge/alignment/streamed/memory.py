@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from regauge.alignment.engine.nested_blocks import is_compressed
+from regauge.core.chart import charted
 from regauge.core.closest import character
 from regauge.core.families import CHUNK, Family, row_ranges
 from regauge.core.groups import Group
@@ -26,17 +27,28 @@ GRAMS = 5
 """Copies of a matrix of inner products that taking its root holds."""
 PAIRED = 8
 """Copies of the blocks of a nested group, for all pairs of blocks, that its exact step holds."""
+CHARTED = 5
+"""Copies of a tensor, in float64, that taking translations out of it or adding them holds while it is read."""
+ROTATIONS = 6
+"""Elements with the matrices of groups that a climb holds."""
 
 Part = tuple[Sequence[str], Sequence[Family]]
 """A working set: its tensors and its families."""
 
 
 class Sizes:
-    """Sizes of compared tensors in the precision of the computation, from the bytes of a value of each of them."""
+    """Sizes of compared tensors in the precision of the computation.
 
-    def __init__(self, symmetry: Symmetry, itemsizes: Mapping[str, int]) -> None:
+    Args:
+        symmetry: The symmetry under which they are matched.
+        itemsizes: The bytes of a value of each of them.
+        chart: The symmetry whose representatives they are.
+    """
+
+    def __init__(self, symmetry: Symmetry, itemsizes: Mapping[str, int], chart: Symmetry | None = None) -> None:
         self.symmetry = symmetry
-        self._itemsizes = itemsizes
+        self._itemsizes, self._chart = itemsizes, chart
+        self._charted = frozenset[str]() if chart is None else charted(chart)
 
     def has(self, name: str) -> bool:
         """Whether a tensor is compared."""
@@ -72,11 +84,12 @@ class Sizes:
             fitted: Tensors whose scales are fitted together.
         """
         spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
-        kept = sum(sums for sums, _ in spread)
+        roots = [group for group in self.symmetry.groups if group.matrix != "none" and not group.within]
+        kept = sum(sums for sums, _ in spread) + ROTATIONS * sum(map(_matrix, roots))
         peaks = [self.set_peak(*part) for part in sets]
         others = [*(self.loose_peak(name) for name in loose), *(solving for _, solving in spread)]
         balancing = [*(self.balance_peak(part) for part in balanced), *(self.fit_peak(part) for part in fitted)]
-        highest = max([*(kept + peak for peak in (*peaks, *others)), *balancing], default=0)
+        highest = max([*(kept + peak for peak in (*peaks, *others)), *balancing, self.chart_peak()], default=0)
         return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
     def set_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
@@ -86,7 +99,7 @@ class Sizes:
         solving = max((self._solving(f) for f in families), default=0)
         climbing = 3 * own + 3 * largest + costs + solving
         inside = {group.name for family in families for group in family.members}
-        return max(climbing, 2 * own + self._summing(names, inside))
+        return max(climbing, 2 * own + self._summing(names, inside), 2 * own + self._reading(names))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
         """Bytes of the sums of a spread group, and of choosing its value from them."""
@@ -96,7 +109,7 @@ class Sizes:
     def loose_peak(self, name: str) -> int:
         """Bytes while a tensor is read that no working set holds."""
         piece = CHUNK if self.is_pieced(name) else self.nbytes([name])
-        return 6 * piece + self._summing([name])
+        return 6 * piece + self._summing([name]) + self._reading([name])
 
     def balance_peak(self, part: Collection[str]) -> int:
         """Bytes while some tensors are balanced: squares in float64, one of them once more.
@@ -107,7 +120,7 @@ class Sizes:
         squares = [8 * self._kept(n) for n in part]
         reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
         moving = sum(12 * self._kept(n) for n in mixed) + MOVED * max((8 * self._kept(n) for n in mixed), default=0)
-        return sum(squares) + 2 * max(squares) + max(reading) + moving
+        return sum(squares) + 2 * max(squares) + max(*reading, self._reading(part)) + moving
 
     def fit_peak(self, part: Collection[str]) -> int:
         """Bytes while scales and matrices are fitted on some tensors: both networks, and one of them moved."""
@@ -119,7 +132,29 @@ class Sizes:
                 kept, widest = kept + own, max(widest, own)
             else:
                 kept, widest = kept + self.nbytes([name]), max(widest, 8 * self.numel(name))
-        return 2 * kept + max(FITTED * widest, reading)
+        return 2 * kept + max(FITTED * widest, reading, self._reading(part))
+
+    def chart_peak(self) -> int:
+        """Bytes while coordinates are found, from some tensors as a whole, and while tensors are moved."""
+        families = () if self._chart is None else self._chart.translations
+        whole = {name for one in families for name in (one.entries.parameter, *one.coefficients)}
+        return max(8 * CHARTED * max(map(self.numel, whole), default=0), self.moving_peak(1))
+
+    def moving_peak(self, networks: int) -> int:
+        """Bytes while a tensor of one of some networks is moved by translations and rotations."""
+        if self._chart is None:
+            return 0
+        turned = {place.parameter for name in self._chart.rotatable for place in self._chart[name].placements}
+        matrices = ROTATIONS * sum(_matrix(self._chart[name]) for name in self._chart.rotatable)
+        return 8 * CHARTED * max(map(self._at_once, turned | self._charted), default=0) + networks * matrices
+
+    def _reading(self, names: Iterable[str]) -> int:
+        """Bytes while one of some tensors is read and charted."""
+        return 8 * CHARTED * max((self._at_once(name) for name in names if name in self._charted), default=0)
+
+    def _at_once(self, name: str) -> int:
+        """The number of values of a tensor that are read at once."""
+        return min(self.numel(name), CHUNK // 4) if self.is_pieced(name) else self.numel(name)
 
     def _kept(self, name: str) -> int:
         """The number of values that balancing keeps of a tensor."""

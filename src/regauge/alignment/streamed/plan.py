@@ -95,6 +95,7 @@ def make_plan(
     memory: int,
     balances: Sequence[Buffers],
     held: int = 0,
+    chart: Symmetry | None = None,
 ) -> Plan:
     """The plan that holds at most `memory` bytes at once.
 
@@ -104,6 +105,7 @@ def make_plan(
         memory: Bytes that may be held.
         balances: The kinds of balancing; see `balances_of`.
         held: Bytes that the process holds already, such as what tracing the model left behind.
+        chart: The symmetry whose representatives are matched, where networks are not matched as they are.
 
     Raises:
         ValueError: No plan holds so little.
@@ -112,7 +114,7 @@ def make_plan(
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
     balanced = [part for way in balances for part in balanced_parts(symmetry, buffers=way)]
     fitted = _fitted(symmetry, balances[-1], dtypes[0]) if balances else ()
-    sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names})
+    sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names}, chart)
     first, *others = ({n: own[n].itemsize * sizes.numel(n) for n in names} for own in dtypes)
     sweep_bytes = sum(first.values()) + max((sum(other.values()) for other in others), default=0)
     spread: dict[str, Family] = {}

@@ -11,11 +11,11 @@ from regauge.alignment.engine.frames import is_stretched, move_by
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.state import ClimbState
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.representative_checkpoint import MovedCheckpoint
 from regauge.checkpoints.writing import Pieces
 from regauge.core import element as _element
 from regauge.core.act import Site
 from regauge.core.assignment import assign
-from regauge.core.chart import changed_by
 from regauge.core.classes import forbid_between_classes
 from regauge.core.closest import Character, Cost, ShiftCost, closest, diagonal
 from regauge.core.element import Element, Value
@@ -190,44 +190,29 @@ class Moved(Checkpoint):
 
 
 def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) -> Pieces:
-    """The values of `symmetry.act(element, params)`, with the dtypes of the checkpoint.
-
-    Tensors come one at a time, but those that translations and rotations change, which are made together.
-    """
-    made: dict[str, Tensor] = {}
-    changed = changed_by(symmetry, element)
+    """The values of `symmetry.act(element, params)`, with the dtypes of the checkpoint, one tensor at a time."""
+    moved = MovedCheckpoint(checkpoint, symmetry, element)
 
     def pieces(name: str) -> Iterator[Tensor]:
-        if name in changed:
-            if not made:
-                moved = symmetry.act(element, checkpoint.params)
-                made.update({one: moved[one] for one in changed if one in moved})
-            yield made[name]
-            return
         for rows in row_ranges(symmetry, name, checkpoint.stored[name].shape):
-            yield move_tensor(symmetry, element, name, checkpoint.read(name, rows=rows))
+            yield moved.read(name, rows=rows)
 
     return pieces
 
 
-def measure_squares(
-    a: Checkpoint, b: Checkpoint, symmetry: Symmetry, elements: Sequence[Element], names: Iterable[str], passes: Passes
-) -> tuple[list[float], float]:
-    """The squared distances of a network from another one as each element moves it, and its squared norm.
-
-    `names` are the tensors that are compared.
-    """
-    squares, norm = [0.0] * len(elements), 0.0
+def measure_square(
+    a: Checkpoint, b: Checkpoint, symmetry: Symmetry, names: Iterable[str], passes: Passes
+) -> tuple[float, float]:
+    """The squared distance of some tensors of a network from those of another one, and their squared norm there."""
+    square, norm = 0.0, 0.0
     for name in names:
         dtype = work_dtype(*(one.stored[name].dtype for one in (a, b)))
         for rows in row_ranges(symmetry, name):
             x, y = (one.read(name, rows=rows, dtype=dtype) for one in (a, b))
-            norm += dot(x, x)
-            for k, element in enumerate(elements):
-                gap = move_tensor(symmetry, element, name, y) - x
-                squares[k] += dot(gap, gap)
+            gap = y - x
+            square, norm = square + dot(gap, gap), norm + dot(x, x)
         passes.advance(sum(one.stored[name].nbytes for one in (a, b)))
-    return squares, norm
+    return square, norm
 
 
 def measure_distances(
@@ -235,15 +220,13 @@ def measure_distances(
 ) -> tuple[float, float]:
     """The distance of a network to a reference, before and after an element moves it, as it is stored; see
     `distance`."""
-    squares, changed, pieces = [0.0, 0.0], changed_by(symmetry, element), move_pieces(checkpoint, symmetry, element)
+    squares, aligned = [0.0, 0.0], MovedCheckpoint(checkpoint, symmetry, element)
     for name, blank in checkpoint.on_meta().items():
         if name in symmetry.buffers or not blank.is_floating_point():
             continue
         dtype = work_dtype(blank.dtype)
-        for rows in [None] if name in changed else row_ranges(symmetry, name, blank.shape, CHUNK // 4):
-            x, y = (one.read(name, rows=rows, dtype=dtype) for one in (reference, checkpoint))
-            whole = next(iter(pieces(name))) if name in changed else move_tensor(symmetry, element, name, y)
-            moved = whole.to(blank.dtype)
-            for k, other in enumerate((y, moved)):
+        for rows in row_ranges(symmetry, name, blank.shape, CHUNK // 4):
+            x, y, moved = (one.read(name, rows=rows, dtype=dtype) for one in (reference, checkpoint, aligned))
+            for k, other in enumerate((y, moved.to(blank.dtype))):
                 squares[k] += distance({name: x}, {name: other}) ** 2
     return math.sqrt(squares[0]), math.sqrt(squares[1])

@@ -20,7 +20,7 @@ from regauge.checkpoints.writing import save_text
 FORMAT = "regauge.run"
 LEDGER, LOCK, CONTENT, REPLACED = "run.json", "lock", "output", "replaced"
 PROGRESS = "progress.safetensors"
-KNOWN = re.compile(rf"{LEDGER}|{LOCK}|{CONTENT}|{REPLACED}|(\d+\.)?{PROGRESS}")
+KNOWN = re.compile(rf"{LEDGER}|{LOCK}|{CONTENT}|{REPLACED}|(\d+\.)?([a-z]+\.)?{PROGRESS}")
 """Names of what is in the folder of an output while it is made."""
 
 PARTS = re.compile(rf"{LEDGER}|[0-9a-f]{{16}}")

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, TypedDict, Unpack, cast
 import torch
 
 from regauge.alignment import Method
+from regauge.alignment.representatives import as_given
 from regauge.alignment.streamed.job import StreamedJob, plan_job
 from regauge.alignment.streamed.source import measure_distances
 from regauge.checkpoints.checkpoint import Checkpoint
@@ -245,8 +246,9 @@ def _align(
     found = open_networks(job.checkpoints, model, symmetry=symmetry, streamed=True)
     for note in found.notes:
         LOG.info(note)
-    streamed = plan_job(replace(job, checkpoints=found.checkpoints), found.symmetry, setting.get("method"))
-    symmetry = streamed.plan.symmetry
+    plain, told_as_given = as_given(found.symmetry)
+    streamed = plan_job(replace(job, checkpoints=found.checkpoints), plain, setting.get("method"))
+    symmetry = streamed.symmetry
     if dry_run:
         return None, _Ready(found.checkpoints, symmetry, (None,) * len(labels), plan=streamed)
     settings = {"command": "merge", "recipe": request.provenance.to_json(progress)}
@@ -255,15 +257,14 @@ def _align(
     distances = [(0.0, 0.0)]
     reports, initial, objective = [], 0.0, 0.0
     notes: dict[str, None] = {}
-    for k in range(1, len(labels)):
-        result = streamed.match(k, staging, progress)
+    for k, result in enumerate(streamed.match(staging, progress), 1):
         spans = measure_distances(found.checkpoints[0], found.checkpoints[k], symmetry, result.element)
         need = Need.of(symmetry, result.element, *spans)
         is_moved = need.is_there or request.align is True
         elements.append(result.element if is_moved else None)
         distances.append(spans if is_moved else (spans[0], spans[0]))
         reports.append(need.explain(labels[k], labels[0]) if request.align == "auto" else report_of(result, labels[k]))
-        notes |= dict.fromkeys(result.notes if is_moved else ())
+        notes |= dict.fromkeys((*result.notes, *told_as_given) if is_moved else ())
         initial, objective = initial + result.initial, objective + (result.objective if is_moved else result.initial)
     networks = found.checkpoints
     if request.layers is not None and isinstance(networks[0], Converted):
