@@ -39,7 +39,7 @@ def match_streamed(
     if has_representatives(bound):
         behind = bound.on_representatives()
         a, b = (RepresentativeCheckpoint(one, bound) for one in stored)
-    streamed = plan_job(job, behind, None, task)
+    streamed = plan_job(job, behind, None, task, chart=None if behind is bound else bound)
     found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
 
     def chance() -> float | None:
