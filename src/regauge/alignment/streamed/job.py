@@ -140,8 +140,8 @@ def plan_job(
         return make_plan(symmetry, dtypes, memory=job.limit.nbytes, balances=balances, held=held, chart=chart)
 
     if has_representatives(symmetry) and method.reads_representatives:
-        chart = ChartPlans.make(symmetry, method, rotate, plan)
-        return StreamedJob(job, method, symmetry, chart.first, chart, rotate)
+        plans = ChartPlans.make(symmetry, method, rotate, plan)
+        return StreamedJob(job, method, symmetry, plans.first, plans, rotate)
     return StreamedJob(job, method, symmetry, plan(symmetry, method, chart), rotate=rotate)
 
 
