@@ -119,10 +119,21 @@ def small_configuration(kind: type, shrink: Callable[[Mapping[str, Any]], dict[s
     known = {n: v for n, v in settings.items() if n not in parts}
     for drop in ((), ("layer_types",)):
         try:
-            return kind(**{n: v for n, v in known.items() if n not in drop}, **parts)
+            return fit_sections(kind(**{n: v for n, v in known.items() if n not in drop}, **parts))
         except Exception as error:
             last = error
     raise last
+
+
+def fit_sections(config: Any) -> Any:
+    """A configuration whose rotary angles of time, height and width fill the head, as its width may have changed."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "mrope_section" in rope or (rope and config.model_type.startswith("glm")):  # GLM's code has sections by default.
+        heads = getattr(config, "num_attention_heads", None) or 1
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        half = int(width * rope.get("partial_rotary_factor", 1)) // 2
+        rope["mrope_section"] = [half - 2 * (half // 4), half // 4, half // 4]
+    return config
 
 
 def own_keys(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -557,6 +557,23 @@ def test_a_model_that_is_finite_in_float32_alone_is_checked_there() -> None:
     assert not wrong.verify(module, inputs, generator=generator).ok
 
 
+def test_infinite_limits_are_no_reason_to_refuse() -> None:
+    class Limited(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+            self.register_buffer("lowest", torch.tensor(-torch.inf))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.maximum(self.fc(x), self.lowest).tanh())
+
+    torch.manual_seed(0)
+    module, inputs, generator = Limited(), (torch.randn(6, 5),), torch.Generator().manual_seed(0)
+    symmetry = rg.discover(module, inputs)
+    assert [(group.size, group.is_permuted) for group in symmetry.groups] == [(8, True)]
+    assert symmetry.verify(module, inputs, generator=generator).ok
+
+
 def test_a_wrong_symmetry_is_called_wrong() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))

@@ -176,6 +176,17 @@ def test_the_page_on_gauges_agrees_with_its_records(monkeypatch: pytest.MonkeyPa
     assert "\n".join(study.tables(rows)) in page
 
 
+def test_the_page_on_the_census_agrees_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    study = importlib.import_module("census")
+    rows = study.read(ROOT / "docs" / "records" / "census.jsonl")
+    assert study.table(rows) in (ROOT / "docs" / "census.md").read_text(encoding="utf-8")
+    answers = [row for row in rows if row["kind"] == "discovered"]
+    assert len(answers) > 200
+    assert max(row["error"] for row in answers) < 1e-4  # Some models compute in float32 inside.
+    assert not any(row["kind"] == "wrong" for row in rows)
+
+
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
 def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["reproduce", "--draw", str(record), "--out", str(tmp_path)])

@@ -181,6 +181,9 @@ def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
 def _perturb_one(
     tensor: Tensor, is_buffer: bool, generator: torch.Generator, strength: float, *, is_raised: bool
 ) -> Tensor:
+    if is_buffer and not bool(tensor.isfinite().all()):
+        return tensor  # Masks and limits that hold no value back are infinite on purpose.
+
     def noise() -> Tensor:
         drawn = torch.randn(tensor.shape, generator=generator, device=generator.device, dtype=torch.float64)
         return drawn.to(device=tensor.device, dtype=tensor.dtype)
