@@ -46,7 +46,7 @@ def match_streamed(
     found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
     zero = [one for network in (a, b) for one in zero_gains(bound, network, bound.rotatable).values()]
     if bound.rotatable and not any(map(bool, zero)):
-        far, _ = measure_distances(*stored, bound, bound.identity())
+        far, _ = measure_distances(stored[0], stored[1], bound, bound.identity())
         _, left = measure_distances(a, b, found.symmetry, found.element)
         turned = plan_job(job.of(a, b), bound.on_representatives(rotate=True), None, task, chart=bound)
         if left > MOVED * far:
