@@ -226,7 +226,7 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """How many of the directions another Jacobian sees."""
+        """The number of directions that another Jacobian sees."""
         return int((torch.linalg.svdvals(jacobian @ directions.mT) > 10 * self.threshold).sum())
 
 
