@@ -174,7 +174,9 @@ class _Made:
             widths = (
                 [self._width(), self._setting("encoder_hidden_size", None)] if "encoder" in name else [self._width()]
             )
-            found = [partial(self._noise, 2, TOKENS, width) for width in dict.fromkeys(widths) if width is not None]
+            found: list[Maker] = [
+                partial(self._noise, 2, TOKENS, width) for width in dict.fromkeys(widths) if width is not None
+            ]
             return [self._tokens, *found, *self._pictures()] if name == "inputs" else found
         return []
 
