@@ -10,6 +10,7 @@ import torch
 import regauge as rg
 from regauge.checkpoints.checkpoint import load
 from regauge.cli.main import main
+from regauge.core.element import PARTS
 from regauge.hub.tokenizers import Difference
 
 transformers = pytest.importorskip("transformers")
@@ -182,7 +183,7 @@ def test_moved_networks_with_other_tokens_are_aligned_first() -> None:
     model = write_model("a", 0, WORDS)
     main(["discover", "a", "-o", "symmetry.json"])
     symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(load("a"))
-    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1)), load("a"))
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1), PARTS), load("a"))
     order = torch.randperm(len(WORDS), generator=torch.Generator().manual_seed(2))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         moved[name] = moved[name][order]
@@ -300,7 +301,7 @@ def write_moved(order: torch.Tensor, **settings: Any) -> None:
     symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(params)
     torch.manual_seed(3)
     near = {name: tensor + 1e-3 * torch.randn_like(tensor) for name, tensor in params.items()}
-    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1)), near)
+    moved = symmetry.act(symmetry.random(torch.Generator().manual_seed(1), PARTS), near)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         moved[name] = torch.cat([moved[name][order], moved[name][len(order) :]])
     model.load_state_dict(moved)

@@ -14,7 +14,7 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
-from regauge.alignment.representatives import Rotate, match_many, match_pairs
+from regauge.alignment.representatives import Rotate, match_many, match_pairs, notes_on_ties
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.alignments import Alignment
@@ -48,6 +48,7 @@ class Setting(TypedDict, total=False):
 class FileSetting(Setting, total=False):
     """Keywords of `align`, and those for networks in files alone."""
 
+    untie: bool
     out: Output | str | Path | None
     memory: int | str | MemoryLimit | None
     progress: Progress
@@ -80,6 +81,7 @@ def align(
     task: Task | None = None,
     generator: torch.Generator | None = None,
     rotate: Rotate = "auto",
+    untie: bool = False,
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
@@ -105,6 +107,10 @@ def align(
         rotate: Whether residual streams are rotated where they may be (groups that say so in `behind_gains`), or
             reordered: "always", "never", or "auto", which rotates where orders do not explain nearly all, as for
             networks from different seeds. Fine-tunes of one network are reordered.
+        untie: Whether tied heads of folders in Hugging Face style get a tensor of their own, in the folder written, too
+            (larger by that tensor; config.json says so), so that they do not keep streams from rotating. `symmetry` is
+            then that of the untied model: `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`,
+            and there `rg.open_model(untied).symmetry`. Networks in memory have a tensor under each name already.
         out: Place of the moved network, which has the names, dtypes and header of the second one: a path, or an
             `Output`. The alignment is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
@@ -121,9 +127,13 @@ def align(
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
-        ways: Any = {"work": "aligning", "symmetry": symmetry, "generator": generator}
-        named = {"a": params_a, "b": params_b}
-        job = open_call("rg.align", {"method": repr(method)}, named, number=1, out=out, memory=memory, **ways)
+        ways: Any = {"work": "aligning", "symmetry": None if untie else symmetry, "generator": generator}
+        named, settings = {"a": params_a, "b": params_b}, {"method": repr(method), **({"untie": True} if untie else {})}
+        job = open_call("rg.align", settings, named, number=1, out=out, memory=memory, **ways)
+    if untie:
+        from regauge.hub.untied import untie_job  # what builds models takes a while to import
+
+        job = untie_job(job).named_by(symmetry)
     if job is not None:
         if job.is_streamed:
             from regauge.alignment.streamed.job import align_job, plan_job
@@ -143,8 +153,8 @@ def align(
         element=element if carried is None else view.whole.compose(element, carried),
         params=view.split(found.params, params_b),
     )
-    if job is not None:
-        result = replace(result, notes=(*result.notes, *job.source.notes))
+    told = notes_on_ties(symmetry, params_a, result.params, rotate)
+    result = replace(result, notes=(*result.notes, *told, *(() if job is None else job.source.notes)))
     if job is not None and job.out is not None:
         job.write(result.params, partial(result.save, overwrite=True), progress)
     return result
@@ -294,7 +304,9 @@ def align_many(
     for k, (job, network) in enumerate(zip(jobs, (first, *moved), strict=False)):
         if job.out is not None:
             job.write(network, partial(Alignment(view.whole, element.item(k)).save, overwrite=True))
-    return replace(found, symmetry=view.whole, element=element, params=(first, *moved))
+    told = [note for one in moved for note in notes_on_ties(symmetry, first, one, rotate)]
+    notes = tuple(dict.fromkeys((*found.notes, *told)))
+    return replace(found, symmetry=view.whole, element=element, params=(first, *moved), notes=notes)
 
 
 def _open_many(

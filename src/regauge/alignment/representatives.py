@@ -19,7 +19,7 @@ from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
-from regauge.core.behind_gains import lift, lower, on_representatives, zero_gains
+from regauge.core.behind_gains import gains_of, lift, lower, on_representatives, zero_gains
 from regauge.core.chart import Coordinates, chart_gains, into_coordinates
 from regauge.core.counted import count
 from regauge.core.element import Element, stack
@@ -227,6 +227,26 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
     choice = RotationChoice.of(symmetry, (problem.a, problem.b), rotate, explain)
     size = (problem.pairs,)
     return replace(choice, is_wanted=choice.is_wanted.expand(size), is_free=choice.is_free.expand(size))
+
+
+def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:
+    """Sentences on tied heads that keep streams from rotating, where orders explain little of a network that moved."""
+    notes = []
+    for names in symmetry.tied if isinstance(a, Mapping) and rotate != "never" else ():
+        for group in symmetry.groups:
+            places = [name for name in dict.fromkeys(place.parameter for place in group.placements) if name in a]
+            if group.name in symmetry.rotatable or not gains_of(symmetry, group.name) or not {*names} & {*places}:
+                continue
+            x, y, both = (
+                sum(float((u[name].double() * v[name].double()).sum()) for name in places)
+                for u, v in ((a, a), (moved, moved), (a, moved))
+            )
+            if both < EXPLAINED * (x * y) ** 0.5:
+                notes.append(
+                    f"{names[-1]!r} is one tensor with {names[0]!r}, {group.name!r} is not rotated, and orders explain "
+                    "little here: `untie=True` (--untie) may free it by a tensor of its own"
+                )
+    return tuple(notes)
 
 
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,8 @@ class Matching(JudgedOptions):
     rotate: Literal["auto", "always", "never"] = "auto"
     """Rotate residual streams behind the gains of norms, or reorder them: auto rotates where orders do not explain
     nearly all, as for networks from different seeds."""
+    untie: bool = False
+    """Give the tied head of a folder a tensor of its own, so that streams may rotate; config.json says so."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     batch: Batch = 512
     overwrite: OverwriteAll = False

@@ -112,8 +112,8 @@ def _setting(options: Merge) -> dict[str, Any]:
     """Options of merges that are made tensor by tensor, as arguments."""
     if options.data is not None or options.refine:
         raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
-    if options.rotate == "always":
-        raise UsageError("this merge reads tensor after tensor, which cannot be rotated; leave --rotate out")
+    if options.rotate == "always" or options.untie:
+        raise UsageError("this merge reads tensor after tensor: nothing is rotated; leave --rotate and --untie out")
     return {
         "model": None if options.model is None else open_model(options.model, **vars(options.inputs), values="never"),
         "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),

@@ -25,19 +25,13 @@ if TYPE_CHECKING:
 
 
 def read_job(
-    options: Align | Merge,
-    paths: Sequence[Path],
-    *,
-    source: int,
-    element: str | None = None,
+    options: Align | Merge, paths: Sequence[Path], *, source: int, element: str | None = None
 ) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 
-    With them comes, where their tokens differ, which rows are taken from where.
-
-    Networks that are streamed stay on the disk. What is imported and traced from here on counts as memory. The first
-    checkpoint stays; the output takes over names, dtypes and files of the one with the number `source`, and an
-    `element`'s file is named in the provenance.
+    With them comes, where their tokens differ, which rows are taken from where. Networks that are streamed stay on the
+    disk. What is imported and traced from here on counts as memory. The first checkpoint stays; the output takes over
+    names, dtypes and files of the one with the number `source`, and an `element`'s file is named in the provenance.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     out = output_of(options, element=element)
@@ -48,18 +42,23 @@ def read_job(
         job.require_output()
     remedy = "give checkpoints with one vocabulary, or choose how they are brought together: --tokenizer union"
     tokenizer = options.tokenizer if isinstance(options, Align) else None
-    united = None
-    if tokenizer is not None or any(one.is_folder for one in job.checkpoints):
-        united = rg.hub.bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
-        united.require_place(options.output)
-        job = replace(job, checkpoints=united.networks)
-    if job.is_streamed and options.data is not None:
-        raise UsageError(f"--data runs the model and {job.needs_memory}")
-    values: Values = "if small" if options.data is None else "always"
+    united, model = None, options.model
     with ExitStack() as stack:
-        model = options.model if united is None else stack.enter_context(rg.hub.model_with(options.model, united))
-        where = replace(options, model=model)
-        found = read_networks(where, job.checkpoints, values=values, is_streamed=job.is_streamed)
+        if options.untie:
+            if out.is_file:
+                raise UsageError("--untie changes config.json, so that the output must be a folder")
+            model, *untied = stack.enter_context(rg.hub.untie(model, *job.checkpoints))
+            job = job.of(*untied)
+        if tokenizer is not None or any(one.is_folder for one in job.checkpoints):
+            united = rg.hub.bring_together(job.checkpoints, source, tokenizer=tokenizer, remedy=remedy)
+            united.require_place(options.output)
+            job = replace(job, checkpoints=united.networks)
+        if job.is_streamed and options.data is not None:
+            raise UsageError(f"--data runs the model and {job.needs_memory}")
+        values: Values = "if small" if options.data is None else "always"
+        model = model if united is None else stack.enter_context(rg.hub.model_with(model, united))
+        options = replace(options, model=model)
+        found = read_networks(options, job.checkpoints, values=values, is_streamed=job.is_streamed)
     return replace(job, checkpoints=found.checkpoints), found, None if united is None else united.plan
 
 

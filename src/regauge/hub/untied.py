@@ -12,44 +12,74 @@ from typing import Any
 from torch import nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.plain_files import read_object
+from regauge.hub.build_model import name_model
 from regauge.hub.folder_model import build_folder
 
 CONFIG, TIED = "config.json", "tie_word_embeddings"
 
 
 @contextmanager
-def untie(name: str | None, checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
+def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...]]:
     """Untie the model of a folder, for as long as the context lasts.
 
     Args:
-        name: The folder.
-        checkpoint: Its checkpoint.
+        name: The folder; that of the first checkpoint where it is None.
+        checkpoints: Its checkpoints, and others of the same architecture.
 
     Yields:
-        A temporary folder with the configuration of the model without ties, and the checkpoint with a second copy of
-        what was tied.
+        A temporary folder with the configuration of the model without ties, and each checkpoint with a second copy of
+        what was tied, and such a configuration.
 
     Raises:
         ValueError: It is no folder with config.json, nothing in it is tied, or it stays so.
     """
+    name = name_model(checkpoints[0]) if name is None else name
     folder = Path(name or "")
     if name is None or not (folder / CONFIG).is_file():
         raise ValueError("`untie=True` changes config.json of a folder in Hugging Face style: give such a folder")
-    config = read_object(folder / CONFIG)
     tied = _tied(build_folder(folder, "never")[0])
     if not tied:
         raise ValueError(f"nothing is tied in the model of {name!r}: leave `untie=True` out")
     with tempfile.TemporaryDirectory(prefix="regauge-untied-") as place:
         for path in folder.glob("*.py"):
             shutil.copy(path, place)
-        text = json.dumps(_without_ties(config), indent=2) + "\n"
-        (Path(place) / CONFIG).write_text(text, encoding="utf-8")
+        (Path(place) / CONFIG).write_bytes(_untied_configuration(folder))
         left = _tied(build_folder(Path(place), "never")[0])
         if left == tied:
             raise ValueError(f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied")
-        copied = _with_copies(checkpoint, [names for names in tied if names not in left])
-        yield place, copied.replacing({CONFIG: text.encode()})
+        lost = [names for names in tied if names not in left]
+        homes = [one.home if (Path(one.home) / CONFIG).is_file() else folder for one in checkpoints]
+        yield (
+            place,
+            *(
+                _with_copies(one, lost).replacing({CONFIG: _untied_configuration(Path(home))})
+                for one, home in zip(checkpoints, homes, strict=True)
+            ),
+        )
+
+
+def untie_job(job: FileJob | None) -> FileJob:
+    """A job whose folders have a tensor of their own under each name of a tied one, and say so in config.json.
+
+    Raises:
+        ValueError: The networks are in memory, the output is a file, or `untie` refuses a folder.
+    """
+    if job is None:
+        raise ValueError(
+            "`untie=True` is for folders; networks in memory have a tensor under each name, so leave it out and give "
+            "the symmetry of a module in which nothing is tied"
+        )
+    if job.output is not None and job.output.is_file:
+        raise ValueError("`untie=True` changes config.json, so that the output must be a folder")
+    with untie(None, *job.checkpoints) as (_, *checkpoints):
+        return job.of(*checkpoints)
+
+
+def _untied_configuration(folder: Path) -> bytes:
+    """The config.json of a folder without ties."""
+    return (json.dumps(_without_ties(read_object(folder / CONFIG)), indent=2) + "\n").encode()
 
 
 def _tied(module: nn.Module) -> list[tuple[str, ...]]:

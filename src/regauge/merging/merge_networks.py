@@ -44,6 +44,7 @@ def merge(
     test: Task | None = None,
     generator: torch.Generator | None = None,
     rotate: Rotate = "auto",
+    untie: bool = False,
     labels: Sequence[str] | None = None,
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
@@ -80,6 +81,7 @@ def merge(
             nothing (`Task.split`).
         generator: Source of randomness for methods and rules that use one.
         rotate: Whether residual streams are rotated or reordered, as in `align`.
+        untie: Whether tied heads of folders get a tensor of their own, as in `align`.
         labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
         out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
             an `Output`. The record is written next to it. For networks on the disk only, as are the following.
@@ -106,10 +108,14 @@ def merge(
     seed = draw_seed(rule, generator)
     given: Sequence[Network] = params if base is None else [base, *params]
     told = None if weights is None else [str(one) if isinstance(one, Setting) else one for one in weights]
-    settings = {"rule": repr(rule), "weights": told, "method": repr(method)}
+    settings = {"rule": repr(rule), "weights": told, "method": repr(method), **({"untie": True} if untie else {})}
     named: Any = {"networks": list(params), "base": base}
-    files: Any = {"work": "merging", "symmetry": symmetry, "generator": generator}
+    files: Any = {"work": "merging", "symmetry": None if untie else symmetry, "generator": generator}
     job = open_call("rg.merge", settings, named, networks=given, out=out, memory=memory, **files)
+    if untie:
+        from regauge.hub.untied import untie_job  # what builds models takes a while to import
+
+        job = untie_job(job).named_by(symmetry)
     if job is not None:
         if job.is_streamed:
             from regauge.alignment.streamed.job import plan_job
