@@ -204,6 +204,22 @@ def test_streamed_networks_are_merged_as_in_memory(name: str, tmp_path: Path, mo
         assert set(expected.record.notes) == set(found.record.notes)
 
 
+@pytest.mark.parametrize("name", ROTATED)
+def test_streamed_networks_are_compared_behind_rotations(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, symmetry, params = case(name)
+    others = (moved(symmetry, params), moved(symmetry, stranger(params, symmetry, 1.0)))
+    files = [save(one, tmp_path / f"{k}.safetensors") for k, one in enumerate((params, *others))]
+    for other, file in zip(others, files[1:], strict=True):
+        expected = rg.compare(params, other, symmetry)
+        with from_files(monkeypatch):
+            found = rg.compare(files[0], file, symmetry, memory="4GB")
+        assert found.verdict == expected.verdict
+        assert found.orbit_distance == pytest.approx(expected.orbit_distance, rel=0.02, abs=1e-6 * expected.norm)
+        assert (found.verdict == "same network in another gauge") == (other is others[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["stream", "tied decoder", "patches", "batch norm", "two norms", "gain plus one"])
 def test_an_element_moves_a_checkpoint_tensor_by_tensor(

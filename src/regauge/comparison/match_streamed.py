@@ -7,16 +7,18 @@ from functools import partial
 from regauge.alignment.representatives import has_representatives
 from regauge.alignment.streamed.job import plan_job
 from regauge.alignment.streamed.match import align_streamed
-from regauge.alignment.streamed.source import Moved
+from regauge.alignment.streamed.source import Moved, measure_distances
 from regauge.checkpoints.job import FileJob
 from regauge.checkpoints.memory_limit import size_text
 from regauge.checkpoints.representative_checkpoint import RepresentativeCheckpoint
 from regauge.comparison.common import Common, find_common
+from regauge.comparison.match_whole import ROTATED
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
 from regauge.comparison.strangers import scramble
 from regauge.comparison.tensor_shares import mean_share, measure_shares
-from regauge.comparison.verdicts import by_chance
+from regauge.comparison.verdicts import MOVED, by_chance
+from regauge.core.behind_gains import zero_gains
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -27,7 +29,8 @@ def match_streamed(
 ) -> Matched:
     """Align two checkpoints in sweeps over their files; what alignment explains by chance takes one stranger.
 
-    Translations and gains are taken out of tensors when they are read; residual streams are not rotated.
+    Translations and gains are taken out of tensors when they are read, and residual streams are rotated, if that
+    explains what orders do not.
 
     Raises:
         ValueError: There are references or a task, for which networks are in memory; or the memory does not suffice.
@@ -39,8 +42,17 @@ def match_streamed(
     if has_representatives(bound):
         behind = bound.on_representatives()
         a, b = (RepresentativeCheckpoint(one, bound) for one in stored)
-    streamed = plan_job(job, behind, None, task)
+    streamed = plan_job(job, behind, None, task, chart=None if behind is bound else bound)
     found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
+    zero = [one for network in (a, b) for one in zero_gains(bound, network, bound.rotatable).values()]
+    if bound.rotatable and not any(map(bool, zero)):
+        far, _ = measure_distances(stored[0], stored[1], bound, bound.identity())
+        _, left = measure_distances(a, b, found.symmetry, found.element)
+        turned = plan_job(job.of(a, b), bound.on_representatives(rotate=True), None, task, chart=bound)
+        if left > MOVED * far:
+            other = align_streamed(a, b, turned.plan, turned.method, progress=progress)
+            if measure_distances(a, b, other.symmetry, other.element)[1] < ROTATED * left:
+                streamed, found = turned, other
 
     def chance() -> float | None:
         stranger = Moved(b, partial(scramble, found.symmetry, seed=0))
@@ -48,8 +60,8 @@ def match_streamed(
         return by_chance([mean_share(measure_shares(Pair(a, stranger, found.symmetry), other.element))])
 
     pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], bound)
-    other = None if behind is bound else given
-    return Matched(pair, found.element, chance, tested=given, stored=other, notes=found.notes)
+    stored_pair = None if behind is bound else given
+    return Matched(pair, found.element, chance, tested=given, stored=stored_pair, notes=found.notes)
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:

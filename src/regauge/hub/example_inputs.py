@@ -171,10 +171,10 @@ class _Made:
         if name in STEPS:
             return [partial(self._noise, 2, TOKENS, self._setting(STEPS[name], 1))]
         if name.endswith(("states", "embeds", "latents")) or name == "inputs":
-            widths = (
-                [self._width(), self._setting("encoder_hidden_size", None)] if "encoder" in name else [self._width()]
-            )
-            found = [partial(self._noise, 2, TOKENS, width) for width in dict.fromkeys(widths) if width is not None]
+            other = self._setting("encoder_hidden_size", self._width()) if "encoder" in name else self._width()
+            found: list[Maker] = [
+                partial(self._noise, 2, TOKENS, width) for width in dict.fromkeys((self._width(), other))
+            ]
             return [self._tokens, *found, *self._pictures()] if name == "inputs" else found
         return []
 

@@ -98,9 +98,17 @@ class StreamedJob:
 
 
 def plan_job(
-    job: FileJob, symmetry: Symmetry, method: object = None, task: Task | None = None, rotate: Rotate = "auto"
+    job: FileJob,
+    symmetry: Symmetry,
+    method: object = None,
+    task: Task | None = None,
+    rotate: Rotate = "auto",
+    *,
+    chart: Symmetry | None = None,
 ) -> StreamedJob:
     """Check the checkpoints and plan what is read and held, before anything is written.
+
+    The caller may match the representatives under a whole symmetry, `chart`, by the symmetry of these alone.
 
     Raises:
         ValueError: The checkpoints differ in their tensors; the method needs networks in memory, or there is a task; or
@@ -132,9 +140,9 @@ def plan_job(
         return make_plan(symmetry, dtypes, memory=job.limit.nbytes, balances=balances, held=held, chart=chart)
 
     if has_representatives(symmetry) and method.reads_representatives:
-        chart = ChartPlans.make(symmetry, method, rotate, plan)
-        return StreamedJob(job, method, symmetry, chart.first, chart, rotate)
-    return StreamedJob(job, method, symmetry, plan(symmetry, method), rotate=rotate)
+        plans = ChartPlans.make(symmetry, method, rotate, plan)
+        return StreamedJob(job, method, symmetry, plans.first, plans, rotate)
+    return StreamedJob(job, method, symmetry, plan(symmetry, method, chart), rotate=rotate)
 
 
 def align_job(
