@@ -138,7 +138,9 @@ def align(
         if job.is_streamed:
             from regauge.alignment.streamed.job import align_job, plan_job
 
-            return align_job(plan_job(job, symmetry, method, task, rotate), progress)
+            streamed = align_job(plan_job(job, symmetry, method, task, rotate), progress)
+            told = notes_on_ties(symmetry, job.checkpoints[0], streamed.params, rotate)
+            return replace(streamed, notes=(*streamed.notes, *told))
         params_a, params_b = (checkpoint.params for checkpoint in job.checkpoints)
     if method is None:
         # Methods that look at activations import discovery, which takes longer than aligning small networks.
