@@ -12,6 +12,7 @@ from regauge.alignment.methods.gaussian_matching import GaussianCost
 from regauge.bayes.matching import align_many_posteriors, align_posteriors, barycenter, one_gaussian
 from regauge.bayes.posteriors.gaussian import GaussianPosterior, Posterior
 from regauge.bayes.transport.wasserstein import distance
+from regauge.core.element import PARTS
 from regauge.nets.resnet import resnet20
 
 ISOMETRIES = ("permutation", "sign", "shift")
@@ -219,7 +220,7 @@ def test_signs_and_scales_of_filter_response_normalization_are_used() -> None:
         mean, {n: 0.02 + 0.1 * torch.rand(t.shape, generator=noise).double() for n, t in mean.items()}
     )
     signed = q.push(symmetry, symmetry.random(generator(1), ISOMETRIES))
-    scaled = q.push(symmetry, symmetry.random(generator(1)))
+    scaled = q.push(symmetry, symmetry.random(generator(1), PARTS))
     assert align_posteriors(q, signed, symmetry).after.total == pytest.approx(0, abs=1e-9)
     balanced = GaussianMatching(method=WeightMatching())
     assert align_posteriors(q, scaled, symmetry, method=balanced).after.total == pytest.approx(0, abs=1e-6)
