@@ -20,6 +20,7 @@ from regauge.bayes.prediction.predictive import Predictive
 from regauge.bayes.transport.posterior_mixtures import mixture
 from regauge.bayes.transport.wasserstein import geodesic
 from regauge.connect import variance_collapse
+from regauge.core.element import PARTS
 from regauge.core.task import Task
 
 NETS = ["relu", "tanh", "filter response"]
@@ -116,7 +117,7 @@ def test_no_element_changes_a_prediction(name: str, kind: str) -> None:
     noise = q.draw(6, generator(2))
     before = predict(q, module, data_of(name), noise=noise)
     for seed in range(3):
-        g = symmetry.random(generator(seed))
+        g = symmetry.random(generator(seed), PARTS)  # What is added would depend on parameters that are uncertain.
         moved = q.push(symmetry, g)
         after = predict(moved, module, data_of(name), noise=q.push_noise(symmetry, g, noise))
         assert torch.allclose(after.log_likelihoods, before.log_likelihoods, atol=1e-9)

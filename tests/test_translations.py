@@ -44,8 +44,17 @@ LEFT = {
 }
 """Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
 and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
-ROTATED = {"decoder": 21, "sink": 21, "patches": 21, "two norms": 16, "means": 10}
-"""Dimensions of the rotations behind gains: O(7) has 21, O(5) and O(4) together 16, O(5) 10."""
+ROTATED = {
+    "decoder": 21,
+    "sink": 21,
+    "patches": 21,
+    "two norms": 16,
+    "means": 10,
+    "writes weights": 10,
+    "two biases": 6,
+}
+ROTATED |= {"windows": 10, "windows, padded beside a beta": 10}
+"""Dimensions of the rotations behind gains: O(7) has 21, O(5) and O(4) 10 and 6, and both together 16."""
 
 
 @pytest.mark.parametrize("name", NETS)

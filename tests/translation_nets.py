@@ -263,6 +263,20 @@ class Windows(nn.Module):
         return out
 
 
+class WritesWeights(nn.Module):
+    """A layer's weights are written in each call, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.out, self.norm, self.head = nn.Linear(7, 5), nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.out.weight.div_(1)
+        out: Tensor = self.head(self.norm(self.out(functional.gelu(self.up(x)))))
+        return out
+
+
 class TwoBiases(nn.Module):
     """Two layers side by side, whose sum is normalized."""
 
@@ -292,6 +306,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     ),
     "parallel": (Parallel, lambda: torch.randn(5, 4), 5),
     "two biases": (TwoBiases, lambda: torch.randn(5, 4), 21),
+    "writes weights": (WritesWeights, lambda: torch.randn(5, 7), 14),
     "windows": (lambda: Windows(has_bias=False), lambda: torch.randn(3, 5, 7), 20),
     "windows, padded beside a beta": (lambda: Windows(has_bias=True), lambda: torch.randn(3, 5, 7), 15),
     "norm by hand": (NormByHand, lambda: torch.randn(5, 4), 14),

@@ -128,7 +128,7 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Freeze the axes of the outputs, and tie buffers that the model writes to their earlier values."""
+        """Freeze the axes of the outputs, and tie what the model writes into its state to the earlier values."""
         b = self.b
         b.op = b.node = "output"
         for node in self.program.outputs:

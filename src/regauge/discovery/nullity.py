@@ -34,7 +34,7 @@ STRENGTHS = (0.3, 0.3, 3.0)
 """How far points lie from initialization: the first is judged, the others tell what is blind at that point alone."""
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
-OTHER_EPS = 1e-4
+OTHER_EPS = 1e-2
 """What is added to the eps of norms, to tell which directions depend on it."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
@@ -226,8 +226,10 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """The number of directions that another Jacobian sees."""
-        return int((torch.linalg.svdvals(jacobian @ directions.mT) > 10 * self.threshold).sum())
+        """The number of directions of the null space that another Jacobian sees, beyond rounding."""
+        rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
+        rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
+        return int((torch.linalg.svdvals(jacobian @ directions.mT) > rounding).sum())
 
 
 @contextmanager

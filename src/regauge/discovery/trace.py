@@ -26,6 +26,8 @@ from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import TraceError, require_traceable, trace_error
 
+WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+"""Results that a model writes into its own state."""
 MASKING = words("mul where masked_fill")
 """Operators in which a mask only multiplies other values or chooses between them."""
 CASTS = words("_to_copy to")
@@ -46,7 +48,7 @@ class Program:
         held: The constants and these buffers, with the tensors that they hold.
         inputs: Placeholders of the leaves of the inputs, in their order.
         outputs: Nodes that the model returns.
-        written: Output node of each buffer that the model updates.
+        written: Output node of each buffer and parameter that the model updates.
         aliases: All names of a tensor that has several (tied weights), by its first name.
         shapes: Shapes of all parameters and buffers, by name.
         buffers: Names of the persistent buffers.
@@ -229,7 +231,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
     results: Any = program.graph.output_node().args[0]
     by_name = {node.name: node for node in results if isinstance(node, Node)}
     ends = [(by_name.get(getattr(spec.arg, "name", "")), spec) for spec in signature.output_specs]
-    written = [(node, _target(spec)) for node, spec in ends if node and spec.kind == OutputKind.BUFFER_MUTATION]
+    written = [(node, _target(spec)) for node, spec in ends if node and spec.kind in WRITES]
     updated = {placeholders.get(target) for _, target in written}
     shapes = {name: tuple(t.shape) for name, t in kept.items()}
     trained = {place: name for place, name in states.items() if name in parameters}
@@ -239,7 +241,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         {placeholder: tensor for placeholder, tensor in held.items() if placeholder not in updated},
         held,
         tuple(getattr(s.arg, "name", "") for s in signature.input_specs if s.kind == InputKind.USER_INPUT),
-        tuple(node for node, spec in ends if node and spec.kind != OutputKind.BUFFER_MUTATION),
+        tuple(node for node, spec in ends if node and spec.kind not in WRITES),
         tuple(written),
         {names[0]: tuple(names) for names in aliases.values()},
         shapes,

@@ -122,8 +122,8 @@ def _scale(run: Run, node: Node) -> Any:
     if is_quotient and changed is y:
         raise SeenError
     if not isinstance(other, Node):
-        factor = float(other)
-        return offset.then(ImageStep("scale", factor=1 / factor if is_quotient else factor))
+        factor = 1 / float(other) if is_quotient else float(other)
+        return offset if factor == 1 else offset.then(ImageStep("scale", factor=factor))
     shape = shape_of(node)
     offset = offset.move(lambda array: array.expand(shape))
     entries = run.graph.entries(other)

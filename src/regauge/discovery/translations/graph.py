@@ -42,9 +42,14 @@ class Graph:
         return {node: k for k, node in enumerate(self.program.graph.graph.nodes)}
 
     @cached_property
+    def written(self) -> dict[Node, str]:
+        """What is written into buffers and parameters, and their names."""
+        return dict(self.program.written)
+
+    @cached_property
     def ends(self) -> frozenset[Node]:
-        """Outputs, and what is written into buffers."""
-        return frozenset([*self.program.outputs, *(node for node, _ in self.program.written)])
+        """Outputs, and what is written."""
+        return frozenset([*self.program.outputs, *self.written])
 
     @cached_property
     def placeholders(self) -> dict[str, list[Node]]:

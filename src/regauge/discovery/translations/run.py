@@ -73,7 +73,7 @@ class Run:
         queued: set[Node] = set()
 
         def arrive(node: Node, offset: Any) -> None:
-            if node in self.graph.ends:
+            if node in self.graph.ends and not self._is_of(self.graph.written.get(node), offset):
                 raise SeenError
             self.offsets[node] = offset
             for user in node.users:
@@ -103,6 +103,11 @@ class Run:
                 raise SeenError
         self.passed.update(gain for gain in self.read if gain)
         return tuple(self.images)
+
+    def _is_of(self, name: str | None, offset: Any) -> bool:
+        """Whether a parameter that the model writes has an offset already."""
+        places = self.graph.placeholders.get(name, ()) if name else ()
+        return any(known.is_equal(offset) for known in map(self.of, places) if known)
 
     def _rounds(self, node: Node, home: str) -> bool:
         """Whether a value has a coarser dtype than a parameter; of several results the first one counts."""
