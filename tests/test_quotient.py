@@ -57,6 +57,18 @@ def test_fingerprints_are_those_of_representatives(name: str) -> None:
     assert far(blind, params, translated(symmetry, params)) > 0.01
 
 
+@pytest.mark.parametrize("name", ["decoder", "two norms"])
+def test_networks_with_a_gain_of_zero_are_compared(name: str) -> None:
+    _, _, symmetry, params = network(name)
+    gain = symmetry.gains[0]
+    dead = {**params, gain: params[gain].index_fill(0, torch.tensor(0), 0.0)}
+    other = {key: t + torch.randn(t.shape, generator=generator(2)) for key, t in dead.items() if t.is_floating_point()}
+    for pair in ((dead, other), (other, dead), (dead, {**other, gain: dead[gain]})):
+        assert rg.compare(*pair, symmetry).verdict not in ("identical", "same network in another gauge")
+    moved = translated(symmetry, dead, parts=("permutation", "sign", "translation"))  # No scale of what reads zeros.
+    assert rg.compare(dead, moved, symmetry).verdict == "same network in another gauge"
+
+
 def described(symmetry: rg.Symmetry) -> list[tuple[Any, ...]]:
     """Families as tuples, without strides along axes of length one, which say nothing."""
 

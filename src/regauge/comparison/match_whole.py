@@ -16,6 +16,7 @@ from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
 from regauge.comparison.strangers import estimate_chance, explain
 from regauge.comparison.verdicts import MOVED
+from regauge.core.behind_gains import zero_gains
 from regauge.core.interpolation import distance
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -57,7 +58,9 @@ def match_whole(
         if any(two[n] is not one[n] for one, two in zip((first, second), whole, strict=True) for n in one):
             (first, second), is_factorized = whole, True
             result, left = _align(first, second, behind, ignored)
-        if left > MOVED * distance(*given, ignored) and symmetry.rotatable:
+        names = symmetry.rotatable
+        is_free = not any(bool(zero) for one in (first, second) for zero in zero_gains(symmetry, one, names).values())
+        if left > MOVED * distance(*given, ignored) and names and is_free:
             rotated = symmetry.on_representatives(rotate=True)
             other, less = _align(first, second, rotated, ignored)
             if less < ROTATED * left:
