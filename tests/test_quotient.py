@@ -62,7 +62,8 @@ def test_networks_with_a_gain_of_zero_are_compared(name: str) -> None:
     _, _, symmetry, params = network(name)
     gain = symmetry.gains[0]
     dead = {**params, gain: params[gain].index_fill(0, torch.tensor(0), 0.0)}
-    other = {key: t + torch.randn(t.shape, generator=generator(2)) for key, t in dead.items() if t.is_floating_point()}
+    noise = {key: torch.randn(t.shape, generator=generator(2)) for key, t in dead.items() if t.is_floating_point()}
+    other = dead | {key: dead[key] + added for key, added in noise.items()}
     for pair in ((dead, other), (other, dead), (dead, {**other, gain: dead[gain]})):
         assert rg.compare(*pair, symmetry).verdict not in ("identical", "same network in another gauge")
     moved = translated(symmetry, dead, parts=("permutation", "sign", "translation"))  # No scale of what reads zeros.
