@@ -43,7 +43,7 @@ class Graph:
 
     @cached_property
     def written(self) -> dict[Node, str]:
-        """What is written into buffers and parameters, and their names."""
+        """Results that are written into buffers and parameters, and the names of these."""
         return dict(self.program.written)
 
     @cached_property
