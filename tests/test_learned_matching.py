@@ -66,7 +66,7 @@ def test_a_moved_copy_is_found_and_functions_stay(name: str, layer: str, sweeps:
     networks = networks_like(module, 3)
     a, other = select(networks, 0), select(networks, 1)
     method = untrained(symmetry, networks, layer, sweeps=sweeps)
-    moved = symmetry.act(symmetry.random(generator(1)), a)
+    moved = symmetry.act(symmetry.random(generator(1), PARTS), a)  # It matches networks as they are.
     assert are_close(rg.align(a, moved, symmetry, method=method).params, a)
     for task in (None, teacher_task(module, a, inputs)):
         found = rg.align(a, other, symmetry, method=method, task=task)
@@ -84,7 +84,7 @@ def test_moved_copies_of_every_architecture_are_found(name: str, sweeps: int) ->
     """Flattened images, residual streams, normalization, heads with rotary positions, tied and grouped layers."""
     symmetry, networks = cases.symmetry(name), select(cases.population(name), slice(0, 2))
     method = untrained(symmetry, networks, sweeps=sweeps)
-    moved = symmetry.act(symmetry.random(generator(1), batch=(2,)), networks)
+    moved = symmetry.act(symmetry.random(generator(1), PARTS, (2,)), networks)
     found = rg.alignment.align_pairs(networks, moved, symmetry, method=method)
     assert are_close(found.params, {one: networks[one] for one in symmetry.sites}, 1e-5)
 
