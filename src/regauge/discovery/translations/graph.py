@@ -254,10 +254,10 @@ def given(node: Node) -> Any:
 
 def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
     """The operator of a node on other operands, which are copied if it cannot look at them otherwise."""
-    if may_copy and operator_name(node) == "view":
-        operands = {one: t.contiguous() for one, t in operands.items()}
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:
+        if may_copy and operator_name(node) == "view":
+            return call(node, {one: t.contiguous() for one, t in operands.items()}, may_copy=False)
         raise SeenError from error

@@ -52,7 +52,7 @@ class Offset:
     @property
     def is_nothing(self) -> bool:
         """Whether nothing is added anywhere."""
-        return not any(bool(once([array])[0].any()) for array in self.arrays)
+        return not any(_has_any(array) for array in self.arrays)
 
     def is_equal(self, other: "Offset") -> bool:
         """Whether two offsets are known to be the same."""
@@ -110,8 +110,14 @@ def is_constant(array: Tensor, dim: int) -> bool:
         raise SeenError
     if not array.stride(dim) or array.shape[dim] < 2:
         return True
+    (array,) = once([array])
     first = array.narrow(dim, 0, 1)
     return torch.equal(first, array.narrow(dim, 1, 1)) and torch.equal(array, first.expand_as(array))
+
+
+def _has_any(array: Tensor) -> bool:
+    """Whether an array has an entry that is not zero; mostly the first one is."""
+    return bool(array.numel()) and (bool(array[(0,) * array.ndim]) or bool(once([array])[0].any()))
 
 
 def once(arrays: Sequence[Tensor]) -> list[Tensor]:
