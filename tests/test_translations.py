@@ -68,6 +68,12 @@ def test_as_many_dimensions_are_found_as_were_counted_by_hand(name: str) -> None
         assert trap not in [family.name for family in symmetry.translations]
 
 
+def test_sums_of_shifted_channels_are_not_taken_for_zero() -> None:
+    make, inputs, count = NETS["windows of shifted channels"]
+    symmetry = rg.discover(make(), (inputs(),), verify=False)  # A check on values would catch it, too.
+    assert sum(family.size for family in symmetry.translations) == count
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_the_chart_keeps_functions_and_is_one_to_one(name: str) -> None:
     module, x, symmetry, params = network(name)

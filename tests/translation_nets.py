@@ -250,13 +250,14 @@ def _group_norms() -> nn.Module:
 class Windows(nn.Module):
     """A layer reads windows of padded tokens behind a norm, and a head their means."""
 
-    def __init__(self, *, has_bias: bool) -> None:
+    def __init__(self, *, has_bias: bool = False, widths: tuple[int, ...] = (0, 0, 0, 1)) -> None:
         super().__init__()
+        self.widths = widths
         self.patch, self.norm = nn.Linear(7, 6), nn.LayerNorm(6, bias=has_bias)
         self.mix, self.last, self.head = nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        padded = functional.pad(self.norm(self.patch(x)), (0, 0, 0, 1)).roll(1, 1)
+        padded = functional.pad(self.norm(self.patch(x)), self.widths).roll(1, 1)
         mixed = functional.gelu(self.mix(padded.reshape(-1, 2, 6)))
         read = self.last(mixed.reshape(len(x), 6, 5)).transpose(1, 2)
         out: Tensor = self.head(functional.adaptive_avg_pool1d(read, 1).flatten(1))
@@ -307,7 +308,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "parallel": (Parallel, lambda: torch.randn(5, 4), 5),
     "two biases": (TwoBiases, lambda: torch.randn(5, 4), 21),
     "writes weights": (WritesWeights, lambda: torch.randn(5, 7), 14),
-    "windows": (lambda: Windows(has_bias=False), lambda: torch.randn(3, 5, 7), 20),
+    "windows": (Windows, lambda: torch.randn(3, 5, 7), 20),
+    "windows of shifted channels": (lambda: Windows(widths=(1, -1, 0, 1)), lambda: torch.randn(3, 5, 7), 15),
     "windows, padded beside a beta": (lambda: Windows(has_bias=True), lambda: torch.randn(3, 5, 7), 15),
     "norm by hand": (NormByHand, lambda: torch.randn(5, 4), 14),
     "gain plus one": (lambda: NormByHand(1.0), lambda: torch.randn(5, 4), 14),

@@ -35,7 +35,7 @@ STRENGTHS = (0.3, 0.3, 3.0)
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
-"""What is added to the eps of norms, to tell which directions depend on it."""
+"""Added to the eps of norms, to tell which directions depend on it."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 

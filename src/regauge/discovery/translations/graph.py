@@ -206,7 +206,7 @@ class Graph:
 def pads_zeros(node: Node) -> bool:
     """Whether all that a node pads with is zeros."""
     is_constant = argument(node, 2, "constant") in ("constant", 0) and argument(node, 3, None) in (None, 0)
-    return is_constant or not any(given(node)[1])
+    return (is_constant and not node.kwargs) or not any(given(node)[1])
 
 
 def _axis_before(node: Node, axis: int) -> int | None:
@@ -238,7 +238,10 @@ def _axis_before(node: Node, axis: int) -> int | None:
             return axis + (axis >= cut)
         return None if axis == cut else axis - (axis > cut)
     if name in PADS:
-        return axis if shape[axis] == source[axis] and pads_zeros(node) else None
+        last = 2 * (
+            ndim - 1 - axis
+        )  # Widths begin at the last axis, and may cut at one end what they add at the other.
+        return None if any(given(node)[1][last : last + 2]) or not pads_zeros(node) else axis
     if name.startswith("adaptive_avg_pool"):
         return axis if axis < ndim - int(name[-2]) else None
     if name in words("view _unsafe_view reshape flatten unflatten squeeze"):
