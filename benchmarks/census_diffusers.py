@@ -43,7 +43,7 @@ def _noise(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
 
 
 def _noised(shape: tuple[int, ...], first: str = "hidden_states", **shapes: tuple[int, ...]) -> dict[str, Tensor]:
-    """What a model denoises, the step, and further inputs."""
+    """A noisy input, its step, and further inputs."""
     return _noise(**{first: shape}) | {"timestep": _steps(2)} | _noise(**shapes)
 
 

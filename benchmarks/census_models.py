@@ -504,7 +504,7 @@ def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], leas
     """The first model that runs on its input, of those with a number of parameters at least.
 
     Raises:
-        NotBuilt: None does; the last reason is told.
+        NotBuilt: Every way fails; the message is that of the last one.
     """
     last: Exception = NotBuilt("there is no way to make it")
     for make in ways:

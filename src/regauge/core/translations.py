@@ -330,7 +330,7 @@ class Addition:
         return result
 
     def rows(self, rows: tuple[int, int], length: int) -> "Addition | None":
-        """The part of this on some rows of the first axis of the parameter of one network, of so many values each.
+        """The part that is added to some rows of the parameter's first axis, each of `length` values.
 
         None where no axis of the entries goes along rows.
         """

@@ -34,7 +34,7 @@ COMPANIONS = (
 )
 """Further inputs that models may read, and that some cannot do without."""
 STEPS = {"states": "state_dim", "actions": "act_dim", "rewards": "reward_dim", "returns_to_go": "return_dim"}
-"""What a decision transformer reads of each step, and the settings with its widths, 1 where there is none."""
+"""Inputs of a decision transformer at each step, and the settings that give their widths (1 without a setting)."""
 Maker: TypeAlias = Callable[[], Tensor]
 Kwargs: TypeAlias = dict[str, Tensor]
 
