@@ -22,9 +22,10 @@ from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
 from regauge.discovery.affine_gains import take_out_numbers
 from regauge.discovery.in_place import without_mutation
+from regauge.discovery.known_sizes import export_with_values, fill_in
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
-from regauge.discovery.traceable import TraceError, require_traceable, trace_error
+from regauge.discovery.traceable import TraceError, depends_on_values, require_traceable, trace_error
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 """Results that a model writes into its own state."""
@@ -107,6 +108,7 @@ def trace(
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
     with _quiet(), _no_source():
         result: ExportedProgram = program.run_decompositions(table)
+    fill_in(result)
     return result
 
 
@@ -182,7 +184,11 @@ def _export(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str,
         raise
     except Exception as error:  # torch.export raises many unrelated classes
         _run_eagerly(wrapped, inputs, kwargs)
-        raise trace_error(error, wrapped.module, (inputs, kwargs)) from error
+        with _quiet(), _no_source():
+            program = export_with_values(wrapped, inputs, kwargs) if depends_on_values(error) else None
+        if program is None:
+            raise trace_error(error, wrapped.module, (inputs, kwargs)) from error
+        return program
 
 
 def _run_eagerly(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

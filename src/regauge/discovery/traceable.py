@@ -61,7 +61,7 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
             f"{start}: sequences of several lengths are packed there, which needs the lengths as numbers; trace the "
             "model with padded sequences, without `pack_padded_sequence`: its parameters have the same symmetry"
         )
-    if any(isinstance(one, DEPENDENT) for one in _chain(error)):
+    if depends_on_values(error):
         return TraceError(
             f"{start}: what runs there depends on the values of a tensor. Remove control flow that depends on tensor "
             f"values, {OTHERWISE}"
@@ -70,6 +70,11 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
     return TraceError(
         f"{start}: {type(error).__name__}: {first[0].rstrip('.') if first else ''}. To go on, {OTHERWISE}"
     )
+
+
+def depends_on_values(error: BaseException) -> bool:
+    """Whether torch stopped where Python code needs the values of a tensor."""
+    return any(isinstance(one, DEPENDENT) for one in _chain(error))
 
 
 def _packs(error: BaseException, inputs: object) -> bool:
