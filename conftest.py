@@ -1,6 +1,7 @@
 """Fixtures and surroundings of all tests, those of regauge and of the papers."""
 
 import atexit
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -48,6 +49,14 @@ def announce_papers() -> None:
 
 
 announce_papers()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what imports made out of later garbage collections: each would look at millions of objects."""
+    import hypothesis  # noqa: F401  its plugin imports it in the end, and then looks for objects that are frozen
+
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

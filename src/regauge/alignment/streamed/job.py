@@ -135,9 +135,11 @@ def plan_job(
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})
     dtypes = [{name: one.dtype for name, one in checkpoint.stored.items()} for checkpoint in checkpoints]
 
+    held_already = job.limit.held()
+
     def plan(symmetry: Symmetry, method: WeightMatching, chart: Symmetry | None = None) -> Plan:
-        held, balances = job.limit.held(), balances_of(symmetry, method.scales, None)
-        return make_plan(symmetry, dtypes, memory=job.limit.nbytes, balances=balances, held=held, chart=chart)
+        balances = balances_of(symmetry, method.scales, None)
+        return make_plan(symmetry, dtypes, memory=job.limit.nbytes, balances=balances, held=held_already, chart=chart)
 
     if has_representatives(symmetry) and method.reads_representatives:
         plans = ChartPlans.make(symmetry, method, rotate, plan)
