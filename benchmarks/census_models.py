@@ -128,7 +128,11 @@ def small_configuration(kind: type, shrink: Callable[[Mapping[str, Any]], dict[s
 def fit_sections(config: Any) -> Any:
     """A configuration whose rotary angles of time, height and width fill the head, as its width may have changed."""
     rope = getattr(config, "rope_parameters", None) or {}
-    if "mrope_section" in rope or (rope and config.model_type.startswith("glm")):  # GLM's code has sections by default.
+    code = Path(inspect.getfile(type(config))).with_name(
+        f"modeling_{Path(inspect.getfile(type(config))).parent.name}.py"
+    )
+    has_sections = code.exists() and "mrope_section" in code.read_text()  # Some have sections by default.
+    if "mrope_section" in rope or (rope and has_sections):
         heads = getattr(config, "num_attention_heads", None) or 1
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         half = int(width * rope.get("partial_rotary_factor", 1)) // 2
@@ -200,7 +204,7 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     small: dict[str, Any] = {}
     tokens = iter(range(SIZES["tokens"] - 1, 8, -1))
     types = settings.get("layer_types")
-    layers = SIZES["layers"]
+    layers = max([SIZES["layers"], *(len(value) for name, value in settings.items() if is_choice(name, value))])
     if isinstance(types, list) and types and isinstance(types[0], str):
         distinct = list(dict.fromkeys(types))[:4]
         small["layer_types"] = distinct if len(distinct) > 1 else distinct * layers
@@ -208,9 +212,13 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name in small or any(word in name for word in SKIPPED):
             continue
+        if value is None and name.endswith(("per_tok", "_token_index")):
+            small[name] = 2 if name.endswith("per_tok") else next(tokens)
         if isinstance(value, bool) or value is None or isinstance(value, str):
             continue
-        if isinstance(value, int):
+        if is_choice(name, value):
+            small[name] = list(range(len(value)))
+        elif isinstance(value, int):
             found = tiny_integer(name, value, layers, tokens)
             if found != value:
                 small[name] = found
@@ -223,6 +231,11 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict) and "mrope_section" in value:
             small[name] = value | {"mrope_section": [2, 1, 1]}
     return small
+
+
+def is_choice(name: str, value: Any) -> bool:
+    """Whether a setting says which layers hand their outputs on."""
+    return name.endswith("out_indices") and isinstance(value, list) and all(isinstance(one, int) for one in value)
 
 
 def tiny_integer(name: str, value: int, layers: int, tokens: Iterator[int]) -> int:

@@ -7,10 +7,9 @@ what it is: the model is exported with their values, and every number in the pro
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
-import sympy
 import torch
 from torch import Tensor, nn
 from torch._functorch import config
@@ -25,7 +24,8 @@ TAKING = words("item _local_scalar_dense")
 """Operators that take a number out of a tensor."""
 CHECKS = words("_assert_scalar _assert_async _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size")
 """Operators that check what is known here."""
-Symbols = dict[sympy.Symbol, sympy.Integer]
+Symbols: TypeAlias = dict[Any, Any]
+"""Symbols of torch for numbers that it does not know, and their values."""
 
 
 def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram | None:

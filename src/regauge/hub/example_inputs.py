@@ -28,7 +28,15 @@ MEDIA = {
 """Inputs other than text: the method that makes features of each, and the settings that name the token whose place the
 features take."""
 COMPANIONS = (
-    *("image_sizes", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "input_features_mask", "bbox"),
+    *(
+        "image_sizes",
+        "image_grid_thw",
+        "video_grid_thw",
+        "pixel_attention_mask",
+        "spatial_shapes",
+        "input_features_mask",
+        "bbox",
+    ),
     *("feature_attention_mask", "padding_mask", "future_values", "future_time_features", "decoder_input_values"),
     *("encoder_hidden_states", "actions", "rewards", "returns_to_go", "timesteps"),
 )
@@ -111,7 +119,8 @@ class _Made:
         if not with_text or len(rest) < len(self.first) - ("input_ids" in self.first):
             yield from self._combined(self.first)
             companions = [name for name in COMPANIONS if name in self.known and name not in self.first]
-            yield from self._combined([*self.first, *companions]) if companions else ()
+            for more in [companions, *([one] for one in companions)] if companions else []:
+                yield from self._combined([*self.first, *more])
         elif self._is_text_alone():
             yield from self._combined(self.first)
         if with_text and "inputs_embeds" in self.known:
@@ -142,7 +151,7 @@ class _Made:
     def _offers(self, name: str) -> list[Maker]:
         """Makers of candidates for the input of this name, by the conventions of transformers; none for others."""
         if name == "pixel_values_videos":
-            return self._pictures()[1:]
+            return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
         if name == "pixel_values":
             return self._patches() if self._has_grid() else self._pictures()
         if name.startswith(("input_features", "input_values", "decoder_input_values", "spectrogram", "audio_")):
@@ -157,6 +166,7 @@ class _Made:
         integers: dict[str, list[Any]] = {
             "image_sizes": [[height, width]] * 2,
             "image_grid_thw": [[1, 4, 4]] * 2,
+            "video_grid_thw": [[1, 4, 4]] * 2,
             "grid_thw": [[1, 4, 4]] * 2,
             "spatial_shapes": [[4, 4]] * 2,
             "bbox": [[[1, 2, 3, 4]] * TOKENS] * 2,
