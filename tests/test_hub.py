@@ -149,6 +149,28 @@ def test_example_inputs_are_made_up_for_unusual_models(make: Callable[[], nn.Mod
     assert symmetry.verify(module, (), kwargs, generator=torch.Generator().manual_seed(1)).ok
 
 
+def test_a_model_of_images_and_text_is_traced_whole_with_values_and_without(tmp_path: Path) -> None:
+    text = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 20, "out_hidden_size": 16}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**text, "num_hidden_layers": 1, "vocab_size": 40, "rope_parameters": rope},
+        vision_config={**vision, "fullatt_block_indexes": [0], "patch_size": 4, "window_size": 16},
+        **{"image_token_id": 37, "video_token_id": 38, "vision_start_token_id": 36, "vision_end_token_id": 35},
+    )
+    config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    whole, blank = (rg.open_model(tmp_path, values=values, retrace=True) for values in ("always", "never"))
+    assert blank.is_meta
+    assert blank.symmetry.groups == whole.symmetry.groups
+    names = {group.name for group in whole.symmetry.groups}
+    assert any("visual" in name and ".attn.qkv" in name for name in names)
+    assert any("language_model" in name and ".mlp" in name for name in names)
+    assert whole.symmetry.verify(
+        whole.module, (), whole.trace().kwargs, generator=torch.Generator().manual_seed(1), each_group=False
+    ).ok
+
+
 def test_a_grid_of_patches_says_the_sizes_of_a_vision_encoder() -> None:
     torch.manual_seed(0)
     widths = {"hidden_size": 16, "out_hidden_size": 16, "intermediate_size": 20, "image_size": 56}

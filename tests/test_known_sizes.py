@@ -83,6 +83,26 @@ def test_sizes_from_anything_else_are_refused(count: Callable[..., list[int]]) -
         rg.discover(Pieces(count).eval(), INPUTS)
 
 
-def test_without_values_such_a_model_is_refused() -> None:
+def test_a_module_without_values_needs_inputs_with_values() -> None:
+    torch.manual_seed(0)
+    module = Pieces(as_listed).eval()
+    expected = rg.discover(module, INPUTS)
+    assert any("whole numbers" in note for note in expected.notes)
+    blank = Pieces(as_listed).to("meta").eval()
+    found = rg.discover(blank, INPUTS)
+    assert found.groups == expected.groups
+    assert found.notes == expected.notes[:1]
+    assert all(tensor.is_meta for tensor in blank.parameters())
     with pytest.raises((rg.TraceError, ValueError), match=r"values of a tensor|fails on the example inputs"):
-        rg.discover(Pieces(as_listed).to("meta").eval(), tuple(one.to("meta") for one in INPUTS))
+        rg.discover(blank, tuple(one.to("meta") for one in INPUTS))
+
+
+def test_whole_numbers_that_a_blank_module_holds_are_not_known() -> None:
+    class Held(Pieces):
+        def __init__(self) -> None:
+            super().__init__(lambda module, x, lengths: [int(n) for n in module.held.tolist()])
+            self.register_buffer("held", torch.tensor([2, 3]))
+
+    assert rg.discover(Held().eval(), INPUTS).groups
+    with pytest.raises((rg.TraceError, ValueError)):
+        rg.discover(Held().to("meta").eval(), INPUTS)

@@ -34,6 +34,10 @@ SINGLE_BATCH = (
     "an example input has a first axis of length one, which broadcasts: the symmetry holds for that shape; "
     "give a batch of two or more to learn what holds for batches"
 )
+KNOWN_SIZES = (
+    "sizes in the model follow from whole numbers among the example inputs, such as a grid of patches: the symmetry is "
+    "found for those numbers"
+)
 REFUSED = (
     "stays, because what should make up for it did not on these inputs (a token that attends to nothing, for example)."
 )
@@ -136,8 +140,6 @@ def _discover(
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     is_meta = any(t.is_meta for t in (*module.parameters(), *module.buffers()))
     known = pytree.tree_leaves((inputs, kwargs))
-    if is_meta:
-        inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (inputs, kwargs))
     with leaves_as_operators(module):
         program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
         held = structure(program, inputs, kwargs)
@@ -148,8 +150,8 @@ def _discover(
     if not is_meta:
         symmetry = symmetry.given(module.state_dict())
     count = sum(p.numel() for p in module.parameters())
-    if _has_single_batch(inputs, kwargs):
-        symmetry = replace(symmetry, notes=(*symmetry.notes, SINGLE_BATCH))
+    notes = (SINGLE_BATCH,) * _has_single_batch(inputs, kwargs) + (KNOWN_SIZES,) * program.has_known_sizes
+    symmetry = replace(symmetry, notes=(*symmetry.notes, *notes))
     if (symmetry.groups or symmetry.translations) and (
         verify or (verify is None and not is_meta and count <= VERIFY_LIMIT)
     ):

@@ -5,8 +5,8 @@ comes from whole numbers that the model is given, and from nothing that is learn
 what it is: the model is exported with their values, and every number in the program is what it is for them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -24,28 +24,35 @@ TAKING = words("item _local_scalar_dense")
 """Operators that take a number out of a tensor."""
 CHECKS = words("_assert_scalar _assert_async _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size")
 """Operators that check what is known here."""
+MARK = "regauge: sizes are those of the example inputs"
 Symbols: TypeAlias = dict[Any, Any]
 """Symbols of torch for numbers that it does not know, and their values."""
 
 
 def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram | None:
-    """Export a module in which sizes follow from whole numbers among its inputs.
+    """Export a module in which sizes follow from whole numbers among its inputs. It may be on the meta device.
 
     Returns:
         The program for the numbers that are given; None where it depends on other values, such as those of activations
-        or weights, or where Python code branches on a tensor.
+        or weights, or where Python code branches on a tensor, or where the inputs have no values.
     """
     if any(one.is_meta for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)):
         return None
     try:
-        with torch.no_grad(), _whole_numbers_known():
+        with torch.no_grad(), without_memory(wrapped) as blank, _whole_numbers_known(blank):
             program = torch.export.export(wrapped, inputs, kwargs, strict=False)
     except Exception:  # torch.export raises many unrelated classes; the error without values is the one to tell.
         return None
     if any(map(_is_branch, program.graph.nodes)):
         return None
     fill_in(program)
+    program.graph_module.meta[MARK] = True
     return program
+
+
+def is_filled_in(program: ExportedProgram) -> bool:
+    """Whether a program is for the numbers that were given."""
+    return MARK in program.graph_module.meta
 
 
 def fill_in(program: ExportedProgram) -> None:
@@ -69,18 +76,36 @@ def fill_in(program: ExportedProgram) -> None:
 
 
 def _is_branch(node: Node) -> bool:
-    """Whether Python code asks whether a tensor is true."""
-    return operator_name(node) in TAKING and any(one.meta["val"].dtype == torch.bool for one in node.all_input_nodes)
+    """Whether Python code asks whether a tensor is true, and not only `torch._check` does."""
+    asked = [one for one in node.all_input_nodes if operator_name(one) != "_is_all_true"]
+    return operator_name(node) in TAKING and any(one.meta["val"].dtype == torch.bool for one in asked)
 
 
 @contextmanager
-def _whole_numbers_known() -> Iterator[None]:
-    """Let torch foretell values of tensors from those of whole numbers, but from no others."""
-    plain = FakeTensorMode.from_tensor
+def without_memory(module: nn.Module) -> Iterator[tuple[Tensor, ...]]:
+    """Let a module on the meta device be one on the CPU whose tensors are zero and take no memory; yields these."""
+    made: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        for part in module.modules():
+            for own in (part._parameters, part._buffers):
+                blank = {name: one for name, one in own.items() if one is not None and one.is_meta}
+                for one in blank.values():
+                    zeros = torch.zeros((), dtype=one.dtype).expand(one.shape)
+                    is_trained = isinstance(one, nn.Parameter)
+                    made.setdefault(id(one), nn.Parameter(zeros, requires_grad=False) if is_trained else zeros)
+                stack.enter_context(patch.dict(own, {name: made[id(one)] for name, one in blank.items()}))
+        yield tuple(made.values())
+
+
+@contextmanager
+def _whole_numbers_known(blank: Collection[Tensor]) -> Iterator[None]:
+    """Let torch foretell values of tensors from those of whole numbers that are not blank, but from no others."""
+    plain, unknown = FakeTensorMode.from_tensor, set(map(id, blank))
 
     def from_tensor(mode: FakeTensorMode, tensor: Tensor, **setting: Any) -> Any:
         converter = mode.fake_tensor_converter.meta_converter
-        converter.copy_data = converter.describer.copy_data = not tensor.is_floating_point()
+        is_known = not tensor.is_floating_point() and id(tensor) not in unknown
+        converter.copy_data = converter.describer.copy_data = is_known
         try:
             return plain(mode, tensor, **setting)
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from regauge.core.movable import INTEGERS
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
 from regauge.discovery.affine_gains import take_out_numbers
 from regauge.discovery.in_place import without_mutation
-from regauge.discovery.known_sizes import export_with_values, fill_in
+from regauge.discovery.known_sizes import export_with_values, fill_in, is_filled_in
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import TraceError, depends_on_values, require_traceable, trace_error
@@ -35,6 +35,20 @@ CASTS = words("_to_copy to")
 LOGIC = words("logical_not bitwise_not logical_and logical_or bitwise_and bitwise_or __and__ __or__ eq ne gt ge lt le")
 MAKING_MASKS = CASTS | LOGIC | SAME | VIEWS | words("rsub expand expand_as slice")
 """Operators that make another mask."""
+
+
+class Given(NamedTuple):
+    """The inputs of a model."""
+
+    inputs: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def beside(self, module: nn.Module) -> "Given":
+        """The inputs without values where the module has none."""
+        if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
+            return self
+        moved: Given = pytree.tree_map_only(Tensor, lambda one: one.to("meta"), self)
+        return moved
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ class Program:
         origins: Placeholder name to parameter or buffer name, of all that the checkpoint has.
         floating: Names of the parameters and buffers of floating point.
         added: Numbers that the model adds to parameters; the graph multiplies by the parameters alone.
+        has_known_sizes: Whether sizes are those that follow from whole numbers among the example inputs.
     """
 
     graph: GraphModule
@@ -71,6 +86,7 @@ class Program:
     origins: Mapping[str, str]
     floating: frozenset[str]
     added: Mapping[str, float]
+    has_known_sizes: bool
 
 
 def trace(
@@ -83,6 +99,8 @@ def trace(
 ) -> Program:
     """Trace a module in evaluation mode, and without its key-value cache; it is left as it was.
 
+    Inputs may have values where the module, on the meta device, has none: sizes may follow from them.
+
     Operators named in `decompose` are written in terms of others where torch knows how. Parameters named in `ones`
     become constants of that value.
 
@@ -94,9 +112,10 @@ def trace(
     if unknown:
         raise ValueError(f"ones names {unknown[:3]}, which the module does not have; give names of its parameters")
     require_traceable(module)
+    given = Given(inputs, dict(kwargs))
     with restored(module), evaluating(module):
         wrapped = SelectedOutputs(module, outputs).eval()
-        program = _export_without_cache(wrapped, inputs, dict(kwargs)) or _export(wrapped, inputs, dict(kwargs))
+        program = _export_without_cache(wrapped, given) or _export(wrapped, given)
         if not without_mutation(program.graph_module):
             program = _decomposed(program, {})
         if decompose:
@@ -109,6 +128,7 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
     with _quiet(), _no_source():
         result: ExportedProgram = program.run_decompositions(table)
     fill_in(result)
+    result.graph_module.meta |= program.graph_module.meta
     return result
 
 
@@ -141,9 +161,7 @@ def _no_source() -> Iterator[None]:
         fx_config.do_not_emit_stack_traces = before
 
 
-def _export_without_cache(
-    wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ExportedProgram | None:
+def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedProgram | None:
     """Export with caches of keys and values switched off; None if there are none or an output depends on them.
 
     Writing to a cache changes it in place, and such a program must be exported a second time. Decoders of transformers
@@ -151,13 +169,13 @@ def _export_without_cache(
     """
     found: list[Any] = [getattr(module, "config", None) for module in wrapped.modules()]
     configs = [config for config in found if getattr(config, "use_cache", None) is True]
-    if not configs or "use_cache" in kwargs:
+    if not configs or "use_cache" in given.kwargs:
         return None
     try:
-        expected = _output_shapes(wrapped, inputs, kwargs)
+        expected = _output_shapes(wrapped, given)
         for config in configs:
             config.use_cache = False
-        program = _export(wrapped, inputs, kwargs)
+        program = _export(wrapped, given)
     except (ValueError, TraceError):
         return None  # Exporting it as it is succeeds, or tells what is wrong.
     finally:
@@ -169,31 +187,32 @@ def _export_without_cache(
     return program if shapes == expected else None
 
 
-def _output_shapes(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
+def _output_shapes(wrapped: SelectedOutputs, given: Given) -> list[tuple[int, ...]]:
     """The shapes of the outputs, from a run on tensors without values."""
+    given = given.beside(wrapped)
     with restored(wrapped), _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, (inputs, kwargs))
-        return [tuple(t.shape) for t in _run_eagerly(wrapped, *fakes)]
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, given)
+        return [tuple(t.shape) for t in _run_eagerly(wrapped, fakes)]
 
 
-def _export(wrapped: SelectedOutputs, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(wrapped: SelectedOutputs, given: Given) -> ExportedProgram:
     try:
         with torch.no_grad(), _quiet(), _no_source():
-            return torch.export.export(wrapped, inputs, kwargs, strict=False)
+            return torch.export.export(wrapped, *given.beside(wrapped), strict=False)
     except OutputsError:
         raise
     except Exception as error:  # torch.export raises many unrelated classes
-        _run_eagerly(wrapped, inputs, kwargs)
         with _quiet(), _no_source():
-            program = export_with_values(wrapped, inputs, kwargs) if depends_on_values(error) else None
-        if program is None:
-            raise trace_error(error, wrapped.module, (inputs, kwargs)) from error
-        return program
+            program = export_with_values(wrapped, *given) if depends_on_values(error) else None
+        if program is not None:
+            return program
+        _run_eagerly(wrapped, given.beside(wrapped))
+        raise trace_error(error, wrapped.module, given) from error
 
 
-def _run_eagerly(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def _run_eagerly(wrapped: nn.Module, given: Given) -> list[Tensor]:
     """Run the module without tracing it; raise ValueError if it fails by itself. What it writes into is a copy."""
-    inputs, kwargs = pytree.tree_map_only(Tensor, torch.clone, (inputs, kwargs))
+    inputs, kwargs = pytree.tree_map_only(Tensor, torch.clone, given)
     try:
         with torch.no_grad(), parameters_kept(wrapped):
             result: list[Tensor] = wrapped(*inputs, **kwargs)
@@ -255,6 +274,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         origins,
         frozenset(name for name, t in kept.items() if t.is_floating_point()),
         take_out_numbers(program.graph_module, trained, shapes),
+        is_filled_in(program),
     )
 
 

@@ -92,6 +92,8 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
     """
     forward = module.forward
     is_meta = any(tensor.is_meta for tensor in module.state_dict().values())
+    if is_meta:
+        inputs, kwargs = pytree.tree_map_only(Tensor, lambda one: one.to("meta"), (inputs, dict(kwargs)))
     try:
         with torch.no_grad():
             before = None if is_meta else _tensors(module(*inputs, **kwargs))

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from regauge.discovery.known_sizes import without_memory
+
 TOKENS = 8
 """Length of the example sentence of a language model."""
 SAMPLES = 4000
@@ -71,7 +73,7 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
             reason = reason or f"with {', '.join(kwargs)}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
             continue
         has_any = True
-        yield kwargs
+        yield trial
     if not has_any:
         reason = reason or f"it takes {', '.join(made.first) or made.main!r}"
         raise ValueError(
@@ -273,10 +275,9 @@ class _Made:
             if mark is None or find is None:
                 return None
             taken = inspect.signature(find).parameters
-            device = next(self.module.parameters()).device
             try:
-                with torch.no_grad():
-                    found = find(**{name: t.to(device) for name, t in kwargs.items() if name in taken})
+                with torch.no_grad(), without_memory(self.module):
+                    found = find(**{name: t for name, t in kwargs.items() if name in taken})
             except Exception:  # A model can fail in any way on media that it does not take alone.
                 return None
             marks.append(torch.full((2, _count(getattr(found, "pooler_output", found))), int(mark)))
