@@ -9,7 +9,7 @@ PYTEST_WORKERS ?= 2
 # What is compiled at the first import is kept: setting up compiles nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test thorough lint types layers check clean
+.PHONY: demo setup test quick thorough lint types layers check clean
 
 demo: $(STAMP)
 	$(BIN)/python -m regauge demo --out out/demo
@@ -20,6 +20,13 @@ setup: $(STAMP)
 # one half of the files, so that what a file sets up is set up once.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
+
+# A tenth of the tests by the time that they take: laws of the core, of discovery and of alignment, and the two faces.
+QUICK := core_laws adversarial affine_gains batch_norm_laws canonical closest compare layers method_laws scales \
+	two_faces whole_element
+
+quick: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(QUICK:%=tests/test_%.py)
 
 # What `make test` leaves out: more random graphs, families and experiments, and the rest of every covering.
 thorough: $(STAMP)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import cache
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -119,9 +120,16 @@ def trace(
         if not without_mutation(program.graph_module):
             program = _decomposed(program, {})
         if decompose:
-            table: Any = torch.export.default_decompositions()
-            program = _decomposed(program, {op: rule for op, rule in table.items() if operator_name(op) in decompose})
+            table = {op: rule for op, rule in _decompositions().items() if operator_name(op) in decompose}
+            program = _decomposed(program, table)
     return with_ones(_program(module, program), ones, module)
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """The rules by which torch writes operators in terms of others."""
+    table: Any = torch.export.default_decompositions()
+    return dict(table.items())
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
