@@ -54,17 +54,15 @@ class _Part:
     def geometry(self) -> Hashable:
         """A key of groups, placements and shape without names: parts with equal keys act alike."""
         numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
-        nameless = tuple(
-            replace(
-                group,
-                name="",
-                within=tuple(numbers[base] for base in group.within),
-                placements=tuple(replace(p, parameter="") for p in group.placements),
-            )
-            for group in self.groups
-        )
-        signs = tuple(tuple((p.sign, p.shift) for p in group.placements if any(p.shift)) for group in self.whole)
-        return nameless, signs, self.shape
+
+        def key(here: Group, whole: Group) -> Hashable:
+            places = tuple(replace(p, parameter="", scale=(), sign=(), parity=(), shift=()) for p in here.placements)
+            within = tuple(numbers[base] for base in here.within)
+            bare = replace(here, name="", within=within, placements=(), scales=0, signs=0, shifts=0)
+            signs = tuple((p.sign, p.shift) for p in whole.placements if any(p.shift)) if whole.shifts else ()
+            return bare, places, _families(here), signs
+
+        return self.shape, tuple(map(key, self.groups, self.whole))
 
     def failures(self) -> dict[str, str]:
         """The groups that fail together with those before them."""
@@ -101,6 +99,18 @@ class _Part:
             return str(error).splitlines()[0]
         is_same = relative_change([before], [after]) <= RETURN_TOLERANCE
         return None if is_same else f"an element and its inverse change {self.parameter!r}"
+
+
+def _families(group: Group) -> Hashable:
+    """The exponents of each family of a group, in any order of those families that do something here.
+
+    A stream that is read behind many gains has a family for each of them, of which one acts on a reader.
+    """
+    places = group.placements
+    if group.shifts:
+        return tuple((p.scale, p.sign, p.parity, p.shift) for p in places)
+    columns = [zip(*(p.scale for p in places), strict=True), zip(*(p.sign for p in places), strict=True)]
+    return tuple(tuple(sorted(column for column in several if any(column))) for several in columns)
 
 
 def _parts(symmetry: Symmetry) -> Iterator[_Part]:

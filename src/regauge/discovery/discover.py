@@ -1,6 +1,8 @@
 """The symmetry of any model: trace it, tie its axes, solve for what may act on them."""
 
-from collections.abc import Callable, Collection, Mapping
+import gc
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -140,13 +142,14 @@ def _discover(
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     is_meta = any(t.is_meta for t in (*module.parameters(), *module.buffers()))
     known = pytree.tree_leaves((inputs, kwargs))
-    with leaves_as_operators(module):
-        program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
-        held = structure(program, inputs, kwargs)
-    found = replace(_symmetry(program, result, known, held), ones=_all_names(program, ones))
-    symmetry = find_translations(program, _without_unactable(found))
-    if not ones:
-        symmetry = _with_rotations(symmetry, program, module)
+    with _collecting_later():
+        with leaves_as_operators(module):
+            program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
+            held = structure(program, inputs, kwargs)
+        found = replace(_symmetry(program, result, known, held), ones=_all_names(program, ones))
+        symmetry = find_translations(program, _without_unactable(found))
+        if not ones:
+            symmetry = _with_rotations(symmetry, program, module)
     if not is_meta:
         symmetry = symmetry.given(module.state_dict())
     count = sum(p.numel() for p in module.parameters())
@@ -157,6 +160,18 @@ def _discover(
     ):
         symmetry = _without_failures(symmetry, module, inputs, kwargs, outputs)
     return symmetry
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Put off the collection of garbage: graphs grow and stay, and each collection would walk through all of them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:

@@ -27,6 +27,7 @@ from regauge.discovery.translations.offsets import (
     along,
     channel_vector,
     each_position,
+    varied,
 )
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
@@ -134,7 +135,7 @@ def _scale(run: Run, node: Node) -> Any:
         strides = tuple(entries.strides[k] for k in wide)
         entries = replace(entries, sizes=tuple(entries.sizes[k] for k in wide), strides=strides)
         if entries.parameter in run.graph.ones and len(axes) == 1 and offset.is_uniform(*axes):
-            run.passed.add(entries)
+            run.events.append(("passed", entries))
             return offset
         if offset.labels is None and len(axes) == 1:
             step = ImageStep("over" if is_quotient else "times", entries)
@@ -147,9 +148,7 @@ def _scale(run: Run, node: Node) -> Any:
     own = shape_of(other)
     lead = len(shape) - len(own)
     constant = [k for k in range(len(shape)) if k < lead or own[k - lead] == 1]
-    labels, where = offset.as_labels(), each_position(shape, constant)
-    mixed = torch.where(labels == 0, 0, labels * (int(where.max()) + 1) + where)
-    return Offset(labels=mixed, is_masked=offset.is_masked)
+    return Offset(labels=varied(offset.as_labels(), each_position(shape, constant)), is_masked=offset.is_masked)
 
 
 def _mean(run: Run, node: Node) -> Any:
@@ -288,13 +287,14 @@ def _batch_norm(run: Run, node: Node) -> Any:
         if not uses_batch and _require_statistic(run, mean):
             for term in offset.known():
                 steps, size = channel_vector(term, 1)
-                run.images.append(Image(Entries(str(run.graph.parameter(mean)), (size,), (1,)), (), steps))
+                image = Image(Entries(str(run.graph.parameter(mean)), (size,), (1,)), (), steps)
+                run.events.append(("image", image))
     return _channel_bias(run, node, 1, 2)
 
 
 def _require_statistic(run: Run, mean: Any) -> bool:
     name = run.graph.parameter(mean)
-    if name is None or name not in run.takers or not run.graph.is_single(name):
+    if name is None or not run.may_take(name):
         raise SeenError
     return True
 

@@ -27,9 +27,9 @@ def follow(
         takers: Parameters that may take offsets back.
     """
     for is_eager in (False, True):
-        run = Run(graph, takers - {home}, EFFECTS, is_eager=is_eager)
+        run = Run(graph, home, takers, EFFECTS, is_eager=is_eager)
         try:
-            return run.follow(home, start), frozenset(run.passed)
+            return run.follow(start), run.gains
         except (SeenError, RuntimeError, ValueError, IndexError):
             # An operator that cannot be called on offsets says nothing about them, so that it may see them.
             if not run.is_missed:

@@ -1,7 +1,7 @@
 """A traced model as offsets see it: parameters and views of them, whole numbers, sums that are known."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,10 +30,12 @@ class Graph:
     Attributes:
         program: The model.
         ones: Gains that are one in a representative.
+        onward: What is known of offsets from some nodes on.
     """
 
     program: Program
     ones: frozenset[str]
+    onward: dict[Hashable, Any] = field(default_factory=dict)
     _constants: dict[Node, Any] = field(default_factory=dict)
 
     @cached_property

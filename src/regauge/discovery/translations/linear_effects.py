@@ -20,6 +20,8 @@ from regauge.discovery.translations.offsets import (
     channel_vector,
     each_position,
     is_constant,
+    once,
+    varied,
 )
 from regauge.discovery.translations.run import Run, Taker
 
@@ -91,21 +93,20 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
         if found is None:
             raise SeenError
         gain, total = found
-        run.read.add(gain)
-        rows = places.flatten(1)[:, 0] if places.ndim > 2 else places[:, 0]
-        return Offset((Addend((*term.steps, *total), term.size, along(rows, dim, shape)),)) if total else None
+        run.events.append(("read", gain))
+        for k in reversed(rest):
+            places = places.select(k, 0)
+        return Offset((Addend((*term.steps, *total), term.size, along(places, dim, shape)),)) if total else None
     groups = int(argument(node, 6, 1)) if operator_name(node).startswith("conv") else 1
-    if is_constant(places, 0):
-        alike = torch.ones(shape[dim], dtype=torch.int64)
-    else:
-        alike = (places.flatten(1) != 0).any(1).long()
-        some = places[alike.bool()]
-        if not is_constant(some, 0):
+    numbers = torch.ones(1, dtype=torch.int64).expand(shape[dim])
+    if not is_constant(places, 0):
+        (few,) = once([places])
+        numbers = (few.flatten(1) != 0).any(1).long()
+        if not is_constant(few[numbers.bool()], 0):
             raise SeenError
-    # Channels of different groups read different inputs.
-    numbers = alike * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
-    channels, position = along(numbers, dim, shape), each_position(shape, [dim]) - 1
-    return Offset(labels=torch.where(channels == 0, 0, position * (groups + 1) + channels))
+    if groups > 1:  # Channels of different groups read different inputs.
+        numbers = numbers * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
+    return Offset(labels=varied(along(numbers, dim, shape), each_position(shape, [dim])))
 
 
 def through_embedding(run: Run, node: Node) -> Any:
@@ -190,7 +191,7 @@ def through_recurrent(run: Run, node: Node) -> None:
         if offset is None:
             continue
         other = run.graph.parameter(weights[k - 1])
-        if k % 4 != 3 or other not in run.takers or not run.graph.is_single(str(other)):
+        if k % 4 != 3 or not run.may_take(str(other)):
             raise SeenError
         (term,) = offset.known()
         third = term.places.numel() // 3
@@ -198,7 +199,7 @@ def through_recurrent(run: Run, node: Node) -> None:
             raise SeenError
         taker = Taker(Entries.whole(str(other), term.places.shape), (), each_position(term.places.shape, ()))
         if (image := run.image(term, taker, term.places)) is not None:
-            run.images.append(image)
+            run.events.append(("image", image))
 
 
 def _recurrent_weights(node: Node) -> list[Any]:

@@ -1,6 +1,6 @@
 """Offsets: what is added to a value of a traced model when a vector is added to a parameter."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from regauge.core.translations import Entries, ImageStep
+
+LARGEST_CONTENT = 1 << 16
+"""Offsets with more entries, without those that repeat others, are compared by none."""
 
 
 class SeenError(Exception):
@@ -88,6 +91,16 @@ class Offset:
         """The offset with further steps that keep the length of vectors."""
         return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
 
+    def content(self) -> Hashable | None:
+        """A key that is equal where offsets are; None if it would be large."""
+        arrays = [once([array])[0] for array in self.arrays]
+        if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
+            return None
+        places = tuple(
+            (full.shape, few.shape, few.numpy().tobytes()) for full, few in zip(self.arrays, arrays, strict=True)
+        )
+        return tuple((term.steps, term.size) for term in self.terms), places, self.labels is None, self.is_masked
+
     def known(self) -> tuple[Addend, ...]:
         """The terms; `SeenError` is raised where amounts depend on the inputs."""
         if self.labels is not None or self.is_masked:
@@ -100,7 +113,7 @@ class Offset:
             return self.labels
         total = self.terms[0].places
         for term in self.terms[1:]:
-            total = total * (term.size + 1) + term.places
+            total = paired(total, term.places)
         return total
 
 
@@ -130,6 +143,18 @@ def once(arrays: Sequence[Tensor]) -> list[Tensor]:
             array = array.narrow(dim, 0, 1)
         few.append(array)
     return few
+
+
+def paired(first: Tensor, second: Tensor) -> Tensor:
+    """Labels that differ where either of two arrays of labels does, zero where both are."""
+    few, more = once([first, second])
+    return (few * (int(more.max()) + 1) + more).expand(first.shape)
+
+
+def varied(labels: Tensor, positions: Tensor) -> Tensor:
+    """Labels that differ where the positions do, too, and stay zero where they are."""
+    few, more = once([labels, paired(labels, positions)])
+    return torch.where(few == 0, 0, more).expand(labels.shape)
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
@@ -202,4 +227,4 @@ def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> A
     if len(there) == 1:
         return there[0][0]
     first, second = (one.as_labels() for one, _ in there)
-    return Offset(labels=first * (int(second.max()) + 1) + second, is_masked=is_masked)
+    return Offset(labels=paired(first, second), is_masked=is_masked)

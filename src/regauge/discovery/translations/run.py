@@ -2,9 +2,9 @@
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,21 +54,63 @@ Rules = Mapping[str, Callable[["Run", Node], Any]]
 """The effect of each operator on an offset, by its name; an operator that is not there sees it."""
 
 
+Event = tuple[Literal["image", "passed", "read", "asked"], Any]
+"""What an offset meets: what takes it back, a gain of one that multiplies it, a gain that divides it (or None), or a
+parameter whose own offset would have met something else there."""
+
+
+class Onward(NamedTuple):
+    """Events from a node on, whether parameters there could take the offset back, and whether something sees it.
+
+    They are found once, since many layers hand an equal offset on to the rest of a deep network.
+    """
+
+    events: list[Event]
+    is_missed: bool
+    is_seen: bool
+
+
 class Run:
-    """One offset on its way through the model.
+    """An offset of the parameter `home` on its way through the model.
 
     Operators act on it by rules. Parameters take it back if `is_eager`; otherwise `is_missed` says that some could.
     """
 
-    def __init__(self, graph: Graph, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
-        self.graph, self.takers, self.rules, self.is_eager = graph, takers, rules, is_eager
+    def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
+        self.graph, self.home, self.takers, self.rules, self.is_eager = graph, home, takers, rules, is_eager
         self.is_missed = False
-        self.passed: set[Entries] = set()
-        self.read: set[Entries | None] = set()
-        self.images: list[Image] = []
+        self.events: list[Event] = []
         self.offsets: dict[Node, Any] = {}
+        self.coarsest = graph.placeholders[home][0].meta["val"].dtype.itemsize if home in graph.placeholders else 0
 
-    def follow(self, home: str, start: Addend) -> tuple[Image, ...]:
+    def follow(self, start: Addend) -> tuple[Image, ...]:
+        points: list[tuple[Hashable, int]] = []
+        is_seen = True
+        try:
+            self._advance(start, points)
+            is_seen = False
+        finally:
+            for key, count in points:
+                if ("asked", self.home) not in self.events[count:]:
+                    self.graph.onward[key] = Onward(self.events[count:], self.is_missed, is_seen)
+        read = set(self._met("read"))
+        if any(gain and gain.parameter not in self.graph.ones for gain in read):
+            # What is added is divided by a gain that stays, so that all that reads it must do so behind that gain.
+            users = [user for node in self.graph.placeholders[self.home] for user in node.users]
+            if len(read) > 1 or any(operator_name(user) not in ("linear", "addmm") for user in users):
+                raise SeenError
+        return tuple(self._met("image"))
+
+    @property
+    def gains(self) -> frozenset[Entries]:
+        """Gains by which an offset was multiplied or divided."""
+        return frozenset([*self._met("passed"), *(gain for gain in self._met("read") if gain)])
+
+    def _met(self, kind: str) -> list[Any]:
+        return [what for one, what in self.events if one == kind]
+
+    def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
+        """Apply the rules in the order of the graph; `points` are what is known later, and the events before."""
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
 
@@ -81,7 +123,7 @@ class Run:
                     queued.add(user)
                     heapq.heappush(waiting, (self.graph.order[user], user))
 
-        for node in self.graph.placeholders.get(home, ()):
+        for node in self.graph.placeholders.get(self.home, ()):
             arrive(node, Offset((start,)))
         while waiting:
             node = heapq.heappop(waiting)[1]
@@ -92,30 +134,35 @@ class Run:
             found = rule(self, node)
             if isinstance(found, Offset) and found.is_nothing:
                 found = None
-            if found is not None:
-                if self._rounds(node, home):
-                    raise SeenError
-                arrive(node, found)
-        if any(gain and gain.parameter not in self.graph.ones for gain in self.read):
-            # What is added is divided by a gain that stays, so that all that reads it must do so behind that gain.
-            users = [user for node in self.graph.placeholders[home] for user in node.users]
-            if len(self.read) > 1 or any(operator_name(user) not in ("linear", "addmm") for user in users):
+            if found is None:
+                continue
+            if self._rounds(node):
                 raise SeenError
-        self.passed.update(gain for gain in self.read if gain)
-        return tuple(self.images)
+            content = found.content() if isinstance(found, Offset) and not waiting else None
+            if content is not None:  # All that is left of the offset goes through this node.
+                key = (node, content, self.takers, self.is_eager, self.is_missed, self.coarsest)
+                onward = self.graph.onward.get(key)
+                if onward is not None and ("asked", self.home) not in onward.events:
+                    self.events += onward.events
+                    self.is_missed = onward.is_missed
+                    if onward.is_seen:
+                        raise SeenError
+                    return
+                points.append((key, len(self.events)))
+            arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
         """Whether a parameter that the model writes has an offset already."""
+        self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
         return any(known.is_equal(offset) for known in map(self.of, places) if known)
 
-    def _rounds(self, node: Node, home: str) -> bool:
-        """Whether a value has a coarser dtype than a parameter; of several results the first one counts."""
+    def _rounds(self, node: Node) -> bool:
+        """Whether a value has a coarser dtype than the parameter; of several results the first one counts."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
             value = next((one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)), None)
-        kept = self.graph.placeholders[home][0].meta["val"].dtype
-        return value is None or not value.is_floating_point() or value.dtype.itemsize < kept.itemsize
+        return value is None or not value.is_floating_point() or value.dtype.itemsize < self.coarsest
 
     def of(self, operand: Any) -> Any:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
@@ -145,7 +192,7 @@ class Run:
         if any(bool(((there != 0) & ~covered).any()) for there in terms):
             return offset
         try:
-            self.images += [image for one in images if (image := self.image(*one)) is not None]
+            self.events += [("image", image) for one in images if (image := self.image(*one)) is not None]
         except SeenError:
             return offset
         return None
@@ -203,9 +250,16 @@ class Run:
         return []
 
     def free_parameter(self, node: Any) -> str | None:
-        """The parameter that a node is, if it may take offsets back and nothing else reads it."""
+        """The parameter that a node is, if it may take offsets back."""
         name = self.graph.parameter(node)
-        return name if name in self.takers and self.graph.is_single(str(name)) else None
+        return name if name is not None and self.may_take(name) else None
+
+    def may_take(self, name: str) -> bool:
+        """Whether a parameter may take offsets back and nothing else reads it."""
+        if name not in self.takers or not self.graph.is_single(name):
+            return False
+        self.events.append(("asked", name))
+        return name != self.home
 
     def _side_by_side(self, node: Node) -> list[Taker]:
         """Parameters that are added in some of several values that are put side by side."""

@@ -41,6 +41,7 @@ class _Search:
         self.graph, self.symmetry = graph, symmetry
         fixed = frozenset((*symmetry.structure, *factors, *symmetry.unused))
         self.names = [name for name in self._in_order() if name not in fixed]
+        self.takers = frozenset(self.names)
         self.statistics = frozenset(symmetry.buffers) - fixed
         self.candidates: list[tuple[TranslationFamily, Tensor]] = []
         self.found: list[TranslationFamily] = []
@@ -149,7 +150,7 @@ class _Search:
                 places = torch.zeros(shape, dtype=torch.int64)
                 places.narrow(cut, start, length).copy_(_numbers(entries, (axis,)))
                 family = TranslationFamily(entries.family_name((axis,), shape), entries, (axis,))
-                found.append((self._with_images(family, places, frozenset(self.names)), places))
+                found.append((self._with_images(family, places, self.takers), places))
                 start += length
             if lengths or all(family is not None for family, _ in found):
                 self.cuts[name] = cut, known
@@ -169,7 +170,7 @@ class _Search:
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
         """Follow a family whose vector's entries, counted from one, are added to these places of its home."""
-        known = self._with_images(family, places, frozenset(self.names))
+        known = self._with_images(family, places, self.takers)
         if known is not None:
             self.candidates.append((known, places))
         return known is not None
@@ -201,7 +202,7 @@ class _Search:
             return
         homes = {one.entries.parameter for one in self.found}
         if homes & {image.entries.parameter for image in family.images}:
-            known = self._with_images(replace(family, images=()), places, frozenset(self.names) - homes)
+            known = self._with_images(replace(family, images=()), places, self.takers - homes)
             if known is None:
                 return
             family = known
