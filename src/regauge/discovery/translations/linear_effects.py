@@ -94,19 +94,29 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
             raise SeenError
         gain, total = found
         run.events.append(("read", gain))
-        for k in reversed(rest):
-            places = places.select(k, 0)
-        return Offset((Addend((*term.steps, *total), term.size, along(places, dim, shape)),)) if total else None
+        rows = along(_first_column(places), dim, shape)
+        return Offset((Addend((*term.steps, *total), term.size, rows),)) if total else None
     groups = int(argument(node, 6, 1)) if operator_name(node).startswith("conv") else 1
     numbers = torch.ones(1, dtype=torch.int64).expand(shape[dim])
     if not is_constant(places, 0):
         (few,) = once([places])
+        column = _first_column(few)
+        there = column[column != 0]
+        if not torch.equal(there, there[:1].expand_as(there)):  # Mostly so, and seen without a look at all entries.
+            raise SeenError
         numbers = (few.flatten(1) != 0).any(1).long()
         if not is_constant(few[numbers.bool()], 0):
             raise SeenError
     if groups > 1:  # Channels of different groups read different inputs.
         numbers = numbers * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
     return Offset(labels=varied(along(numbers, dim, shape), each_position(shape, [dim])))
+
+
+def _first_column(array: Tensor) -> Tensor:
+    """The entries of an array along its first axis, at the beginning of all others."""
+    for _ in range(array.ndim - 1):
+        array = array.select(1, 0)
+    return array
 
 
 def through_embedding(run: Run, node: Node) -> Any:

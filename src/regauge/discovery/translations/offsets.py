@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core.translations import Entries, ImageStep
 
-LARGEST_CONTENT = 1 << 16
+LARGEST_CONTENT = 1 << 14
 """Offsets with more entries, without those that repeat others, are compared by none."""
 
 
@@ -96,10 +97,15 @@ class Offset:
         arrays = [once([array])[0] for array in self.arrays]
         if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
             return None
-        places = tuple(
-            (full.shape, few.shape, few.numpy().tobytes()) for full, few in zip(self.arrays, arrays, strict=True)
+        shapes = tuple((full.shape, few.shape) for full, few in zip(self.arrays, arrays, strict=True))
+        digests = tuple(blake2b(few.numpy().tobytes(), digest_size=16).digest() for few in arrays)
+        return (
+            tuple((term.steps, term.size) for term in self.terms),
+            shapes,
+            digests,
+            self.labels is None,
+            self.is_masked,
         )
-        return tuple((term.steps, term.size) for term in self.terms), places, self.labels is None, self.is_masked
 
     def known(self) -> tuple[Addend, ...]:
         """The terms; `SeenError` is raised where amounts depend on the inputs."""

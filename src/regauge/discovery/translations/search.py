@@ -18,6 +18,7 @@ from regauge.discovery.rewrites.gains import gains
 from regauge.discovery.trace import Program
 from regauge.discovery.translations.follow_offset import follow
 from regauge.discovery.translations.graph import Graph, given
+from regauge.discovery.translations.linear_effects import LAYERS
 from regauge.discovery.translations.offsets import Addend, pattern_of
 
 
@@ -119,6 +120,12 @@ class _Search:
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         return self._is_position(name) or any(operator_name(user) == "add" for user in users)
 
+    def _is_weight(self, name: str) -> bool:
+        """Whether a matrix is the weights of a layer."""
+        users = [(user, node) for node in self.graph.placeholders[name] for user in node.users if user.users]
+        layers = [(user, node) for user, node in users if operator_name(user) in LAYERS]
+        return any(given(user)[LAYERS[operator_name(user)][1]] is node for user, node in layers)
+
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
         """Follow what is added alike along some axes of a parameter: to all of it, or else to each of its pieces."""
         shape = self.graph.program.shapes[name]
@@ -159,9 +166,14 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them."""
+        """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them.
+
+        The weights of layers have none: what is added to rows of two groups differs, so that the outputs see it.
+        """
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
+        if min(whole.sizes[:2]) > 1 and self._is_weight(name):
+            return
         for count in self.graph.norm_groups:
             if length % count == 0 and 1 < count < length:
                 sizes = (*whole.sizes[:axis], count, length // count, *whole.sizes[axis + 1 :])
