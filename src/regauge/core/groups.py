@@ -168,6 +168,13 @@ class Group:
         return self.is_permuted and any(size > 1 for size in self.class_sizes)
 
     @property
+    def has_many_values(self) -> bool:
+        """Whether two random orders of it, and two random choices of signs, agree less than once in a million times."""
+        orders = [sum(math.lgamma(size + 1) for size in self.class_sizes) / math.log(10)] if self.has_order else []
+        choices = [self.size * math.log10(2)] if self.signs or self.shifts else []
+        return all(order >= 6 for order in [*orders, *choices]) and (self.matrix == "none" or self.size > 1)
+
+    @property
     def log10_order(self) -> float:
         """log10 of the number of its permutations, signs and half-period shifts, for one copy."""
         if self.matrix != "none":
