@@ -5,7 +5,10 @@ different seeds on the same data, are aligned by `rg.align` with `rotate="never"
 tied. The barrier is that of the loss on test data, on the line in the coordinates of the first network; matching that
 looks at data sees training data only. "as trained" is the control without alignment.
 
-    OMP_NUM_THREADS=1 python benchmarks/rotations.py ViT GPT Llama --out docs/records/rotations.jsonl
+    export OMP_NUM_THREADS=1 OUT=docs/records/rotations.jsonl
+    python benchmarks/rotations.py ViT GPT Llama --out $OUT
+    python benchmarks/rotations.py ViT --only weights --pairs 10 --out $OUT
+    python benchmarks/rotations.py GPT Llama --only weights --pairs 5 --out $OUT
 
 Each row is written when it is measured; rows that are there are not measured again.
 """
@@ -88,10 +91,11 @@ def pair(one: Family, number: int) -> tuple[Params, Params]:
     return a, b
 
 
-def measure(style: str, number: int, done: set[tuple[str, int, str, str]]) -> Iterator[Row]:
-    """The rows of a pair that are not there yet."""
+def measure(style: str, number: int, done: set[tuple[str, int, str, str]], only: str | None) -> Iterator[Row]:
+    """The rows of a pair that are not there yet, of all methods or one."""
     ways = [("as trained", None, "never")]
-    ways += [(name, method, rotate) for name, method in methods() for rotate in ("never", "always")]
+    chosen = [(name, method) for name, method in methods() if only in (None, name)]
+    ways += [(name, method, rotate) for name, method in chosen for rotate in ("never", "always")]
     left = [way for way in ways if (style, number, way[0], way[2]) not in done]
     if not left:
         return
@@ -113,24 +117,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("styles", nargs="*", default=["ViT", "GPT", "Llama"])
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--only", help="a single method of the table")
     parser.add_argument("--out", type=Path, default=Path("rotations.jsonl"))
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {(row["style"], row["pair"], row["method"], row["rotate"]) for row in rows}
     for style in options.styles:
         for number in range(options.pairs):
-            for row in measure(style, number, done):
+            for row in measure(style, number, done, options.only):
                 rows.append(asdict(row))
                 with options.out.open("a") as file:
                     file.write(json.dumps(asdict(row)) + "\n")
                 print(json.dumps(asdict(row)), flush=True)
     print("| style | method | reordered | rotated | pairs |\n| --- | --- | --- | --- | --- |")
     for style, method in dict.fromkeys((row["style"], row["method"]) for row in rows):
-        cells = []
+        cells, pairs = [], 0
         for rotate in ("never", "always"):
             found = [r["barrier"] for r in rows if (r["style"], r["method"], r["rotate"]) == (style, method, rotate)]
             cells.append(f"{sum(found) / len(found):.3f}" if found else "")
-        print(f"| {style} | {method} | {cells[0]} | {cells[1]} | {options.pairs} |")
+            pairs = max(pairs, len(found))
+        print(f"| {style} | {method} | {cells[0]} | {cells[1]} | {pairs} |")
 
 
 if __name__ == "__main__":

@@ -154,17 +154,27 @@ class Ascent:
         An unknown permutation is replaced by the uniform doubly stochastic matrix, unknown signs and rotations by zero:
         their expectation over the group. The family whose cost is best known (through inputs, outputs and what is
         chosen already) comes first. Coordinate ascent from the identity ends in poor local optima on residual networks,
-        because there most of the first costs is noise.
+        because there most of the first costs is noise. Rotations come first, from all that no other family changes; see
+        `first_rotations`.
 
         Args:
             first: Roots of families that are chosen before all others; they come first in later sweeps, too.
         """
-        rows, numbers = torch.arange(self.pairs), range(len(self._families))
-        ahead = [k for k in numbers if self._families[k].root.name in first]
-        unknown = tuple(k for k in numbers if k not in ahead)
+        rows, numbers = torch.arange(self.pairs), {f.root.name: k for k, f in enumerate(self._families)}
+        rotated = [self._families[k].root for k in self._costs if self._families[k].root.matrix == "orthogonal"]
+        turned = dict[str, Value]()
+        if rotated:
+            from regauge.alignment.engine.first_rotations import first_rotations  # few networks need it
+
+            turned = first_rotations(rotated, self.networks.sites, self.networks.a, self.networks.b)
+        for name, value in turned.items():
+            self._write(numbers[name], rows, value)
+        ahead = [k for name, k in numbers.items() if name in first]
+        unknown = tuple(k for name, k in numbers.items() if k not in ahead and name not in turned)
         for position, k in enumerate(ahead):
             self._choose(k, rows, (*ahead[position + 1 :], *unknown))
         order = torch.empty_like(self._order)
+        ahead += [numbers[name] for name in turned]
         order[:, : len(ahead)] = torch.tensor(ahead, dtype=torch.int64)
         pending = [(rows, unknown)]
         while pending:

@@ -37,8 +37,9 @@ class WeightMatching(Method):
     matrices are fitted by least squares if that brings them closer: a gain near zero says little about a unit's scale.
 
     Departures from the paper: the first costs use the barycenter of what is not known yet, best anchored group
-    first (planted permutations of residual networks are then recovered, which fails from the identity); groups
-    are visited in a fixed order and only when a neighbor moved; buffers move but do not count.
+    first (planted permutations of residual networks are then recovered, which fails from the identity), and rotations
+    before all, by what no other group changes (`regauge.alignment.engine.first_rotations`); groups are visited in a
+    fixed order and only when a neighbor moved; buffers move but do not count.
 
     Attributes:
         start: Begin at the "barycenter", or at the "identity" as published. Whatever the start, the identity

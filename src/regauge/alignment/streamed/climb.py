@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from regauge.alignment.engine.ascent import Ascent, Neighborhoods
+from regauge.alignment.engine.first_rotations import STEPS, FirstRotation, chosen_sites, find_products
 from regauge.alignment.engine.nested_blocks import solve_family
+from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
 from regauge.alignment.streamed.passes import Passes
@@ -15,7 +18,8 @@ from regauge.alignment.streamed.plan import Plan, WorkingSet
 from regauge.alignment.streamed.source import Source, Total, part_cost
 from regauge.alignment.streamed.state import ClimbState
 from regauge.core.element import Element, Value
-from regauge.core.families import Tensors, barycenter, row_ranges
+from regauge.core.families import Tensors, barycenter, row_ranges, unfold
+from regauge.core.products import matmul
 
 SAVE_SECONDS = 20.0
 """The state is saved between working sets when that long has passed."""
@@ -51,7 +55,9 @@ class StreamedAscent:
         state, is_from_barycenter = self.state, self.method.start == "barycenter"
         if not state.is_anchored:
             if is_from_barycenter:
-                with self.passes.timed(f"first values{self.label}", len(self.plan.spread) * self.plan.sweep_bytes):
+                turned = sum(family.root.matrix == "orthogonal" for family in self.plan.spread.values())
+                most = (len(self.plan.spread) + STEPS * turned) * self.plan.sweep_bytes
+                with self.passes.timed(f"first values{self.label}", most):
                     self._anchor()
             else:
                 state.matched = len(self.plan.sets)
@@ -74,6 +80,8 @@ class StreamedAscent:
             unknown = inside | set(waiting)
             name = max(waiting, key=lambda spread: self._known_share(spread, unknown))
             waiting.remove(name)
+            if self._turn(name):
+                continue
             total = self._total(name)
             self.source.refresh()
             for names, own in self.plan.parts(name):
@@ -84,6 +92,47 @@ class StreamedAscent:
                     total.add(part_cost(total.group, sites, tensors.__getitem__, unknown), own)
                 self.passes.advance(self.source.nbytes(names))
             self._compose({name: total.closest()[0]})
+
+    def _turn(self, name: str) -> bool:
+        """Choose the first value of a rotated spread group as `first_rotations` does; whether there is one."""
+        group, parts = self._symmetry[name], [names for names, _ in self.plan.parts(name)]
+        if group.matrix != "orthogonal":
+            return False
+        sites = chosen_sites({n: self._symmetry.sites[n] for names in parts for n in names})
+        found = [find_products(name, {n: sites[n] for n in names}, self._symmetry.shapes) for names in parts]
+        turning = FirstRotation(group, sum(map(len, found)))
+        if not turning.count:
+            return False
+        self.source.refresh()
+        for own in (n for n, local in sites.items() if len(local) == 1):
+            cost, squares = torch.zeros(1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
+            for rows in row_ranges(self._symmetry, own):
+                x, y = (unfold(t, sites[own][0]).unsqueeze(0) for t in self.source.load(own, rows)[:2])
+                cost = cost.to(x.device) + matmul(x, y.mT).double()
+                squares += torch.stack([dots(x, x), dots(y, y)])
+            self.passes.advance(self.source.nbytes([own]))
+            turning.add(cost, squares.prod(0).sqrt())
+        if not turning.start():
+            return False
+        is_better = True
+        while is_better and turning.steps < STEPS:
+            self._set(name, turning.matrix)
+            for products in filter(None, found):
+                names = dict.fromkeys(part.name for one in products for part in (one.first, one.second))
+                a, b = {}, {}
+                for n in names:
+                    a[n], b[n] = (t.unsqueeze(0) for t in self.source.load(n)[:2])
+                for one in products:
+                    turning.see(one.of(a), one.of(b))
+                self.passes.advance(self.source.nbytes([*names]))
+            is_better = turning.step()
+        self._set(name, turning.best)
+        return True
+
+    def _set(self, name: str, matrix: Tensor) -> None:
+        """Set the rotation of a group, given with a leading axis."""
+        self.state.element = self.state.element.replace(name, Value(matrix=matrix[0]))
+        self.source.refresh()
 
     def _climb(self) -> bool:
         """Sweep until nothing can be improved; whether that was reached."""

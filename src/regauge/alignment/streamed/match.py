@@ -67,7 +67,8 @@ def align_streamed(
     and what is then known of the spread groups is added to their costs; at the end of the sweep they take their best
     value. So the groups are visited one after the other as in memory, and the objective rises with every sweep. The
     first values of the spread groups come from what the unknown groups cannot change (`barycenter`): embeddings,
-    heads, gains. Without spread groups there is one sweep, and the result is that of `align`.
+    heads, gains; those of rotations from products within working sets as well, in a few passes. Without spread groups
+    there is one sweep, and the result is that of `align`.
 
     A spread group that acts on two axes of one tensor takes its linear step; one that does not pay off in the next
     sweep is taken back, and ends the climb.

@@ -31,6 +31,8 @@ CHARTED = 5
 """Copies of a tensor, in float64, that taking translations out of it or adding them holds while it is read."""
 ROTATIONS = 6
 """Elements with the matrices of groups that a climb holds."""
+TURNED = 4
+"""Matrices that the first value of a rotation of a spread group holds besides these."""
 
 Part = tuple[Sequence[str], Sequence[Family]]
 """A working set: its tensors and its families."""
@@ -85,7 +87,8 @@ class Sizes:
         """
         spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
         roots = [group for group in self.symmetry.groups if group.matrix != "none" and not group.within]
-        kept = sum(sums for sums, _ in spread) + ROTATIONS * sum(map(_matrix, roots))
+        turned = [_matrix(self.symmetry[name]) for name in shared if self.symmetry[name].matrix == "orthogonal"]
+        kept = sum(sums for sums, _ in spread) + ROTATIONS * sum(map(_matrix, roots)) + TURNED * sum(turned)
         peaks = [self.set_peak(*part) for part in sets]
         others = [*(self.loose_peak(name) for name in loose), *(solving for _, solving in spread)]
         balancing = [*(self.balance_peak(part) for part in balanced), *(self.fit_peak(part) for part in fitted)]

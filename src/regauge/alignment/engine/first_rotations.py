@@ -1,0 +1,223 @@
+"""First values of rotations, from what no other group changes: tensors of their own, and products of two tensors.
+
+What else acts on a tensor of a residual stream (orders of hidden units and heads, matrices within heads) is unknown at
+first, but cancels in products: of what reads the stream and what writes into it behind, and of queries and keys. Such a
+product is turned on both sides. Given products, a rotation follows what the layers compute; given tensors alone whose
+inner units are matched, it follows the noise that best matches find in them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from regauge.alignment.engine.paired_networks import dots, norms
+from regauge.core.act import Site
+from regauge.core.closest import closest
+from regauge.core.element import Value
+from regauge.core.families import Sites, Tensors, has_choice, unfold
+from regauge.core.groups import Group
+from regauge.core.products import matmul
+
+SHARE = 0.3
+"""Weight of all products together, as a share of that of all tensors that nothing else moves."""
+STEPS = 8
+"""Most steps of a rotation towards the products."""
+LEAST = 1e-9
+"""Smallest gain of a step, as a share of the objective."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A part of a matrix: the axis on which the rotation acts, and indices along the other, with their other sites."""
+
+    name: str
+    axis: int
+    positions: Int64[Tensor, " m"]
+    sites: Mapping[str, Site]
+
+    def of(self, tensors: Tensors) -> Float[Tensor, "pair n m"]:
+        """Its values, units of the rotation first."""
+        tensor = tensors[self.name] if self.axis == 0 else tensors[self.name].mT
+        positions = self.positions.to(tensor.device)
+        return tensor if len(positions) == tensor.shape[-1] else tensor.index_select(-1, positions)
+
+
+@dataclass(frozen=True)
+class TwoSided:
+    """Two parts whose inner axes other groups move alike: their product is moved by the rotation alone.
+
+    `index` has for each index of the first part that of the second one: heads may share keys and values.
+    """
+
+    first: Side
+    second: Side
+    index: Int64[Tensor, " m"]
+
+    def of(self, tensors: Tensors) -> Float[Tensor, "pair n n"]:
+        """The product of tensors `[pair, ...]`."""
+        second = self.second.of(tensors)
+        return matmul(self.first.of(tensors), second.index_select(-1, self.index.to(second.device)).mT)
+
+
+def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
+    """The sites of groups of which something is chosen; positive scales stay at one."""
+    return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
+
+
+def find_products(name: str, sites: Sites, shapes: Mapping[str, Sequence[int]]) -> list[TwoSided]:
+    """The products of tensors of these shapes that the group of a name acts on from both sides, and no other group."""
+    parts = [part for tensor, local in sites.items() for part in _parts(name, tensor, local, shapes[tensor])]
+    pairs = ((one, other) for k, one in enumerate(parts) for other in parts[:k])
+    return [found for pair in pairs if (found := _product(*pair) or _product(*pair[::-1])) is not None]
+
+
+def _parts(name: str, tensor: str, local: Sequence[Site], shape: Sequence[int]) -> Iterator[Side]:
+    own, others = ([site for site in local if (site.group.name == name) == is_own] for is_own in (True, False))
+    if len(shape) != 2 or len(own) != 1 or not own[0].is_plain or own[0].group.size != shape[own[0].placement.axis]:
+        return
+    axis, seen = own[0].placement.axis, list[Tensor]()
+    if any(site.placement.axis == axis or any(base is not None for base, _ in site.bases) for site in others):
+        return
+    for site in others:
+        positions = site.positions.sort().values
+        near = [other for other in others if bool(torch.isin(other.positions, positions).any())]
+        acting = {other.group.name: other for other in near}
+        is_whole = all(bool(torch.isin(positions, other.positions).all()) for other in near)
+        if is_whole and len(acting) == len(near) and not any(torch.equal(positions, one) for one in seen):
+            seen.append(positions)
+            yield Side(tensor, axis, positions, acting)
+
+
+def _product(first: Side, second: Side) -> TwoSided | None:
+    """The product of two parts, if each index of the first has one of the second that moves as it does."""
+    shared = [(first.sites.get(name), site) for name, site in second.sites.items()]
+    alone = [site for name, site in first.sites.items() if name not in second.sites]
+    if any(site.group.matrix != "none" or _turns(site) for site in alone):
+        return None
+    keys = [torch.zeros(len(part.positions), dtype=torch.int64) for part in (first, second)]
+    for one, other in shared:
+        if one is None or not _cancels(one, other):
+            return None
+        for columns in zip(_owners(one, first.positions), _owners(other, second.positions), strict=True):
+            size = 1 + max(int(column.max()) for column in columns)
+            keys = [key * size + column for key, column in zip(keys, columns, strict=True)]
+    order = keys[1].argsort()
+    known = keys[1][order]
+    index = torch.searchsorted(known, keys[0]).clamp(max=len(known) - 1)
+    is_found = torch.equal(known[index], keys[0]) and bool((known[1:] > known[:-1]).all())
+    return TwoSided(first, second, order[index]) if is_found else None
+
+
+def _owners(site: Site, positions: Tensor) -> list[Tensor]:
+    """The indices of the bases, and the unit, that own each position of an axis."""
+    order = site.positions.argsort()
+    place = order[torch.searchsorted(site.positions[order], positions)]
+    return [column[place] for column in (*(index for _, index in site.bases), site.units)]
+
+
+def _turns(site: Site) -> bool:
+    place = site.placement
+    return any(e % 2 for e in place.sign) or any((*place.parity, *place.shift))
+
+
+def _cancels(one: Site, other: Site) -> bool:
+    """Whether what a group does at two sites cancels in a product; positive scales are balanced, and stay."""
+    x, y = one.placement, other.placement
+    is_signed_alike = [e % 2 for e in x.sign] == [e % 2 for e in y.sign] and x.parity == y.parity
+    is_opposite = x.is_inverse != y.is_inverse
+    return is_signed_alike and not any((*x.shift, *y.shift)) and is_opposite == (one.group.matrix == "linear")
+
+
+@dataclass
+class FirstRotation:
+    """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
+
+    C sums the inner products of tensors that nothing else moves, each divided by the root of the product of its norms,
+    so that large tensors (which are mostly where they began) count less; products all count alike.
+
+    Attributes:
+        group: The rotation.
+        count: The number of products.
+        steps: The number of steps so far.
+        matrix: The value so far.
+        best: The value with the largest objective so far.
+    """
+
+    group: Group
+    count: int
+    steps: int = field(default=0, init=False)
+    matrix: Float64[Tensor, "pair n n"] = field(init=False)
+    best: Float64[Tensor, "pair n n"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cost: Tensor | float = 0.0
+        self._reach: Tensor | float = 0.0
+        self._reached = torch.tensor(-torch.inf, dtype=torch.float64)
+        self._linear: Tensor | float = 0.0
+        self._gained: Tensor | float = 0.0
+
+    def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
+        """Take a tensor into account, by its inner products and the product of its norms."""
+        self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
+        self._reach = self._reach + size.sqrt()
+
+    def start(self) -> bool:
+        """Choose what is best for the tensors alone, if there are any that say something."""
+        if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
+            return False
+        self.matrix = self.best = self._solve(self._cost)
+        return True
+
+    def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
+        """Take a product of the first networks, and of the second ones turned by `matrix`, into account."""
+        size = norms(a) * norms(b)
+        weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)
+        linear = (matmul(a, b.mT) + matmul(a.mT, b)).double()
+        self._linear = self._linear + weight[:, None, None].to(linear) * linear
+        self._gained = self._gained + weight * dots(a, b)
+
+    def step(self) -> bool:
+        """Go on to what is best for the products as they are, linearly; whether the last step paid off."""
+        assert isinstance(self._cost, Tensor)
+        assert isinstance(self._linear, Tensor)
+        here = self.matrix.to(self._cost)
+        reached = self._gained + (self._cost * here).sum((-1, -2)).cpu()
+        is_better = reached - self._reached > LEAST * reached.abs()
+        self.best = torch.where(is_better[:, None, None], self.matrix, self.best)
+        self._reached = torch.where(is_better, reached, self._reached)
+        self.matrix = self._solve(self._cost + self._linear @ here)
+        self._linear, self._gained, self.steps = 0.0, 0.0, self.steps + 1
+        return bool(is_better.any())
+
+    def _solve(self, cost: Tensor) -> Tensor:
+        found = closest(self.group, cost).value.matrix
+        assert found is not None
+        return found
+
+
+def first_rotations(
+    groups: Sequence[Group], sites: Mapping[str, Sequence[Site]], a: Tensors, b: Tensors
+) -> dict[str, Value]:
+    """The first values of those of some groups that have products, on networks `[pair, ...]`."""
+    result, sites = {}, chosen_sites(sites)
+    for group in groups:
+        own = {name: local for name, local in sites.items() if any(s.group.name == group.name for s in local)}
+        found = find_products(group.name, own, {name: a[name].shape[1:] for name in own})
+        turning = FirstRotation(group, len(found))
+        for name, local in own.items():
+            if len(local) == 1:
+                x, y = (unfold(tensors[name], local[0], 1) for tensors in (a, b))
+                turning.add(matmul(x, y.mT).double(), norms(x) * norms(y))
+        if not found or not turning.start():
+            continue
+        products, is_better = [(product.of(a), product.of(b)) for product in found], True
+        while is_better and turning.steps < STEPS:
+            for x, y in products:
+                turn = turning.matrix.to(y)
+                turning.see(x, matmul(matmul(turn, y), turn.mT))
+            is_better = turning.step()
+        result[group.name] = Value(matrix=turning.best)
+    return result
