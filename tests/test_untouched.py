@@ -303,6 +303,20 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], str]] = {
 }
 
 
+def test_a_network_that_is_to_be_quantized_later_is_not_quantized() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+            self.sum = torch.ao.nn.quantized.FloatFunctional()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.sum.add_relu(self.first(x), self.second(x)))
+
+    symmetry = rg.discover(Sum().eval(), (ROWS,))
+    assert [(group.kind, group.size) for group in symmetry.groups] == [("scaled", 6)]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_traced_gets_a_sentence_that_fits(name: str) -> None:

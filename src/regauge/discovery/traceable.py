@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.ao.nn.quantized import FloatFunctional
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
@@ -33,7 +34,8 @@ def require_traceable(module: nn.Module) -> None:
     for name, part in module.named_modules():
         where = f"layer {name!r} ({type(part).__name__})" if name else type(part).__name__
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        if type(part).__module__.startswith(QUANTIZED) or any(t.is_quantized for t in own if isinstance(t, Tensor)):
+        is_quantized = type(part).__module__.startswith(QUANTIZED) and not isinstance(part, FloatFunctional)
+        if is_quantized or any(t.is_quantized for t in own if isinstance(t, Tensor)):
             raise TraceError(
                 f"{where} is quantized: its weights are integers, which no scale, sign or rotation moves; discover the "
                 "symmetry of the module as it was before, move that one's weights, and quantize it again"
