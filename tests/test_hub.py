@@ -149,6 +149,27 @@ def test_example_inputs_are_made_up_for_unusual_models(make: Callable[[], nn.Mod
     assert symmetry.verify(module, (), kwargs, generator=torch.Generator().manual_seed(1)).ok
 
 
+def test_inputs_that_leave_out_a_part_are_tried_once_and_last() -> None:
+    config = transformers.Blip2Config(
+        vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+        qformer_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "encoder_hidden_size": 16},
+        text_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40},
+        **{"num_query_tokens": 2, "image_token_id": 37},
+    )
+    module = transformers.Blip2ForConditionalGeneration(config).eval()
+    given = list(example_inputs(module, config))
+    with_images = [set(kwargs) for kwargs in given if "pixel_values" in kwargs]
+    assert with_images[0] >= {"pixel_values", "input_ids"}
+    called: list[nn.Module] = []
+    for part in (module.vision_model, module.qformer, module.language_model):
+        part.register_forward_pre_hook(lambda part, _: called.append(part))
+    for kwargs in given:
+        called.clear()
+        module(**kwargs)
+        is_whole = len(set(called)) == 3
+        assert is_whole or "inputs_embeds" in kwargs or kwargs is given[-1]
+
+
 def test_a_model_of_images_and_text_is_traced_whole_with_values_and_without(tmp_path: Path) -> None:
     text = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}

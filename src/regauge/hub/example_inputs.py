@@ -3,12 +3,14 @@
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from regauge.checkpoints.names.from_transformers import is_of_transformers
 from regauge.discovery.known_sizes import without_memory
 
 TOKENS = 8
@@ -53,20 +55,22 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Small inputs that a transformers model runs on, those first that reach most of its weights.
 
     For a model that reads images or sounds next to text, the last are embeddings. They do not reach the parts that make
-    embeddings, and the axes of the embeddings themselves then stay as they are.
+    embeddings, and the axes of the embeddings themselves then stay as they are. Of other inputs that leave out a part
+    there is one, behind those that leave out none.
 
     Raises:
         ValueError: No inputs are known that the model runs on.
     """
     made, device = _Made(module, config), next(module.parameters()).device
-    reason = ""
+    reason, parts, spare = "", parts_of(module), None
     has_any = False
     for trial in made.trials():
         kwargs = {name: tensor.to(device) for name, tensor in trial.items()}
         try:
-            with torch.no_grad():
-                is_text = device.type == "meta" and not made.media
-                _ = is_text or module(**kwargs)
+            is_text = device.type == "meta" and not made.media
+            if not (is_text or _reaches(module, kwargs, parts) or "inputs_embeds" in kwargs):
+                spare = trial if spare is None else spare
+                continue
         except NotImplementedError:  # Something depends on values, which only a trace can follow without them.
             pass
         except Exception as error:  # A model can fail in any way on inputs that are not its own.
@@ -74,12 +78,33 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
             continue
         has_any = True
         yield trial
-    if not has_any:
+    if spare is not None:
+        yield spare
+    elif not has_any:
         reason = reason or f"it takes {', '.join(made.first) or made.main!r}"
         raise ValueError(
             f"no example inputs are known that {type(module).__name__} runs on ({reason}); write a factory that "
             "returns (module, (), {...}), or give `input_shape=`"
         )
+
+
+def parts_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The models of which a model of transformers consists, such as one of images, by their names."""
+    found = {}
+    for name, part in module.named_modules():
+        if name and is_of_transformers(part) and any(tensor.ndim for tensor in part.parameters()):
+            found[name] = part
+    return found
+
+
+def _reaches(module: nn.Module, kwargs: Kwargs, parts: Mapping[str, nn.Module]) -> bool:
+    """Whether a run on some inputs calls every part."""
+    called: set[str] = set()
+    with ExitStack() as stack, torch.no_grad():
+        for name, part in parts.items():
+            stack.callback(part.register_forward_pre_hook(lambda *_, name=name: called.add(name)).remove)
+        module(**kwargs)
+    return called == set(parts)
 
 
 def with_masks(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from regauge.checkpoints.names.from_transformers import find_factory, is_of_transformers
+from regauge.checkpoints.names.from_transformers import find_factory
 from regauge.core.symmetry import Symmetry
-from regauge.hub.example_inputs import Kwargs, example_inputs
+from regauge.hub.example_inputs import Kwargs, example_inputs, parts_of
 from regauge.hub.user_code import Values, users_code
 
 MATERIALIZED = 150_000_000
@@ -50,8 +50,7 @@ def traceable(module: nn.Module) -> nn.Module:
 def unreached_parts(module: nn.Module, symmetry: Symmetry) -> list[str]:
     """The models that a model of transformers consists of, such as one of images, none of whose tensors is used."""
     unused, parts = set(symmetry.unused), []
-    for name, part in module.named_modules():
-        own = [f"{name}.{one}" for one, tensor in part.named_parameters() if tensor.ndim]
-        if name and is_of_transformers(part) and own and unused.issuperset(own):
+    for name, part in parts_of(module).items():
+        if unused.issuperset(f"{name}.{one}" for one, tensor in part.named_parameters() if tensor.ndim):
             parts.append(name)
     return [name for name in parts if not any(name.startswith(f"{other}.") for other in parts)]
