@@ -268,10 +268,13 @@ def test_figures_show_names_as_they_are() -> None:
         axes = figure.subplots()
         axes.set_title(r"$\frac$ \x1b")
         axes.set_yscale("log")
-        axes.set_xticks([0, 1], labels=[r"$\x$", ESCAPES])
+        axes.set_xticks([0, 1, 2], labels=[r"$\x$", ESCAPES, "two\nlines"])
         axes.plot([0, 1], [1e-3, 1e3], label=r"$\none$")
         axes.legend()
     assert "10^{" in "".join(one.get_text() for one in axes.get_yticklabels())
+    labels = [one.get_text() for one in axes.get_xticklabels()]
+    assert "\x1b" not in labels[1]
+    assert labels[2] == "two\nlines"
 
 
 PROVENANCES: dict[str, object] = {

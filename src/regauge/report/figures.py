@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, Formatter, FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from regauge.core.escaping import escape, escape_lines
+from regauge.core.escaping import escape_lines
 from regauge.report.pictures import Chart, Images, Picture, Surface
 
 Floats = NDArray[np.float64]
@@ -93,7 +93,7 @@ def _show_texts_as_they_are(figure: Figure) -> None:
 
 
 def _escaping(formatter: Formatter) -> FuncFormatter:
-    return FuncFormatter(lambda x, place: escape(formatter(x, place)).replace("$", r"\$"))
+    return FuncFormatter(lambda x, place: escape_lines(formatter(x, place)).replace("$", r"\$"))
 
 
 def plane_figure(
