@@ -10,6 +10,7 @@ from symmetries import BY_HAND, PARTS, drawn, every_element, experts, generator,
 import regauge as rg
 from regauge import Element, FrankWolfe, Params, Symmetry, WeightMatching
 from regauge.alignment import MergeMany, Method
+from regauge.core.balance import balance_alike
 from regauge.core.element import Value
 
 METHODS: dict[str, Method] = {
@@ -57,8 +58,11 @@ def test_it_never_falls_nor_ends_below_the_identity_and_reports_what_it_reaches(
     assert result.objective >= result.initial
     assert all(x <= y for x, y in itertools.pairwise(result.history))
     assert result.history[-1] == pytest.approx(result.objective)
-    assert result.initial == pytest.approx(closeness(symmetry, tuple(networks), networks), abs=1e-8)
-    assert result.objective == pytest.approx(closeness(symmetry, result.params, networks), abs=1e-7)
+    found = [one.element for one in balance_alike(networks, symmetry)]
+    balanced = [symmetry.act(element, network) for element, network in zip(found, networks, strict=True)]
+    given, moved = (tuple(symmetry.act(found[0], one) for one in several) for several in (networks, result.params))
+    assert result.initial == pytest.approx(closeness(symmetry, given, balanced), abs=1e-8)
+    assert result.objective == pytest.approx(closeness(symmetry, moved, balanced), abs=1e-7)
     for element, before, after in zip(result.elements, networks, result.params, strict=True):
         moved = symmetry.act(element, before)
         assert all(torch.equal(moved[key], after[key]) for key in before)
