@@ -122,3 +122,32 @@ def test_large_tensors_are_perturbed_everywhere_and_no_two_rows_alike() -> None:
     assert len(torch.unique(moved, dim=1).T) == 256
     assert int(torch.linalg.matrix_rank(moved)) == 256
     assert math.isclose(float(moved.std()), 0.09, rel_tol=0.05)
+
+
+class Masked(nn.Module):
+    """Tokens of which half are hidden at random in each pass, with noise on the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.rand(x.shape[:2]).argsort(1)[:, : x.shape[1] // 2]
+        seen = x.gather(1, kept[..., None].expand(-1, -1, x.shape[2]))
+        return self.second(self.first(seen + torch.randn_like(seen)).relu())
+
+
+def test_what_a_model_draws_at_random_is_the_same_in_every_evaluation() -> None:
+    torch.manual_seed(0)
+    module, x = Masked().eval(), torch.randn(2, 6, 3)
+    before = torch.random.get_rng_state()
+    symmetry = rg.discover(module, (x,), verify=True)
+    assert [(group.kind, group.size) for group in symmetry.groups] == [("scaled", 8)]
+    check = symmetry.verify(module, (x,), generator=torch.Generator().manual_seed(1))
+    assert check.ok
+    assert check.max_error < 1e-12
+    assert torch.equal(torch.random.get_rng_state(), before)
+    wrong = rg.Symmetry.from_axes(
+        {"first.weight": ("h", None), "second.weight": (None, "h")}, kinds={"h": "permutation"}
+    )
+    assert not wrong.verify(module, (x,), generator=torch.Generator().manual_seed(1)).ok

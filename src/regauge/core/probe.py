@@ -1,7 +1,8 @@
 """A model as an exact function of its parameters, points away from initialization, and what a verification reports."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -139,13 +140,21 @@ class Probe:
             # Kernels of batch normalization have no derivatives with respect to running statistics.
             is_parameter = name.removeprefix("module.") not in self.buffers
             tensor.requires_grad_(is_parameter and tensor.is_floating_point())
-        with torch.enable_grad(), _Precision() as precision:
+        with torch.enable_grad(), self._same_draws(), _Precision() as precision:
             result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
         return [t.detach() for t in result], TOLERANCE_SINGLE if precision.is_lost else PROBE_TOLERANCE
 
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        """Let what a model draws at random in its forward pass be the same in every evaluation."""
+        devices = {tensor.get_device() for tensor in self.params.values() if tensor.is_cuda}
+        with torch.random.fork_rng(devices=sorted(devices)):
+            torch.manual_seed(0)
+            yield
+
     def __call__(self, params: Mapping[str, Tensor]) -> list[Tensor]:
         self.evaluations += 1
-        with torch.no_grad():
+        with torch.no_grad(), self._same_draws():
             # Tied parameters are given under all their names.
             named = self._name_all(params)
             result = torch.func.functional_call(self.module, named, self.inputs, self.kwargs, tie_weights=False)
