@@ -12,14 +12,12 @@ from torch import Tensor
 from regauge.core.act import Site
 from regauge.core.families import unit_values
 from regauge.core.matrices import balancing, root_of
-from regauge.core.norm_plan import Axes, Incidence, Pool, Table, plan_of
+from regauge.core.norm_plan import Axes, Incidence, Table, plan_of
 from regauge.core.symmetry import Symmetry
 
 Array = NDArray[np.float64]
 Steps = Float64[np.ndarray, "batch unknown"]
 """Changes of the logarithms of all scales, then the entries of a symmetric matrix for each copy of a group."""
-COLUMNS = 1 << 12
-"""Columns of values that are multiplied at once."""
 NOTHING = 1e-13
 """Share of the largest diagonal entry of Gram matrices below which both sides have nothing."""
 Limits = tuple[float, float]
@@ -53,7 +51,7 @@ class SquaredNorm:
         sums = [_squares(params[name], axes).reshape(self._batch, -1).T for name, axes in plan.entries.items()]
         self._entries = np.concatenate([np.zeros((0, self._batch)), *sums])
         self._tables = [self._table(params, table) for table in plan.tables]
-        self._pools = [self._pool(params, pool) for pool in plan.pools]
+        self._pools = [np.concatenate([self._values(params, *each) for each in pool.sites], -1) for pool in plan.pools]
         self._loose = [params[one.name].detach().cpu().double().flatten(1).numpy().copy() for one in plan.loose]
         self._alone = {name: self._sum_grams(params, name) for name in plan.grams}
         self.found = {name: np.zeros_like(gram[0]) + np.eye(gram.shape[-1]) for name, gram in self._alone.items()}
@@ -74,15 +72,6 @@ class SquaredNorm:
         for into, (name, (up, out)) in zip(squares, table.axes.items(), strict=True):
             into[...] = _squares(params[name], (*up, *out)).reshape(into.shape)
         return squares
-
-    def _pool(self, params: Mapping[str, Tensor], pool: Pool) -> Array:
-        n, copies, first = self._symmetry[pool.group].size, self._symmetry.count_copies(pool.group), 0
-        pooled = np.empty((self._batch, copies, n, (pool.rows.stop - pool.rows.start) // copies))
-        for each in pool.sites:
-            values = self._values(params, *each)
-            pooled[..., first : first + values.shape[-1]] = values
-            first += values.shape[-1]
-        return pooled
 
     def _values(self, params: Mapping[str, Tensor], name: str, site: Site) -> Array:
         """The values of a site, `[batch, copies, n, columns]`."""
@@ -193,9 +182,9 @@ class SquaredNorm:
         self.found[group] = matrix @ self.found[group]
         for gram, each in zip(self._alone[group], both.values(), strict=True):
             gram[...] = each @ gram @ each.swapaxes(-1, -2)
-        for pool, values in zip(self.plan.pools, self._pools, strict=True):
-            for part in _parts(values) if pool.group == group else ():
-                part[...] = both[pool.sign] @ part
+        for k, pool in enumerate(self.plan.pools):
+            if pool.group == group:
+                self._pools[k] = both[pool.sign] @ self._pools[k]
         for loose, values in zip(self.plan.loose, self._loose, strict=True):
             for name, sign, index in loose.slots:
                 if name == group:
@@ -290,15 +279,11 @@ class SquaredNorm:
                 for each in self._projectors(name):
                     _add_both(results[name], -2, matrices[name] @ each - each @ matrices[name] @ each)
         for pool, values in zip(self.plan.pools, self._rounded, strict=True):
-            matrix = (pool.sign * matrices[pool.group]).astype(np.float32)
-            halves = (self._columns(fields, pool.rows, values.shape[1]) / 2).astype(np.float32)
-            columns = np.empty(halves.shape)
-            for piece, half, into in zip(_parts(values), _parts(halves), _parts(columns), strict=True):
-                moved = matrix @ piece
-                moved += piece * half
-                into[..., 0, :] = np.einsum("bkic,bkic->bkc", piece, moved)
-                _add_both(results[pool.group], 2 * pool.sign, moved @ piece.swapaxes(-1, -2))
-            rows[pool.rows] = 2 * columns.reshape(self._batch, -1).T
+            moved = (pool.sign * matrices[pool.group]).astype(np.float32) @ values
+            moved += values * (self._columns(fields, pool.rows, values.shape[1]) / 2).astype(np.float32)
+            sums = np.einsum("bkic,bkic->bkc", values, moved)
+            rows[pool.rows] = 2 * sums.reshape(self._batch, -1).T
+            _add_both(results[pool.group], 2 * pool.sign, moved @ values.swapaxes(-1, -2))
         for loose, values in zip(self.plan.loose, self._loose, strict=True):
             moved = values * (fields[loose.rows].T / 2)
             for name, sign, index in loose.slots:
@@ -324,24 +309,19 @@ def _add_both(total: Array, factor: float, product: Array) -> None:
     total += factor * (product + product.swapaxes(-1, -2))
 
 
-def _parts(values: NDArray[np.floating]) -> list[NDArray[np.floating]]:
-    """Views of some columns each."""
-    return [values[..., first : first + COLUMNS] for first in range(0, values.shape[-1], COLUMNS)]
-
-
 def _times(matrices: Array, vectors: Array) -> Array:
     found: Array = np.matmul(matrices, vectors[..., None])[..., 0]
     return found
 
 
-def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.floating]:
+def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> Array:
     """The squares of a tensor summed over all other axes, with these in their order."""
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(device="cpu", dtype=work).square()
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in axes)
-    squares = squares.sum(free, dtype=torch.float64) if free else squares
+    squares = squares.sum(free, dtype=torch.float64) if free else squares.double()
     left = sorted(axes)
-    found: NDArray[np.floating] = squares.permute(0, *(1 + left.index(axis) for axis in axes)).numpy()
+    found: Array = squares.permute(0, *(1 + left.index(axis) for axis in axes)).numpy()
     return found
 
 
