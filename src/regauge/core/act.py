@@ -414,8 +414,7 @@ def _mix(site: Site, value: Value, tensor: Tensor, batch: int, lead: int) -> Ten
         return value.product.times(tensor.to(work), axis).to(tensor.dtype)
     matrix, order = value.matrix, site.by_copies.flatten().to(tensor.device)
     if site.placement.is_inverse and site.group.matrix != "orthogonal":
-        # <A^-T v, A w> = <v, w>; an orthogonal matrix is its inverse transpose. A graph of gradients is not kept.
-        matrix = torch.linalg.inv(matrix).mT if matrix.requires_grad else value.dual
+        matrix = torch.linalg.inv(matrix).mT  # <A^-T v, A w> = <v, w>; an orthogonal matrix is its inverse transpose.
     if site.bases:  # The matrix of each copy, [*batch, *other axes, copies or 1, n, n].
         first = site.units.argsort(stable=True).reshape(n, -1)[0]
         index = [i[first] if a is None else i for (a, _), i in zip(site.bases, site.base_index, strict=True)]

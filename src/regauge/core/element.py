@@ -9,7 +9,6 @@ so that multiplying two elements gathers the right one by the left one and combi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -54,13 +53,6 @@ class Value:
     shift: Num[Tensor, "*lead shifts size"] | None = None
     matrix: Float[Tensor, "*lead size size"] | None = None
     product = cast(Kronecker | None, None)  # Without an annotation: no field, so that it is not copied.
-
-    @cached_property
-    def dual(self) -> Float[Tensor, "*lead size size"]:
-        """The inverse transpose of the matrix."""
-        assert self.matrix is not None
-        found: Tensor = torch.linalg.inv(self.matrix).mT
-        return found
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":
