@@ -125,6 +125,7 @@ def _sentence(error: BaseException) -> str:
 
 def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
     """Judge one model in a forked process with limits."""
+    named = {"source": source, "family": family(source, name), "name": name}
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -140,11 +141,11 @@ def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict
         try:
             row = judge(source, name)
         except MemoryError as error:
-            row = {"source": source, "name": name, "kind": "limit", "sentence": _sentence(error)}
+            row = {**named, "kind": "limit", "sentence": _sentence(error)}
         except BaseException as error:
             kind = "limit" if "memory" in str(error).lower() else "error"
             trail = traceback.format_exc()[-1500:]
-            row = {"source": source, "name": name, "kind": kind, "sentence": _sentence(error), "trail": trail}
+            row = {**named, "kind": kind, "sentence": _sentence(error), "trail": trail}
         with os.fdopen(writing, "w") as pipe:
             pipe.write(json.dumps(row))
         os._exit(0)
@@ -154,7 +155,7 @@ def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict
         text = pipe.read()
     os.waitpid(child, 0)
     if not text:
-        return {"source": source, "name": name, "kind": "limit", "sentence": f"more than {seconds:g} CPU s, or killed"}
+        return {**named, "kind": "limit", "sentence": f"more than {seconds:g} CPU s, or killed"}
     return json.loads(text)
 
 
