@@ -32,17 +32,9 @@ MEDIA = {
 """Inputs other than text: the method that makes features of each, and the settings that name the token whose place the
 features take."""
 COMPANIONS = (
-    *(
-        "image_sizes",
-        "image_grid_thw",
-        "video_grid_thw",
-        "pixel_attention_mask",
-        "spatial_shapes",
-        "input_features_mask",
-        "bbox",
-    ),
-    *("feature_attention_mask", "padding_mask", "future_values", "future_time_features", "decoder_input_values"),
-    *("encoder_hidden_states", "actions", "rewards", "returns_to_go", "timesteps"),
+    *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
+    *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),
+    *("decoder_input_values", "encoder_hidden_states", "actions", "rewards", "returns_to_go", "timesteps"),
 )
 """Further inputs that models may read, and that some cannot do without."""
 STEPS = {"states": "state_dim", "actions": "act_dim", "rewards": "reward_dim", "returns_to_go": "return_dim"}

@@ -55,8 +55,8 @@ Rules = Mapping[str, Callable[["Run", Node], Any]]
 
 
 Event = tuple[Literal["image", "passed", "read", "asked"], Any]
-"""What an offset meets: what takes it back, a gain of one that multiplies it, a gain that divides it (or None), or a
-parameter whose own offset would have met something else there."""
+"""A kind and its object. "image": what takes the offset back. "passed": a gain of one that multiplies it. "read": a
+gain that divides it, or None. "asked": a parameter; its own offset would have met something else there."""
 
 
 class Onward(NamedTuple):
