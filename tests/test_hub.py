@@ -149,6 +149,18 @@ def test_example_inputs_are_made_up_for_unusual_models(make: Callable[[], nn.Mod
     assert symmetry.verify(module, (), kwargs, generator=torch.Generator().manual_seed(1)).ok
 
 
+def test_outputs_of_random_length_are_no_reason_to_visit_every_expert() -> None:
+    class Length(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            lengths.append(len(lengths) + 1)
+            return super().forward(x)[:, : lengths[-1]]
+
+    lengths: list[int] = []
+    module = Length(3, 40)
+    assert not visit_every_expert(module, (torch.ones(2, 3),), {})
+    assert len(lengths) == 3
+
+
 def test_inputs_that_leave_out_a_part_are_tried_once_and_last() -> None:
     config = transformers.Blip2Config(
         vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},

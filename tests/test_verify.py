@@ -7,10 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 import regauge as rg
 from regauge.core.groups import Group
-from regauge.core.probe import NOISE, perturb
+from regauge.core.probe import NOISE, perturb, relative_change
+from regauge.discovery.trace import trace
 
 WIDTH = 24
 X = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
@@ -151,3 +153,29 @@ def test_what_a_model_draws_at_random_is_the_same_in_every_evaluation() -> None:
         {"first.weight": ("h", None), "second.weight": (None, "h")}, kinds={"h": "permutation"}
     )
     assert not wrong.verify(module, (x,), generator=torch.Generator().manual_seed(1)).ok
+
+
+def test_outputs_of_other_shapes_are_infinitely_far() -> None:
+    assert relative_change([torch.ones(3)], [torch.ones(3)]) == 0
+    assert relative_change([torch.ones(3)], [torch.ones(4)]) == float("inf")
+    assert relative_change([torch.ones(3)], [torch.ones(1)]) == float("inf")
+
+
+def test_what_cannot_be_written_in_simpler_operators_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(3, 6), nn.Linear(6, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.special.bessel_j0(self.second(self.first(x).relu())))
+
+    def fail(*_: object) -> None:
+        raise AttributeError("no storage")
+
+    module, x = Model().eval(), torch.randn(2, 3)
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", fail)
+    symmetry = rg.discover(module, (x,))
+    assert [(group.kind, group.size) for group in symmetry.groups if group.size == 6] == [("scaled", 6)]
+    with pytest.raises(rg.TraceError, match=r"simpler operators \(AttributeError: no storage\)"):
+        trace(module, (x,), {}, decompose=frozenset({"relu"}))

@@ -208,9 +208,14 @@ def _is_finite(outputs: list[Tensor]) -> bool:
 
 
 def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
-    """Largest absolute difference of two lists of outputs, relative to the largest entry of each output."""
+    """Largest absolute difference of two lists of outputs, relative to the largest entry of each output.
+
+    Outputs of other shapes, as where their length follows from parameters, are infinitely far.
+    """
     worst = 0.0
     for a, b in zip(before, after, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
         if a.numel() == 0:
             continue
         if not (a.is_floating_point() or a.is_complex()):

@@ -28,6 +28,7 @@ from regauge.discovery.slots import write_out
 from regauge.discovery.solve import solve
 from regauge.discovery.structure_buffers import structure_of
 from regauge.discovery.trace import Program, trace, with_ones
+from regauge.discovery.traceable import TraceError
 from regauge.discovery.translations.search import find_translations
 
 MAX_PASSES = 16
@@ -224,7 +225,10 @@ def trace_and_record(
     if result.builder.unknown:
         # Second chance: write what has no rule in terms of operators that have one.
         names = frozenset(name.split(" ")[0].split("::")[-1] for name in result.builder.unknown)
-        simpler = trace(module, inputs, kwargs, outputs, decompose=names, ones=ones)
+        try:
+            simpler = trace(module, inputs, kwargs, outputs, decompose=names, ones=ones)
+        except TraceError:
+            return program, result
         again = _run(simpler)
         if len(again.builder.unknown) < len(result.builder.unknown):
             return simpler, again

@@ -26,7 +26,7 @@ from regauge.discovery.in_place import without_mutation
 from regauge.discovery.known_sizes import export_with_values, fill_in, is_filled_in
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
 from regauge.discovery.restoring import parameters_kept, restored
-from regauge.discovery.traceable import TraceError, depends_on_values, require_traceable, trace_error
+from regauge.discovery.traceable import OTHERWISE, TraceError, depends_on_values, require_traceable, trace_error
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 """Results that a model writes into its own state."""
@@ -133,8 +133,14 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
-    with _quiet(), _no_source():
-        result: ExportedProgram = program.run_decompositions(table)
+    try:
+        with _quiet(), _no_source():
+            result: ExportedProgram = program.run_decompositions(table)
+    except Exception as error:  # torch raises many unrelated classes
+        raise TraceError(
+            f"torch.export traced the model, but cannot write it in simpler operators ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}); {OTHERWISE}"
+        ) from error
     fill_in(result)
     result.graph_module.meta |= program.graph_module.meta
     return result
