@@ -4,12 +4,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.docs
+INSTALL = $(PYTHON) -m pip --python $(BIN)/python install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 PYTEST_WORKERS ?= 2
 
 # What is compiled at the first import is kept: setting up compiles nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test quick thorough lint types layers check clean
+.PHONY: demo setup test quick thorough lint types layers check docs docs-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m regauge demo --out out/demo
@@ -44,14 +46,26 @@ layers: $(STAMP)
 
 check: test lint types layers
 
+# The site, from pages, docstrings and the command line: open docs/_build/html/index.html. A warning is an error.
+docs: $(DOCS_STAMP)
+	REGAUGE_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+
+# The site in a browser, where chromium is installed.
+docs-test: $(DOCS_STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_site.py
+
+$(DOCS_STAMP): $(STAMP)
+	@$(INSTALL) --editable '.[docs]'
+	@touch $@
+
 # Without compiling, as most modules of torch and transformers are never imported: that takes less than half as long.
 $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regauge needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
 	@$(PYTHON) -m pip --version > /dev/null || { echo "$(PYTHON) has no pip; install it (Debian: apt install python3-pip), or name another Python: make PYTHON=..." >&2; exit 1; }
 	@echo "setting up .venv; torch is large, this can take minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv --without-pip .venv
-	@$(PYTHON) -m pip --python $(BIN)/python install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint]' --editable ./papers
+	@$(INSTALL) --editable '.[test,lint]' --editable ./papers
 	@touch $@
 
 clean:
-	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
