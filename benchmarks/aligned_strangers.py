@@ -12,7 +12,7 @@ Architectures and data are those of `benchmarks/lineage.py`, and a narrow MLP on
     python benchmarks/aligned_strangers.py FOLDER --part chosen
     python benchmarks/aligned_strangers.py FOLDER --part judged
 
-docs/records/aligned-strangers.jsonl has the rows of both parts; tables in docs/comparison.md are made of it.
+docs/records/aligned-strangers.jsonl has the rows of both parts; tables in docs/measurements/comparison.md are made of it.
 """
 
 import argparse
@@ -245,7 +245,7 @@ def margins(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of docs/comparison.md, line by line."""
+    """Tables of docs/measurements/comparison.md, line by line."""
     return [*table([row for row in rows if row["part"] == "judged"]), "", *margins(rows)]
 
 

@@ -197,7 +197,7 @@ def main() -> None:
     rows = {
         "ScaleGMN autoencoder, published": lambda: train(Published(settings, params)),
         "the same function": lambda: train(same_function(settings, params)),
-        "`propagation` of docs/autoencoders.md, another function": lambda: train(layers_of(quick, params)),
+        "`propagation` of docs/measurements/autoencoders.md, another function": lambda: train(layers_of(quick, params)),
         "the default encoder, another function": lambda: train(layers_of(learn.AutoencoderConfig(), params)),
     }
     for _ in range(2):

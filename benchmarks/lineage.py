@@ -24,7 +24,7 @@ removed by `rg.prune`, some of them trained on afterwards; see `lineage_widths.p
 
     python benchmarks/lineage.py FOLDER --part widths
 
-docs/records has what these parts wrote; the tables in docs/comparison.md are made of it.
+docs/records has what these parts wrote; the tables in docs/measurements/comparison.md are made of it.
 """
 
 import argparse
@@ -257,7 +257,7 @@ def round_to_digits(value: Any) -> Any:
 
 
 def lines_of(part: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of docs/comparison.md for one part, line by line."""
+    """Tables of docs/measurements/comparison.md for one part, line by line."""
     if part == "widths":
         return narrow_table(rows)
     if part == "uniform":

@@ -39,7 +39,7 @@ PAGES = {
 
 
 def rebase(text: str, file: Path, page: Path) -> str:
-    """The text of a file with links rewritten for a page; links to included files lead to the pages that include them."""
+    """The text of a file with its links rewritten for a page; files that pages include become these pages."""
 
     def lead(link: re.Match[str]) -> str:
         if "://" in link[1] or not link[1]:

@@ -22,7 +22,7 @@ import regauge as rg
 from regauge.cli.main import main, parse
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
 FENCE = re.compile(r"^```(.*)$")
 EXCERPT = re.compile(r"^<!-- (regauge reproduce --draw .*) -->$")
 """Above a table that has only some columns of its record: the command that draws it."""
@@ -105,7 +105,7 @@ def require_output(expected: str, printed: str, place: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_registered")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -150,7 +150,10 @@ def test_the_page_on_limits_agrees_with_its_records(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("part", ["test", "uniform", "noise", "widths"])
 def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study, page = importlib.import_module("lineage"), (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    study = importlib.import_module("lineage")
+    page = "".join(
+        (ROOT / "docs" / place).read_text("utf-8") for place in ("comparison.md", "measurements/comparison.md")
+    )
     rows = study.read(ROOT / "docs" / "records" / f"lineage-{part}.jsonl")
     for table in "\n".join(study.lines_of(part, rows)).split("\n\n"):
         assert table.replace("\n", "\n  ") in page or table in page
@@ -158,7 +161,8 @@ def test_the_page_on_comparison_agrees_with_its_records(part: str, monkeypatch: 
 
 def test_the_page_on_comparison_agrees_with_its_hard_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    study, page = importlib.import_module("aligned_strangers"), (ROOT / "docs" / "comparison.md").read_text("utf-8")
+    study = importlib.import_module("aligned_strangers")
+    page = (ROOT / "docs" / "measurements" / "comparison.md").read_text(encoding="utf-8")
     rows = study.read(ROOT / "docs" / "records" / "aligned-strangers.jsonl")
     for table in "\n".join(study.lines_of(rows)).split("\n\n"):
         assert table in page
@@ -198,7 +202,7 @@ def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: p
     assert f"written: {tmp_path / record.stem}.md" in capsys.readouterr().out.replace("\n", "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_excerpts_agree_with_their_records(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for words, shown in excerpts_of(page):

@@ -59,7 +59,7 @@ def compare(
 
     What alignment explains by chance is measured: of strangers, made of the second network by moving each tensor by an
     element of its own. "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
-    `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/comparison.md` reports.
+    `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/measurements/comparison.md` reports.
 
     The p-value and the z-score test the order of units as stored. They are exact where nobody chose that order. After
     an alignment somebody did, so that order alone never makes a descendant. Where a network in a file says that
