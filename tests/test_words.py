@@ -1,0 +1,157 @@
+"""How plainly README, pages and public docstrings read: length of their sentences, and words that the style forbids.
+
+A bound is what was last measured and goes down with it; a goal stands beside it. A failure prints the worst sentences.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from test_house import PUBLIC, TREES
+
+ROOT = Path(__file__).parent.parent
+LONG = 40
+"""Words; no sentence should have more."""
+
+MEAN = {"README": 13.4, "pages": 21.3, "docstrings": 13.8}  # goal: 15 words
+LONG_SENTENCES = {"README": 0, "pages": 145, "docstrings": 52}  # goal: 0
+IDIOMS = {"README": 1, "pages": 115, "docstrings": 120}  # goal: 0
+
+IDIOM = re.compile(
+    r"\b(?:beside|by (?:itself|themselves)|what (?:is left|counts|stays)|(?:is|are) (?:told|worth|none)|nobody|so many|"
+    r"goes? on|of whatever|whatever (?:is|it)|where there (?:is|are))\b|, so that\b",
+    re.IGNORECASE,
+)
+"""Riddles and idioms of a translation: "by default", "next to", "remaining" and "therefore" are the usual words."""
+FENCED = re.compile(r"^```.*?^```$|<!--.*?-->|^\$\$.*?^\$\$$", re.DOTALL | re.MULTILINE)
+NOT_PROSE = re.compile(r"^\s*(?:\||#|!\[|:::|>>>|\.\.\. |\(.*\)=$)")
+"""Lines of tables, headings, pictures, directives, targets and examples."""
+ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
+ENTRY = re.compile(r"^\s*\*{0,2}[\w, ]+: ")
+"""The name before the text of an argument."""
+SECTION = re.compile(r"^\s*(Args|Returns|Raises|References|Example|Examples|Yields|Attributes|Note):$")
+ABBREVIATION = re.compile(r"\b(al|e\.g|i\.e|vs|etc|cf|eq|fig|sec|no|approx)\.", re.IGNORECASE)
+END = re.compile(r"(?<=[.!?])[\"')*\]]*\s+(?=[\"'(*\[]*[A-Z0-9])")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence and where it stands."""
+
+    text: str
+    place: str
+
+    @property
+    def words(self) -> int:
+        return len(re.findall(r"\w[\w'.,/-]*", self.text))
+
+    def __str__(self) -> str:
+        return f"{self.place} ({self.words} words): {self.text}"
+
+
+def sentences_in(paragraph: str, place: str) -> Iterator[Sentence]:
+    """Sentences of at least four words; code and formulas are one word each, links their text."""
+    text = re.sub(r"``?[^`]+``?|\$[^$]+\$", "Code", paragraph)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = ABBREVIATION.sub(r"\1", " ".join(text.split()))
+    for part in END.split(text):
+        sentence = Sentence(part, place)
+        if sentence.words > 3:
+            yield sentence
+
+
+def paragraphs_of(lines: list[str], first: int = 1) -> Iterator[tuple[int, str]]:
+    """Paragraphs and items of lists, with the lines where they begin."""
+    begin, held = first, list[str]()
+    for number, line in enumerate([*lines, ""], first):
+        is_item = ITEM.match(line)
+        if held and (not line.strip() or is_item or NOT_PROSE.match(line)):
+            yield begin, " ".join(held)
+            held = []
+        if line.strip() and not NOT_PROSE.match(line):
+            begin = begin if held else number
+            held.append(ITEM.sub("", line))
+
+
+def sentences_of_page(page: Path) -> Iterator[Sentence]:
+    """The sentences of a page of Markdown, without blocks, tables, headings and comments."""
+    text = FENCED.sub(lambda found: "\n" * found[0].count("\n"), page.read_text(encoding="utf-8"))
+    for line, paragraph in paragraphs_of(text.splitlines()):
+        yield from sentences_in(paragraph, f"{page.relative_to(ROOT)}:{line}")
+
+
+def sentences_of_docstring(text: str, place: str) -> Iterator[Sentence]:
+    """The sentences of a docstring, without references, examples and the names of arguments."""
+    lines, section, is_example = list[str](), "", False
+    for line in text.splitlines():
+        heading = SECTION.match(line)
+        section = heading[1] if heading else section
+        is_example = line.strip().startswith(">>>") or (is_example and bool(line.strip()))
+        entry = ENTRY.match(line) if section else None
+        if heading or is_example or section == "References":
+            lines.append("")
+        else:
+            lines += ["", line[entry.end() :]] if entry else [line]
+    for _, paragraph in paragraphs_of(lines):
+        yield from sentences_in(paragraph, place)
+
+
+def public_docstrings() -> Iterator[tuple[str, str]]:
+    """Docstrings of public functions and classes, of public methods, and of attributes, each with its place."""
+    names = {name.rpartition(".")[2] for name in PUBLIC}
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names:
+                yield f"{path}:{node.lineno}", ast.get_docstring(node) or ""
+                for inner in node.body if isinstance(node, ast.ClassDef) else []:
+                    if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_"):
+                        yield f"{path}:{inner.lineno}", ast.get_docstring(inner) or ""
+                    elif isinstance(inner, ast.Expr) and inner is not node.body[0]:
+                        yield f"{path}:{inner.lineno}", ast.literal_eval(inner.value)
+
+
+def sentences() -> dict[str, list[Sentence]]:
+    """All sentences that users read, by kind of place."""
+    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
+    return {
+        "README": list(sentences_of_page(ROOT / "README.md")),
+        "pages": [one for page in pages for one in sentences_of_page(page)],
+        "docstrings": [one for place, text in public_docstrings() for one in sentences_of_docstring(text, place)],
+    }
+
+
+SENTENCES = sentences()
+
+
+def worst(found: list[Sentence]) -> str:
+    """The longest sentences, one a line."""
+    return "\n".join(str(one) for one in sorted(found, key=lambda one: -one.words)[:30])
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_sentences_are_short(kind: str) -> None:
+    found = SENTENCES[kind]
+    mean = sum(one.words for one in found) / len(found)
+    assert mean <= MEAN[kind], f"{mean:.2f} words on average, at most {MEAN[kind]}:\n{worst(found)}"
+    long = [one for one in found if one.words > LONG]
+    bound = LONG_SENTENCES[kind]
+    assert len(long) <= bound, f"{len(long)} sentences over {LONG} words, at most {bound}:\n{worst(long)}"
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_words_are_the_usual_ones(kind: str) -> None:
+    found = [(idiom[0], one) for one in SENTENCES[kind] for idiom in IDIOM.finditer(one.text)]
+    lines = [f"{idiom!r}, {one}" for idiom, one in found[:60]]
+    assert len(found) <= IDIOMS[kind], "\n".join([f"{len(found)} idioms, at most {IDIOMS[kind]}:", *lines])
+
+
+def test_the_rules_can_fail(tmp_path: Path) -> None:
+    text = "# A head\n\nOne two `a.b c` four. Five by itself\nsix seven, eight al. nine.\n\n- An item of five words\n"
+    found = [one for _, paragraph in paragraphs_of(text.splitlines()) for one in sentences_in(paragraph, "here")]
+    assert [one.words for one in found] == [4, 8, 5]
+    assert [bool(IDIOM.search(one.text)) for one in found] == [False, True, False]
+    entries = "Do a thing to nets.\n\nArgs:\n    a: The first of two,\n        which follow.\n\nReferences:\n    A b c d.\n"
+    assert [one.words for one in sentences_of_docstring(entries, "here")] == [5, 6]
