@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 LONG = 40
 """Words; no sentence should have more."""
 
-MEAN = {"README": 13.4, "pages": 21.3, "docstrings": 13.8}  # goal: 15 words
+MEAN = {"README": 11.0, "pages": 21.3, "docstrings": 13.8}  # goal: 15 words
 LONG_SENTENCES = {"README": 0, "pages": 145, "docstrings": 52}  # goal: 0
-IDIOMS = {"README": 1, "pages": 115, "docstrings": 120}  # goal: 0
+IDIOMS = {"README": 0, "pages": 115, "docstrings": 120}  # goal: 0
 
 IDIOM = re.compile(
     r"\b(?:beside|by (?:itself|themselves)|what (?:is left|counts|stays)|(?:is|are) (?:told|worth|none)|nobody|so many|"
@@ -153,5 +153,14 @@ def test_the_rules_can_fail(tmp_path: Path) -> None:
     found = [one for _, paragraph in paragraphs_of(text.splitlines()) for one in sentences_in(paragraph, "here")]
     assert [one.words for one in found] == [4, 8, 5]
     assert [bool(IDIOM.search(one.text)) for one in found] == [False, True, False]
-    entries = "Do a thing to nets.\n\nArgs:\n    a: The first of two,\n        which follow.\n\nReferences:\n    A b c d.\n"
-    assert [one.words for one in sentences_of_docstring(entries, "here")] == [5, 6]
+    entries = [
+        "Do a thing to nets.",
+        "",
+        "Args:",
+        "    a: The first of two,",
+        "        which follow.",
+        "",
+        "References:",
+        "    A b.",
+    ]
+    assert [one.words for one in sentences_of_docstring("\n".join(entries), "here")] == [5, 6]

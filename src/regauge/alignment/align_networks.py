@@ -241,16 +241,15 @@ def align_many(
 ) -> Result[Any]:
     """Move networks along their orbits into one universe, where all of them are close to one another.
 
-    Aligning every network to the first makes the first a special one, and aligning every pair by itself is not
-    consistent: going from A to B to C differs from going to C directly. In a universe each network has one
-    element, and what lies between two networks is their quotient.
+    If every network is aligned to the first, the first one is special. If every pair is aligned alone, the pairs
+    disagree: going from A to B to C differs from going to C directly. In a universe each network has one element, and
+    two networks are related by the quotient of theirs.
 
-    `MergeMany` is the default: on five MNIST networks its objective is within 1.2% of `FrankWolfe`'s for plain MLPs
-    and 2% above it for residual ones, in a sixth of the time, and the mean network's loss is alike (0.27 and 0.26;
-    0.27 and 0.28); aligned to the first network it is 0.35 and 0.43.
+    `MergeMany` is the default. On five MNIST networks its objective is within 1.2% of `FrankWolfe`'s for plain MLPs and
+    2% above it for residual ones, in a sixth of the time. The mean network's loss is alike (0.27 and 0.26; 0.27 and
+    0.28); if all are aligned to the first network it is 0.35 and 0.43.
 
-    The universe is determined up to one element that moves all networks alike; it is chosen such that the first
-    network stays as it is.
+    An element that moves all networks alike makes another universe. The one returned leaves the first network as it is.
 
     Args:
         params: The networks, one at least; unchanged themselves: parameters by name, or paths of checkpoints. Buffers

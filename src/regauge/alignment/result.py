@@ -34,8 +34,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     Attributes:
         symmetry: The symmetry that the elements belong to, with every size known.
-        element: The element that moves the second network. For many networks a batch, whose elements move each network
-            into the universe, in which the first network stays, so that the first element is the identity.
+        element: The element that moves the second network. For many networks a batch: its elements move each network
+            into the universe. The first network stays there, and the first element is the identity.
         params: The moved networks, `act(element, params_b)`; each computes the same function as before.
         objective: The objective of the method at `element`, which is maximized: for many networks the sum over pairs.
         initial: The objective at the identity; never larger than `objective`.
@@ -43,7 +43,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             pairs that ended earlier repeat their last value.
         starts: The objective that each climb or candidate reached, in the order in which they were tried; in a batch
             NaN for pairs that did not need that climb.
-        is_converged: Whether the method ended by itself, because no single step could improve the objective.
+        is_converged: Whether the method ended because no single step could improve the objective.
         is_judged: Whether there was a task to judge by; weights alone do not tell how high the barrier is.
         notes: Sentences about what could not be taken over from the first network, and whether nothing changed.
     """

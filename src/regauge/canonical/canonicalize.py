@@ -61,31 +61,31 @@ def canonicalize(
     | translations | each family is zero or centered, as in `symmetry.split` |
     | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
 
-    Layers are treated in the order in which the signal passes them, and each only by values that nothing still
-    free can change; what no values determine is left as it is, `canonical_manifold(symmetry).left` names it. The
-    scales of normalization layers are fixed by their gains and biases (norm one of the pair, or of the gain
-    alone), those of a residual stream by the writers that no hidden unit feeds. Batch normalization counts in
-    evaluation mode: running statistics move along, and computing them anew afterwards changes the function.
+    Layers are treated in the order of the signal, each only by values that nothing can move any more. Parts that no
+    values determine stay as they are; `canonical_manifold(symmetry).left` names them. The scales of normalization
+    layers are fixed by their gains and biases (norm one of the pair, or of the gain alone). Those of a residual stream
+    are fixed by the writers that no hidden unit feeds. Batch normalization counts in evaluation mode: running
+    statistics move along, and computing them anew afterwards changes the function.
 
     Limits. A unit without incoming weights has its bias scaled to one, and keeps its scale when that is zero too:
     the scale of its outgoing weights then remains. Equal units keep their order, which is the same network.
     Rotations need distinct eigenvalues; otherwise the result computes the same function but depends on where on
     the orbit the network was. The same holds, up to rounding, where a comparison is nearly a tie.
 
-    A product of two matrices with more coordinates between them than its rank, as that of `Linear(4, 6)` and
-    `Linear(6, 2)`, hides values that the function does not have. Its canonical form is its factorization by
-    rank: a limit of the orbit, to which no element leads. It computes the same function, so that networks with
-    one canonical form have the same function and need not lie on one orbit. Coordinates that are zero on both sides
-    get no gradient. See `factorize`.
+    A product of two matrices may have more coordinates between them than its rank, as that of `Linear(4, 6)` and
+    `Linear(6, 2)`. It then hides values that the function does not have. Its canonical form is its factorization by
+    rank: a limit of the orbit, which no element reaches. It computes the same function. Networks with one canonical
+    form therefore have one function, but may lie on different orbits. Coordinates that are zero on both sides get no
+    gradient. See `factorize`.
 
     Args:
         params: A network, or a population with one leading model axis. Unchanged itself. Or the path of a checkpoint.
         symmetry: The symmetry of the architecture.
         parts: The freedom that is fixed: some of "permutation", "sign", "scale", "shift", "linear", "translation" and
             "rotation"; all unless given. The law then holds for the elements of these parts.
-        reference: A network of the same architecture. What is then fixed by alignment to it, instead of sums and
-            sorting, are signs, half periods, rotations and order; the reference's own translations, gains, scales and
-            invertible matrices are fixed for that.
+        reference: A network of the same architecture. Alignment to it then fixes signs, half periods, rotations and
+            order, in place of sums and sorting. The reference's own translations, gains, scales and invertible matrices
+            are fixed for that.
         method: Aligns the network to the reference; `WeightMatching(scales="keep")` unless given. Scales that a method
             chooses do not count.
         task: For methods that use one.

@@ -45,8 +45,9 @@ def compare(
 ) -> Comparison:
     """Compare two networks as they are stored and modulo their symmetry.
 
-    The weights of the second network are matched to those of the first. What is left then, what the second explains of
-    each tensor beyond chance, and whether units correspond in their order as stored give a verdict:
+    The weights of the second network are matched to those of the first. Three measurements give a verdict: the
+    remaining difference, the share of each tensor that the second network explains beyond chance, and whether units
+    correspond in their order as stored.
 
     | verdict | when |
     | --- | --- |
@@ -57,31 +58,32 @@ def compare(
     | unrelated | neither |
     | undecided | between the two |
 
-    What alignment explains by chance is measured: of strangers, made of the second network by moving each tensor by an
-    element of its own. "Descended" is symmetric: one from the other, or both from a third. Thresholds are those of
-    `regauge.comparison.verdicts`, which were fixed on other networks than those that `docs/measurements/comparison.md` reports.
+    Alignment explains a share by chance, too. It is measured on strangers: copies of the second network with each
+    tensor moved by its own random element. "Descended" is symmetric: one from the other, or both from a third. The
+    thresholds are in `regauge.comparison.verdicts`. They were fixed on other networks than those that
+    `docs/measurements/comparison.md` reports.
 
-    The p-value and the z-score test the order of units as stored. They are exact where nobody chose that order. After
-    an alignment somebody did, so that order alone never makes a descendant. Where a network in a file says that
-    regauge aligned it, and the element is stored with it, that is undone first; otherwise a note says so.
+    The p-value and the z-score test the order of units as stored. They are exact unless that order was chosen. An
+    alignment chooses it, and order alone therefore never makes a descendant. If the file of a network says that regauge
+    aligned it, and the element is stored with it, the alignment is undone first; otherwise a note says so.
 
-    Networks with other widths, vocabularies or numbers of layers are compared in what they have in common: tensors of
-    the same shape, and those that are longer along an axis that nothing moves, such as that of tokens, up to the
-    shorter length. Of groups whose units can be reordered, and of which one network has more, those of its units are
-    compared that match the other network's best (`Comparison.units`), as in a network that `regauge.prune` made. The
-    notes name the rest; such networks are not "identical" but "descended" if that part is.
+    Networks with other widths, vocabularies or numbers of layers are compared in the tensors that both have. Tensors of
+    the same shape are compared whole. Those that are longer along an axis that nothing moves, such as that of tokens,
+    are compared up to the shorter length. If one network has more units in a group that can be reordered, those units
+    are compared that match the other network's best (`Comparison.units`), as in a network that `regauge.prune` made.
+    The notes name the rest. Such networks are never "identical", but "descended" if the common part is.
 
     Args:
         params_a: The network that stays: parameters by name, or the path of a checkpoint.
         params_b: The network that is moved.
         symmetry: The symmetry of both; of the first one where shapes differ.
         task: Data by which outputs, barriers and the loss of the merge are compared.
-        references: Networks that are known to be independent of the first one, trained as the second one would be if
-            it were independent, too. Then `reference_p_value` is exact wherever on their orbits the networks are: the
-            rank of the second network's fingerprint among theirs, by distance from the first one's.
+        references: Networks that are known to be independent of the first one, and were trained as an independent
+            second one would be. `reference_p_value` is then the rank of the second network's fingerprint among theirs,
+            by distance from the first one's. It is exact wherever on their orbits the networks are.
         draws: Random elements of the test of independence.
         generator: Their source; one with seed 0 unless given, so that the outcome is always the same.
-        out: The page of the comparison, an `.html` file that needs nothing but itself: a path, or an `Output`.
+        out: The page of the comparison, a self-contained `.html` file: a path, or an `Output`.
         memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
             unless given. Those that need more are streamed, without fingerprints.
         progress: Shows each pass over streamed files.

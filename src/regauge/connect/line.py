@@ -114,9 +114,9 @@ def line(
         judge: A task, or a function from parameters to metrics, "loss" among them.
         points: Number of equally spaced values of t, both ends included.
         path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
-        prepare: Applied to every network on the path, both ends too, so that all are treated alike; the task's unless
-            given. A model with batch normalization needs its statistics recomputed:
-            `lambda p: reset_batchnorm(p, module, batches)`. The curve says where an end has another loss as stored.
+        prepare: Applied to every network on the path, the ends included; the task's unless given. A model with batch
+            normalization needs its statistics recomputed: `lambda p: reset_batchnorm(p, module, batches)`. The curve
+            says where an end has another loss as stored.
         progress: Shows how many of the networks were evaluated.
 
     Raises:

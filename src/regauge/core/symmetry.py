@@ -60,10 +60,10 @@ class Symmetry:
         structure: Buffers that no training changes (masks, permutations, tables), and parameters that were named so.
             Groups at most exchange units whose entries there are equal, and say so by `Group.classes`.
         tied: Names that are one tensor in the model; checkpoints may leave out all but one of them.
-        ones: Gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` makes them so): what they
-            would forbid acts, and nothing acts on them.
-        readers: Axes (parameter, axis) on which groups act and along which layers sum over units: what goes in there is
-            multiplied by the parameter. Empty where it is not known.
+        ones: Gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` makes them so). Nothing acts
+            on them, and groups that other gains would forbid act.
+        readers: Axes (parameter, axis) on which groups act and along which layers sum over units: the layer's input is
+            multiplied by the parameter there. Empty if unknown.
         gains: Parameters that multiply unit by unit, in the order of the graph.
         translations: The families of vectors that may be added, in the order in which `split` takes them out.
         added: Numbers that the model adds to parameters with one axis before it multiplies by them: 1 to gains that are
@@ -273,9 +273,9 @@ class Symmetry:
             params: One network, or a population (one leading model axis on every tensor), unchanged.
 
         Returns:
-            The representative, in the dtypes of the network, but float32 where these have 16 bits, in which it would
-            be another function; and for each family the vector that was taken out, for each gain its values, by name:
-            in the next wider dtype.
+            The representative and the coordinates. The representative has the dtypes of the network, but float32 where
+            these have 16 bits: rounded to 16 bits it would be another function. The coordinates are, by name, the
+            vector that was taken out for each family and the values of each gain, in the next wider dtype.
 
         Raises:
             KeyError: A parameter that the symmetry moves is missing.
@@ -291,8 +291,8 @@ class Symmetry:
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
         """The network with a representative and coordinates, as `split` returns them.
 
-        It is affine in the representative: a line between representatives is a line between the networks that have
-        them and the same coordinates. The network has the dtypes of the representative.
+        It is affine in the representative: a line between two representatives is a line between the networks with equal
+        coordinates. The network has the dtypes of the representative.
 
         Raises:
             KeyError: A coordinate or a parameter is missing.
@@ -399,7 +399,7 @@ class Symmetry:
 
     @cached_property
     def on_sums(self) -> "Symmetry":
-        """This symmetry as it acts on `sums(params)`, and on changes of parameters, on which all of it is linear."""
+        """This symmetry as it acts on `sums(params)` and on changes of parameters, where all of it is linear."""
         return replace(self, added={}) if self.added else self
 
     @cached_property

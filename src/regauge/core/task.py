@@ -49,8 +49,9 @@ class Task:
         criterion: The mean loss of a batch from the output and the targets, differentiable.
         outputs: The output that is compared with the targets: a field name, or a function of what the module returns;
             its first tensor unless given.
-        prepare: Prepares an average of networks before it is evaluated, such as `reset_batchnorm`, and the networks
-            that it is compared with: the ends of a line, what is merged. Nothing is prepared unless given.
+        prepare: Prepares an average of networks before it is evaluated, such as `reset_batchnorm`. It also prepares the
+            networks that the average is compared with: the ends of a line, the merged networks. Nothing is prepared
+            unless given.
         name: The name of the data in cards and reports.
         has_targets: Whether the batches have targets; otherwise they show only whether outputs stay, and no loss is
             reported.
@@ -81,9 +82,8 @@ class Task:
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
         """Split the examples into two tasks at random: one that chooses, and one that judges what was chosen.
 
-        `prepare` is that of this task in both, so statistics are computed from whatever it holds. Where examples
-        cannot be told apart, whole batches are drawn: where the tensors of a batch differ in the length of their first
-        axis.
+        Both keep the `prepare` of this task, and statistics are computed from the data that it holds. If the tensors of
+        a batch differ in the length of their first axis, examples cannot be told apart: whole batches are drawn.
 
         Args:
             share: The share of the examples in the first task, between 0 and 1; each task has one at least.

@@ -65,8 +65,8 @@ def discover(
 
     The module is traced in evaluation mode with `torch.export`. Axes that operators tie together become one group; the
     operators that touch a group decide what may act on it. An operator without a rule freezes the axes that it touches.
-    The result holds for the shapes, the branches and the outputs of this trace. Its elements can act: one is drawn and
-    applied to random tensors, piece by piece, and a group that fails is frozen, with the reason.
+    The result holds for the shapes, the branches and the outputs of this trace. An element is drawn and applied to
+    random tensors, piece by piece; a group that fails there is frozen, with the reason.
 
     Buffers that a normalization fills (running means and variances) are statistics and move with the network. All
     other buffers that the outputs depend on are structure: masks, permutations, tables. Nothing scales them, and
@@ -80,9 +80,9 @@ def discover(
         example_kwargs: Keyword inputs.
         outputs: The outputs that must stay: a field name or several, or a function of the output. By default all
             tensors in it; objects such as key-value caches do not count.
-        ones: Gains that are exactly one, and stay so (`rg.discovery.fold` makes them so). They are no obstacle then: a
-            residual stream that is read through RMSNorm can be rotated, one that is read through LayerNorm by all
-            rotations that keep the vector of ones. The symmetry holds for networks with these gains only.
+        ones: Gains that are exactly one, and stay so (`rg.discovery.fold` makes them so). A residual stream that is
+            read through RMSNorm can then be rotated. One that is read through LayerNorm can be rotated if the vector of
+            ones stays. The symmetry holds for networks with these gains only.
         keep: Further tensors that are structure, by names or patterns such as "*.position": frozen parameters that are
             equal in all networks, such as tables of sines or fixed filters.
         move: Buffers that move with the network although no normalization fills them, by names or patterns; "*" moves

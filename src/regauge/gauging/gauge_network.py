@@ -47,8 +47,8 @@ def gauge(
 ) -> GaugeResult:
     """Move a network along its orbit to where it is easier to quantize: other weights, the same function.
 
-    What other tools write by hand for each architecture (cross-layer equalization, SmoothQuant, AWQ, QuaRot, SpinQuant)
-    are elements of the symmetry that `discover` finds, chosen by one of the methods here.
+    Other tools write such moves by hand for each architecture: cross-layer equalization, SmoothQuant, AWQ, QuaRot,
+    SpinQuant. All are elements of the symmetry that `discover` finds, chosen by one of these methods:
 
     | method | what it moves | needs |
     | --- | --- | --- |
@@ -63,10 +63,10 @@ def gauge(
     By default methods begin at the representative, without translations. A method that is named begins where the
     network is; `BestGauge(methods=(...,))` begins there, too.
 
-    Where gains of norms stand in the way of rotations and there is a task, they are brought to one first by the scales
-    of the symmetry; with a symmetry that was discovered behind `regauge.discovery.fold` that is done already.
+    Gains of norms can stand in the way of rotations. With a task, the scales of the symmetry first bring these gains to
+    one. After `regauge.discovery.fold` they are one already.
 
-    A checkpoint that needs more than `memory`, or whose model has no values, is moved tensor by tensor: rotations alone
+    A checkpoint that needs more than `memory`, or whose model has no values, is moved tensor by tensor. Only rotations
     are drawn then, and the model is not run.
 
     Args:

@@ -56,16 +56,16 @@ def merge(
     with `reset_batchnorm`, or give a task that does (`prepare`): the result is prepared by it.
 
     Tensors are moved and combined in float64, those in half precision in float32, and rounded once. With a task, every
-    network, the result and (without a base) the same of the networks without alignment are prepared and evaluated for
-    the record, on examples that chose nothing.
+    network and the result are prepared and evaluated for the record, on examples that chose nothing. Without a base, so
+    is the result that the same rule gives without alignment.
 
-    Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched to the
-    first network or the base, the result is made tensor by tensor, and its `params` are read from `out` when they are
-    asked for. What random rules draw depends on the generator and the names of the tensors alone.
+    Networks may be checkpoints on the disk. Those that need more than `memory` are streamed. Weights are then matched
+    to the first network or the base, the result is made tensor by tensor, and its `params` are read from `out` when
+    they are asked for. Random rules draw by the generator and the names of the tensors alone.
 
     Args:
-        params: The networks, of one architecture: parameters by name, or paths of checkpoints. Two at least, but one is
-            enough for rules that make sense of one task vector.
+        params: The networks, of one architecture: parameters by name, or paths of checkpoints. At least two, or one for
+            rules that take a single task vector.
         symmetry: The symmetry of that architecture.
         method: The method of alignment, as in `align_many`: `DataMatching()` unless given where there is a task, else
             `MergeMany()`, and `WeightMatching()` with a base or where the networks are streamed. A method for pairs

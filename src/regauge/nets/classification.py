@@ -87,7 +87,7 @@ def train(
         module: Runs the parameters; its own are not used.
         params: Parameters and buffers at the start.
         inputs: `[n, ...]`.
-        labels: Classes, `[n]`; of sequences `[n, ...]`, as many as the outputs have.
+        labels: Classes, `[n]`; for sequences `[n, ...]`, one for each output.
         training: Epochs, batch size, optimizer, schedule.
         generator: Draws the order of the examples, and their changes; one with seed 0 unless given.
         augmentation: Changes the images of every batch at random; none unless given.

@@ -59,11 +59,11 @@ def prune(
 ) -> Pruned:
     """Remove units of groups, in every tensor where they have a placement: hidden units, channels, heads, experts.
 
-    What a network does not need is removed first, and its function stays: units that nothing reads, units that are the
-    same for all inputs (folded into the biases of what reads them), and doubles of other units (added to these). It is
-    checked on outputs in float64, and what does not pass is not done. Then the criterion removes units until the
-    share of each group is gone. Units are looked for and removed at the representative (`Symmetry.split`), and the
-    result has the coordinates of the given network: translated copies become copies again.
+    Units that the network does not need are removed first, and its function stays. These are units that nothing reads,
+    constant units (folded into the biases of their readers), and doubles of other units (added to these). Each removal
+    is checked on outputs in float64 and dropped if it fails. Then the criterion removes units until the share of each
+    group is gone. Units are looked for and removed at the representative (`Symmetry.split`), and the result has the
+    coordinates of the given network: translated copies become copies again.
 
     Args:
         params: One network, unchanged itself: parameters by name, or the path of a checkpoint.
@@ -73,13 +73,13 @@ def prune(
         criterion: `OutputError()` unless given, and `Magnitude()` where there is no task; see `regauge.pruning`.
         task: The model and data: removals are checked on the inputs of the first batch. Without one, nothing is run,
             nothing is checked, and no exact removals are made.
-        test: The task that judges: losses are measured on it. Where a criterion looks at data, half of the examples of
-            `task` unless given, which then choose nothing (`Task.split`); all, where examples cannot be split.
+        test: The task that judges: losses are measured on it. Unless given, and where a criterion looks at data, half
+            of the examples of `task` judge and choose nothing (`Task.split`); all do if examples cannot be split.
         generator: The source of chance, for criteria that need it.
         alike: Sets of groups that keep equal numbers of units, because one number of a configuration says it for all.
-        build: Makes a module of the smaller sizes, for models whose numbers are decided elsewhere; a copy of the task's
-            module is resized unless given. Of one with methods `files` and `changes`, as that of a configuration,
-            the files and the changed numbers are written, too.
+        build: Makes a module of the smaller sizes, for models whose sizes are decided elsewhere, such as in a
+            configuration. Unless given, a copy of the task's module is resized. If it has methods `files` and
+            `changes`, the files and the changed numbers are written, too.
         out: Where the smaller network of a checkpoint is written, with a report next to it: a path, or an `Output`.
         memory: How much may be held for a checkpoint: bytes, or text such as "2GB"; half of the machine's memory unless
             given. The values, in float64, must fit.

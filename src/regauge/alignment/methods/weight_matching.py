@@ -28,38 +28,38 @@ class WeightMatching(Method):
     rotations. Each step is the exact optimum of one group and what is nested in it, given all others. The result is a
     local optimum; it is global where one group is all there is.
 
-    Positive scales and invertible matrices are no part of that search. Where a symmetry has them, both networks are
-    first brought to the points of smallest norm on their orbits (`regauge.core.balance`), a and b are these points,
-    where of a matrix only a rotation is left to choose, and the second network takes over the scales and matrices of
-    the first. So the outcome does not depend on where on its orbit either network happens to be. Choosing the scales
-    that minimize the distance instead, jointly with the permutation, makes weights smaller wherever two units agree
-    little, and depends on the scales of the first network. Where the two are nearly the same network, scales and
-    matrices are fitted by least squares if that brings them closer: a gain near zero says little about a unit's scale.
+    Positive scales and invertible matrices are not searched. Where a symmetry has them, both networks are first moved
+    to the points of smallest norm on their orbits (`regauge.core.balance`): a and b are these points. Of an invertible
+    matrix only a rotation then remains to be chosen. The second network takes over the scales and matrices of the
+    first. The outcome therefore does not depend on where on its orbit either network is. The scales that minimize the
+    distance, chosen together with the permutation, would make weights smaller wherever two units agree little, and
+    would depend on the scales of the first network. If the two networks are nearly the same, scales and matrices are
+    fitted by least squares where that brings them closer: a gain near zero says little about a unit's scale.
 
-    Departures from the paper: the first costs use the barycenter of what is not known yet, best anchored group
-    first (planted permutations of residual networks are then recovered, which fails from the identity), and rotations
-    before all, by what no other group changes (`regauge.alignment.engine.first_rotations`); groups are visited in a
-    fixed order and only when a neighbor moved; buffers move but do not count.
+    Departures from the paper. The first costs use the barycenter of what is not known yet, best anchored group first:
+    this recovers planted permutations of residual networks, and a start from the identity does not. Rotations come
+    first, by values that no other group changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a
+    fixed order and only when a neighbor moved. Buffers move but do not count.
 
     Attributes:
-        start: Begin at the "barycenter", or at the "identity" as published. Whatever the start, the identity
-            is tried when the result would be worse than it.
-        restarts: Further climbs from random elements, run as one batch. Of all climbs the one with the largest
-            objective is kept or, given a task, the one with the smallest task loss halfway between the networks
-            among those that end at or above the identity: the objective says next to nothing about that loss.
-            The objective that is reported is that of the kept climb, so it is never below the identity's; the
-            loss is compared between climbs only.
+        start: Begin at the "barycenter", or at the "identity" as published. The identity is tried whenever the result
+            would be worse than it.
+        restarts: Further climbs from random elements, run as one batch. Without a task the climb with the largest
+            objective is kept. With a task it is the climb with the smallest task loss halfway between the networks,
+            among those that end at or above the identity: the objective says next to nothing about that loss. The
+            reported objective is that of the kept climb and never below the identity's; the loss is compared between
+            climbs only.
         init: The start of the first climb in place of `start`: an element from another method or an earlier
             result. What matching does not choose is left out of it: positive factors, and of an invertible
             matrix all but its nearest rotation. For `align_pairs` a single element or one for each pair.
         max_sweeps: Most sweeps over the groups in each climb.
         tolerance: A step must gain more than this share of `sum |a| |b|`.
         scales: "balance" as described. The second network keeps its running statistics and the scales of filters before
-            batch normalization: to take over those of the first moves statistics against their own activations, which
-            statistics computed anew undo in part. Only a copy of the first network whose statistics were moved takes
-            them over; not with "recompute", nor given a task that computes statistics anew (`prepare`). "keep" compares
-            the networks as they are, leaves all factors at one, and chooses an invertible matrix among the orthogonal
-            ones.
+            batch normalization. Taking over those of the first would move statistics against their own activations, and
+            statistics computed anew would undo part of the move. Only a copy of the first network whose statistics were
+            moved takes them over. With "recompute", or with a task that computes statistics anew (`prepare`), no
+            network does. "keep" compares the networks as they are, leaves all factors at one, and chooses an invertible
+            matrix among the orthogonal ones.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.

@@ -54,16 +54,16 @@ def train(
 ) -> Iterator[SavedNetworks]:
     """Train a population, or some networks of it.
 
-    Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. What a network
-    becomes depends on the config and on its id, not on the stack, the back end or the other ids: every step is the same
-    to rounding, however the population is cut. In float32 differences of rounding grow along a training, so that the
-    parameters after a long one depend on the stack, the library of matrix products and the kind of processor, too; in
-    float64 they are equal to 1e-9 in all tests.
+    Networks are trained in stacks, on one thread: for more cores, train other ids in other processes. The config and
+    the id decide what a network becomes; the stack, the back end and the other ids do not. Every step is the same to
+    rounding, however the population is cut. In float32 differences of rounding grow along a training. The parameters
+    after a long one therefore also depend on the stack, the library of matrix products and the processor. In float64
+    they are equal to 1e-9 in all tests.
 
-    A network that diverges does not touch its neighbors. It is handed out once, at the next checkpoint or discard,
-    marked "is_diverged", and given up. A network that is discarded is handed out at that step, whether or not it is a
-    checkpoint, marked "is_discarded", and not again. So every network has one last row, at the end or with one of the
-    two marks.
+    A network that diverges does not touch its neighbors. It is yielded once, at the next checkpoint or discard, marked
+    "is_diverged", and then dropped. A discarded network is yielded at that step, whether or not it is a checkpoint,
+    marked "is_discarded", and not again. Every network therefore has one last row, at the end or with one of the two
+    marks.
 
     Args:
         config: The configuration of the whole population.
