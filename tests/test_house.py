@@ -15,11 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import regauge
+from sources import FILES, PUBLIC, TREES, module_of, public_names
 
-SOURCE = Path(regauge.__file__).parent
-FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
-TREES = {path: ast.parse(text) for path, text in FILES.items()}
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
 DEEP_IMPORTS = 54  # goal: 60
@@ -34,12 +31,6 @@ WAY_OF_MERGE = 77  # goal: 80
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
 """First words of docstrings that do not say what a thing is or does; "The same" is another."""
-
-
-def module_of(path: Path) -> str:
-    """The dotted name of a file."""
-    parts = ("regauge", *path.with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 MODULES = {module_of(path): path for path in FILES}
@@ -89,26 +80,6 @@ def deep_imports(path: Path) -> Iterator[str]:
                     yield f"cli/{path.name}:{node.lineno} {name}"
 
 
-def public_names() -> Iterator[str]:
-    """Names that packages list in a stub or `__all__`; what a package and one within it list counts once."""
-    listed: dict[str, set[str]] = {}
-    for path in sorted((path for path in FILES if path.name == "__init__.py"), key=lambda path: len(path.parts)):
-        package = module_of(path)
-        stub = SOURCE / path.with_suffix(".pyi")
-        names: set[str] = set()
-        if stub.exists():
-            for node in ast.parse(stub.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ImportFrom):
-                    names |= {one.asname or one.name for one in node.names}
-        else:
-            for node in TREES[path].body:
-                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                    names |= set(ast.literal_eval(node.value))
-        listed[package] = names
-        above = listed.get(".".join(package.split(".")[:2]), set()) if package.count(".") > 1 else set()
-        yield from sorted(f"{package}.{name}" for name in names - above)
-
-
 def without_words(path: Path) -> int:
     """How many lines of a file hold code: no blank ones, no comments, no docstrings of whatever."""
     words: set[int] = set()
@@ -128,10 +99,6 @@ def test_the_wheel_has_no_papers() -> None:
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/regauge"]}
     assert not [path for path in FILES if path.parts[0] == "papers"]
     assert not [path for path, text in FILES.items() if re.search(r"^\s*(from|import) regauge_papers", text, re.M)]
-
-
-PUBLIC = set(public_names())
-"""All public names, among them functions that have the names of their files, such as `regauge.discovery.discover`."""
 
 
 def test_commands_import_from_the_front_doors() -> None:

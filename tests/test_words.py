@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_house import PUBLIC, TREES
+from sources import PUBLIC, TREES
 
 ROOT = Path(__file__).parent.parent
 LONG = 40

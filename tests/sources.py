@@ -1,0 +1,41 @@
+"""The source files of the library, their syntax trees, and the public names in them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import regauge
+
+SOURCE = Path(regauge.__file__).parent
+FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+TREES = {path: ast.parse(text) for path, text in FILES.items()}
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file."""
+    parts = ("regauge", *path.with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def public_names() -> Iterator[str]:
+    """Names that packages list in a stub or `__all__`; what a package and one within it list counts once."""
+    listed: dict[str, set[str]] = {}
+    for path in sorted((path for path in FILES if path.name == "__init__.py"), key=lambda path: len(path.parts)):
+        package = module_of(path)
+        stub = SOURCE / path.with_suffix(".pyi")
+        names: set[str] = set()
+        if stub.exists():
+            for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ImportFrom):
+                    names |= {one.asname or one.name for one in node.names}
+        else:
+            for node in TREES[path].body:
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                    names |= set(ast.literal_eval(node.value))
+        listed[package] = names
+        above = listed.get(".".join(package.split(".")[:2]), set()) if package.count(".") > 1 else set()
+        yield from sorted(f"{package}.{name}" for name in names - above)
+
+
+PUBLIC = set(public_names())
+"""All public names, among them functions that have the names of their files, such as `regauge.discovery.discover`."""
