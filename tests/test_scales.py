@@ -124,8 +124,8 @@ def test_norms_of_what_comes_in_and_goes_out_are_equal_in_a_plain_network() -> N
         assert torch.allclose(incoming, best[f"{k + 1}.weight"].square().sum(0))
 
 
-def test_deep_chains_take_few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.core.balance.MAX_SWEEPS", 60)
+def test_deep_chains_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regauge.core.newton.STEPS", 10)
     symmetry = mlp_symmetry(3, *[6] * 20, 2, kind="scaled")
     params = symmetry.act(scaled_by(symmetry, 3.0, 0), drawn(symmetry, 0))
     best = symmetry.act(balance(params, symmetry), params)

@@ -12,13 +12,14 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from regauge.alignment.engine.frames import Frame
+from regauge.alignment.engine.frames import Frame, Scales
 from regauge.alignment.engine.paired_networks import dots
-from regauge.alignment.engine.refit import is_near_copy, squared_distances
+from regauge.alignment.engine.refit import is_near_copy, refit, squared_distances
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
 from regauge.alignment.result import ManyResult, Results, join
+from regauge.core.balance import has_balance
 from regauge.core.behind_gains import gains_of, lift, lower, on_representatives, zero_gains
 from regauge.core.chart import Coordinates, chart_gains, into_coordinates
 from regauge.core.counted import count
@@ -336,16 +337,22 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
     In the coordinates of the first network noise in a small gain, or in a bias, enlarges that of what reads behind it.
     So networks are also matched as they are, with scales fitted to the first one, which is best where translations do
     not set them apart: biases and gains, which a representative lacks, tell units apart that noise has confused.
-    Otherwise they are matched once more in these coordinates.
+    Otherwise they are matched once more in these coordinates. Where there are no gains, these lengthen nothing, and
+    translations do set networks apart: then a fit in these coordinates is enough.
     """
-    again = WeightMatching(scales=getattr(method, "scales", "balance"))
+    symmetry = problem.symmetry
+    scales: Scales = getattr(method, "scales", "balance")
+    if scales != "keep" and has_balance(symmetry) and not chart_gains(symmetry):
+        further, is_closer = refit(symmetry.on_sums, "keep", symmetry.sums(problem.a), symmetry.sums(moved))
+        return symmetry.compose(further, there).where(is_closer, there)
+    again = WeightMatching(scales=scales)
     given = again.match(replace(problem, task=None))
     left = _distances(problem, moved)[0]
     is_best = _distances(problem, given.params)[0] <= left
     if not bool(is_best.all()):
         other = again.match(replace(problem, b=moved, task=None))
         is_closer = _distances(problem, other.params)[0] < left
-        there = problem.symmetry.compose(other.element, there).where(is_closer, there)
+        there = symmetry.compose(other.element, there).where(is_closer, there)
     return given.element.where(is_best, there)
 
 

@@ -13,26 +13,22 @@ from torch import Tensor
 
 from regauge.core.element import Element, Value
 from regauge.core.families import balanced_matrices, connected
-from regauge.core.matrices import Matrices
+from regauge.core.matrices import root_of
+from regauge.core.newton import minimize
 from regauge.core.params import Params, are_copies, select
 from regauge.core.remembered import remembered
-from regauge.core.scales import Direction, Logs, Squares, descend, directions, jump, normalize, normalizers
+from regauge.core.scales import directions
+from regauge.core.squared_norm import SquaredNorm
 from regauge.core.symmetry import Symmetry
 
-TOLERANCE = {torch.float64: 1e-12}
-"""Balancing ends when no factor changes by more than this share; by 1e-7 where parameters have less precision."""
-MAX_SWEEPS = 2000
-"""Most sweeps over all families."""
-PATIENCE = 300
-"""Sweeps after which matrices that still move are given up."""
-FORECAST = PATIENCE // 5
-"""Sweeps after which those are given up that would still move then, at the rate of the last half of the sweeps."""
+EXACT = 1e-12, (1e-13, 1e-11)
+"""The precision of logarithms of factors, and limits of eigenvalues, for parameters in double precision."""
+ROUNDED = 1e-7, (1e-11, 1e-6)
+"""The same for all others."""
 LARGEST_LOGARITHM = 30.0
 """The largest logarithm of a factor; beyond it the sum of squares is taken to have no minimum."""
 JOINED = 1 << 20
 """Up to this many values networks are balanced together, as fast as one alone."""
-MEMORY = 6
-"""Sweeps that an extrapolation looks back on."""
 
 Exponents = tuple[tuple[int, int], ...]
 """The action of scales on some values of a tensor: numbers of families and exponents."""
@@ -73,8 +69,7 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
     bias included, equal to the norm of what goes out; for the queries and keys of a head it makes their Gram matrices
     equal.
 
-    One family after another takes an exact step, and so do matrices. Where a family has more than two exponents, or
-    acts on two axes of one tensor, the step goes to the minimum of a bound that touches the sum at the current point.
+    Newton's method moves all scales and matrices at once (`regauge.core.newton`).
 
     A unit that has nothing but zeros on one of its two sides has no finite minimum. A linear term in the
     logarithm of its factor then makes the minimum finite: the sum of squares of what it has, each weighted by
@@ -169,18 +164,17 @@ def balance_but(
         rows = torch.zeros(batch, dtype=torch.int64)
         return Balance(one.element.rows(rows), {name: flags[rows] for name, flags in one.rigid.items()})
     flat = {name: t.reshape(batch, *symmetry.shapes[name]) for name, t in symmetry.sums(tensors).items()}
-    squares = Squares(flat, (place for direction in scaled for place in direction.places))
-    if not squares.is_finite:
+    norm = SquaredNorm(symmetry, buffers, flat)
+    if not np.isfinite(norm.norm).all():
         raise ValueError("the squares of the parameters are not finite, so no scales balance them")
-    tolerance = max(TOLERANCE.get(tensor.dtype, 1e-7) for tensor in tensors.values())
-    matrices = Matrices(symmetry, flat, rigid) if linear else None
-    logs = _minimize(scaled, squares, batch, tolerance, matrices)
-    if buffers == "move" and not all(bool((np.abs(found) <= LARGEST_LOGARITHM).all()) for found in logs):
+    is_double = all(tensor.dtype == torch.float64 for tensor in tensors.values())
+    kept = {name: rigid.get(name, torch.zeros(batch, dtype=torch.bool)).numpy().copy() for name in linear}
+    minimize(norm, kept, *(EXACT if is_double else ROUNDED))
+    if buffers == "move" and not bool((np.abs(norm.logs) <= LARGEST_LOGARITHM).all()):
         # Scales of values that are zero or nearly so may have no finite minimum.
         return balance_but(params, symmetry, "keep", rigid)
-    filters = normalizers(symmetry) if buffers == "move" else ()
-    logs += [normalize(direction, squares, batch) for direction in filters]
-    scaled = (*scaled, *filters)
+    logs = [*np.split(norm.logs, np.cumsum([each.count for each in scaled]), axis=1)[:-1], *norm.normalize()]
+    scaled = (*scaled, *(filters.direction for filters in norm.plan.filters))
     sizes = {group.name: group.size for group in symmetry.groups}
     for group in symmetry.groups:
         own = [(d.weights, t) for d, t in zip(scaled, logs, strict=True) if d.group == group.name]
@@ -190,11 +184,11 @@ def balance_but(
             steps = torch.stack([torch.from_numpy(t).reshape(shape) for _, t in own], dim=-2)
             scale = (rows.T @ steps).exp()
             element = element.replace(group.name, replace(element[group.name], scale=scale))
-    if matrices is None:
-        return Balance(element, {})
-    for name, matrix in matrices.found().items():
-        element = element.replace(name, Value(matrix=matrix.reshape(*lead, *matrix.shape[1:])))
-    return Balance(element, matrices.rigid)
+    for name, found in norm.found.items():
+        matrix = root_of(torch.from_numpy(found.swapaxes(-1, -2) @ found))
+        bases = (sizes[base] for base in symmetry[name].within)
+        element = element.replace(name, Value(matrix=matrix.reshape(*lead, *bases, *matrix.shape[-2:])))
+    return Balance(element, {name: torch.from_numpy(flags) for name, flags in kept.items()})
 
 
 def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[frozenset[str]]:
@@ -233,62 +227,6 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     )
     needed = _frozen_gains(terms, frozenset(symmetry.buffers), len(families))
     return replace(symmetry, buffers=tuple(n for n in symmetry.buffers if n not in needed)) if needed else symmetry
-
-
-def _minimize(
-    directions: Sequence[Direction], squares: Squares, batch: int, tolerance: float, matrices: Matrices | None = None
-) -> list[Logs]:
-    """The logarithms of the factors of every direction.
-
-    Coordinate descent alone is slow in deep chains, where whole layers trade factors with their neighbors. After
-    each sweep a combination of the last ones is tried that would cancel their steps if the sweep were linear
-    (Anderson's acceleration); it is taken back when the next sweep steps further than the last one did. Matrices are
-    at their best for the factors of now, so that they take no part in it.
-    """
-    ends = np.cumsum([direction.count for direction in directions])
-    logs = np.zeros((batch, int(ends[-1]) if len(ends) else 0))
-    visited: list[tuple[Logs, Logs]] = []  # Points after a sweep, and the steps that led there.
-    leap = np.zeros_like(logs)
-    for sweep in range(MAX_SWEEPS):
-        if matrices is not None and sweep in (FORECAST, PATIENCE):
-            # Where the norm has no smallest value, steps shrink like 1/sweep; a forecast that is near is no reason.
-            matrices.give_up(tolerance if sweep == PATIENCE else tolerance ** (2 / 3), PATIENCE)
-        turned = 0.0 if matrices is None else matrices.step(squares)
-        steps = [descend(direction, squares, batch) for direction in directions]
-        step = np.concatenate(steps, axis=1) if steps else logs
-        length = float(np.abs(step).max(initial=0.0))
-        logs = logs + leap + step
-        if max(length, turned) <= tolerance:
-            break
-        if not directions:
-            continue
-        if visited and length > float(np.abs(visited[-1][1]).max()):
-            back, visited = visited[-1][0] - logs, []
-            jump(directions, squares, np.split(back, ends[:-1], axis=1))
-            logs, leap = logs + back, np.zeros_like(logs)
-            continue
-        visited = [*visited[-MEMORY:], (logs, step)]
-        leap = _extrapolate(visited) - logs
-        jump(directions, squares, np.split(leap, ends[:-1], axis=1))
-    return np.split(logs, ends[:-1], axis=1) if directions else []
-
-
-def _extrapolate(visited: Sequence[tuple[Logs, Logs]]) -> Logs:
-    """The affine combination of the points whose steps cancel best, by least squares."""
-    points, steps = (np.stack(rows, axis=1) for rows in zip(*visited, strict=True))  # [batch, sweep, unit]
-    last = points[:, -1]
-    if len(visited) == 1:
-        return last
-    moves = np.diff(steps, axis=1)
-    gram = moves @ moves.swapaxes(1, 2)
-    trace = np.trace(gram, axis1=1, axis2=2)[:, None, None]
-    # Anderson's acceleration with differences: weights that sum to one need no constraint, since the minimum of
-    # |s - sum_k m_k (s_k+1 - s_k)|^2 over any m is the least norm of an affine combination of steps.
-    ridge = np.where(trace > 0, 1e-12 * trace, 1.0) * np.eye(gram.shape[-1])
-    # Not by least squares of LAPACK, whose last bits depend on where its workspace lies in memory.
-    mix = np.linalg.solve(gram + ridge, moves @ steps[:, -1, :, None])
-    found: Logs = last - (mix.swapaxes(1, 2) @ np.diff(points, axis=1))[:, 0]
-    return found
 
 
 def _frozen_gains(terms: Terms, buffers: frozenset[str], count: int) -> frozenset[str]:

@@ -166,10 +166,15 @@ def is_stretched(symmetry: Symmetry, name: str) -> bool:
 
 def move_by(symmetry: Symmetry, balance: Element, tensors: Tensors) -> dict[str, Tensor]:
     """Tensors moved by what balances a network: positive factors and invertible matrices, and nothing else."""
-    linear = _linear(symmetry)
-    values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in balance.items()}
-    sites, element = {name: symmetry.sites[name] for name in tensors}, Element(values, balance.batch)
+    sites, element = {name: symmetry.sites[name] for name in tensors}, stretching(symmetry, balance)
     return _act.act(symmetry.groups, sites, element, tensors, {name: len(symmetry.shapes[name]) for name in tensors})
+
+
+def stretching(symmetry: Symmetry, element: Element) -> Element:
+    """The positive factors and invertible matrices of an element, and nothing else."""
+    linear = _linear(symmetry)
+    values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in element.items()}
+    return Element(values, element.batch)
 
 
 def _linear(symmetry: Symmetry) -> frozenset[str]:

@@ -14,10 +14,11 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from regauge.alignment.engine.climbs import climb
-from regauge.alignment.engine.frames import Frame, move_by, notes_on
+from regauge.alignment.engine.frames import Frame, notes_on, stretching
 from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
+from regauge.core.act import act
 from regauge.core.balance import Buffers, count_frozen_gains
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, compared, connected, unit_values
@@ -183,12 +184,14 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
         (1972), Solution of the matrix equation AX + XB = C.
     """
     pairs = len(next(iter(a.values())))
-    blank = total = symmetry.identity((pairs,))
+    blank = symmetry.identity((pairs,))
     every = (GroupFit(symmetry, group) for group in groups)
     fits = [(fit, names) for fit in every if (names := [name for name in a if name in fit.sites])]
+    total = stretching(symmetry, blank)
 
     def moved(name: str) -> Tensor:
-        return move_by(symmetry, total, {name: b[name].double()})[name]
+        sites, ndims = {name: symmetry.sites[name]}, {name: b[name].ndim - 1}
+        return act(symmetry.groups, sites, total, {name: b[name].double()}, ndims)[name]
 
     def distances() -> PerPair:
         return torch.stack([squared_distances({name: a[name]}, {name: moved(name)}) for name in a]).sum(0)
@@ -200,13 +203,14 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
             for name in names:
                 fit.add(name, a[name], moved(name))
             value, gain = fit.step()
-            step = Element({fit.group.name: value}, (pairs,)).fill(blank)
-            total, lowered = symmetry.compose(step, total), lowered + gain
+            known, lowered = total[fit.group.name], lowered + gain
+            both = known.zip(value, torch.mul if known.matrix is None else lambda before, after: after @ before)
+            total = total.replace(fit.group.name, both)
         if bool((lowered <= SETTLED * left).all()):  # It was larger when it was measured, so that this comes first.
             left = distances()
             if bool((lowered <= SETTLED * left).all()):
-                break
-    return total, distances()
+                return total.fill(blank), left
+    return total.fill(blank), distances()
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:

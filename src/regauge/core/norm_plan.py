@@ -1,0 +1,246 @@
+"""A plan for the squared norm of networks: their compared parameters, sorted by what acts on them."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
+
+from regauge.core.act import Site
+from regauge.core.families import balanced_matrices, unit_index
+from regauge.core.remembered import remembered
+from regauge.core.scales import Direction, ScaleSite, directions, normalizers
+from regauge.core.symmetry import Symmetry
+
+Axes = tuple[int, ...]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Tensors whose squares, summed, are matrices of one shape, with a scale for each row and one for each column.
+
+    Attributes:
+        axes: The axes of rows and of columns of each tensor.
+        shape: The numbers of rows and columns.
+        sides: The rows of `NormPlan.incidence` for all rows of the matrices, one after the other, and for all columns.
+    """
+
+    axes: Mapping[str, tuple[Axes, Axes]]
+    shape: tuple[int, int]
+    sides: tuple[slice, slice]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Values `[batch, copies, n, columns]` that a group of matrices multiplies, and scales column by column.
+
+    Attributes:
+        group: The name of the group.
+        sign: One, or minus one where the inverse acts.
+        sites: The tensors and sites whose values follow one another.
+        rows: The rows of `NormPlan.incidence` of the columns, copy by copy.
+    """
+
+    group: str
+    sign: int
+    sites: Sequence[tuple[str, Site]]
+    rows: slice
+
+
+@dataclass(frozen=True)
+class Loose:
+    """A tensor on several axes of which matrices act: `[batch, values]`.
+
+    Attributes:
+        name: Its name.
+        slots: For each site the group, the sign, and where the values are, `[copies, n, columns]`.
+        rows: The rows of `NormPlan.incidence` of the values.
+    """
+
+    name: str
+    slots: Sequence[tuple[str, int, Index]]
+    rows: slice
+
+
+class Incidence:
+    """The changes of the logarithms of the squares of rows by a step of each unit, `[row, unit]`.
+
+    Attributes:
+        rows: The exponents.
+        columns: The same, transposed.
+        rising: The positive ones, transposed.
+        falling: The negative ones, transposed, as positive numbers.
+        steepest: For each unit the largest positive exponent of all rows, and the largest negative one, times the
+            number of units that move that row's squares.
+    """
+
+    def __init__(self, rows: csr_array, tables: Sequence[Table]) -> None:
+        self.rows, self.columns = rows, rows.T.tocsr()
+        reach = np.diff(rows.indptr)
+        for one, other in (table.sides for table in tables):
+            most = [int(reach[side].max(initial=0)) for side in (one, other)]
+            reach[one] += most[1]
+            reach[other] += most[0]
+        self.rising, self.falling = self.columns.maximum(0), (-self.columns).maximum(0)
+        self.steepest = np.zeros((2, rows.shape[1]))
+        for steepest, part in zip(self.steepest, (self.rising.tocoo(), self.falling.tocoo()), strict=True):
+            np.maximum.at(steepest, part.row, part.data * reach[part.col])
+
+
+@dataclass(frozen=True)
+class Filters:
+    """A normalizer: how its steps move rows, and those that it alone moves."""
+
+    direction: Direction
+    moves: Incidence
+    own: Incidence
+
+
+@dataclass(frozen=True)
+class NormPlan:
+    """The compared parameters, sorted by what acts on them.
+
+    Attributes:
+        directions: The families of scales; their units are counted one after the other.
+        incidence: How a step of each of their units moves rows.
+        entries: Tensors of which all squares, summed over all axes but these, are rows; they come first.
+        tables: Tensors that two scales multiply.
+        pools: Values that matrices of one group and scales multiply.
+        loose: Tensors that matrices of several groups, or of one along several axes, multiply.
+        grams: Values on which one group of matrices acts, and nothing else.
+        coupled: The groups of matrices whose best values depend on those of others, or on scales.
+        filters: The normalizers, where buffers may be moved.
+    """
+
+    directions: tuple[Direction, ...]
+    incidence: Incidence
+    entries: Mapping[str, Axes]
+    tables: Sequence[Table]
+    pools: Sequence[Pool]
+    loose: Sequence[Loose]
+    grams: Mapping[str, Sequence[tuple[str, Site]]]
+    coupled: tuple[str, ...]
+    filters: Sequence[Filters]
+
+
+@remembered
+def plan_of(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> NormPlan:
+    """The plan of a symmetry with every size known."""
+    shapes, linear, scaled = symmetry.shapes, balanced_matrices(symmetry), directions(symmetry, buffers)
+    rows = _Rows(symmetry)
+    placed: dict[str, list[ScaleSite]] = {}
+    for place in (place for direction in scaled for place in direction.places):
+        placed.setdefault(place.name, []).append(place)
+    grams: dict[str, list[tuple[str, Site]]] = {name: [] for name in linear}
+    pooled: dict[tuple[str, int], list[tuple[str, Site]]] = {}
+    several: dict[str, list[Site]] = {}
+    mixed = dict.fromkeys(name for names in linear.values() for name in names)
+    for name in mixed:
+        sites = [site for site in symmetry.sites[name] if site.group.name in linear]
+        is_covered = sum(len(site.positions) for site in sites) == shapes[name][sites[0].placement.axis]
+        if len({site.placement.axis for site in sites}) > 1 or (name in placed and not is_covered):
+            several[name] = sites
+            continue
+        for site in sites:
+            own = pooled.setdefault((site.group.name, _sign(site)), []) if name in placed else None
+            (grams[site.group.name] if own is None else own).append((name, site))
+    entries, shaped = dict[str, Axes](), dict[tuple[int, int], dict[str, tuple[Axes, Axes]]]()
+    for name in (name for name in placed if name not in mixed):
+        fields = [*dict.fromkeys(place.axes for place in placed[name])]
+        if len(fields) == 2 and not {*fields[0]} & {*fields[1]}:
+            lengths = [math.prod(shapes[name][axis] for axis in axes) for axes in fields]
+            shaped.setdefault((lengths[0], lengths[1]), {})[name] = (fields[0], fields[1])
+        else:
+            entries[name] = tuple(sorted({axis for axes in fields for axis in axes}))
+            rows.add_all([(name, entries[name])])
+    tables = []
+    for shape, each in shaped.items():
+        sides = [rows.add_all((name, axes[k]) for name, axes in each.items()) for k in (0, 1)]
+        tables.append(Table(each, shape, (sides[0], sides[1])))
+    pools = [Pool(group, sign, sites, rows.add_columns(sites)) for (group, sign), sites in pooled.items()]
+    loose = [
+        Loose(
+            name,
+            [(site.group.name, _sign(site), _index(symmetry, name, site)) for site in sites],
+            rows.add_all([(name, tuple(range(len(shapes[name]))))]),
+        )
+        for name, sites in several.items()
+    ]
+    coupled = dict.fromkeys([pool.group for pool in pools] + [slot[0] for one in loose for slot in one.slots])
+    filters = [
+        Filters(each, *(Incidence(rows.exponents([replace(each, places=p)]), tables) for p in (each.places, each.own)))
+        for each in (normalizers(symmetry) if buffers == "move" else ())
+    ]
+    incidence = Incidence(rows.exponents(scaled), tables)
+    return NormPlan(scaled, incidence, entries, tables, pools, loose, grams, tuple(coupled), filters)
+
+
+def _sign(site: Site) -> int:
+    return -1 if site.placement.is_inverse else 1
+
+
+def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
+    """Flat indices of the values of a site, `[copies, n, columns]`."""
+    index = unit_index(symmetry, name, site)
+    found: Index = index.reshape(-1, site.group.size, index.shape[1]).numpy()
+    return found
+
+
+class _Rows:
+    """Rows of entries of tensors, each with its coordinates along some axes."""
+
+    def __init__(self, symmetry: Symmetry) -> None:
+        self._symmetry, self._count = symmetry, 0
+        self._parts: list[tuple[str, Mapping[int, Index], Index]] = []
+
+    def add_all(self, sums: Iterable[tuple[str, Axes]]) -> slice:
+        """Add the entries of tensors that are summed over all axes but some."""
+        first = self._count
+        for name, axes in sums:
+            lengths = [self._symmetry.shapes[name][axis] for axis in axes]
+            where = np.indices(lengths).reshape(len(axes), -1)
+            numbers = np.arange(self._count, self._count + math.prod(lengths))
+            self._parts.append((name, dict(zip(axes, where, strict=True)), numbers))
+            self._count += len(numbers)
+        return slice(first, self._count)
+
+    def add_columns(self, sites: Sequence[tuple[str, Site]]) -> slice:
+        """Add the columns of the values of sites, tensor by tensor within each copy."""
+        first = self._count
+        columns = [_index(self._symmetry, name, site)[:, 0] for name, site in sites]
+        self._count += sum(each.size for each in columns)
+        numbers = np.arange(first, self._count).reshape(len(columns[0]), -1)
+        ends = np.cumsum([each.shape[1] for each in columns])
+        for (name, _), each, own in zip(sites, columns, np.split(numbers, ends[:-1], axis=1), strict=True):
+            where = np.unravel_index(each.flatten(), self._symmetry.shapes[name])
+            self._parts.append((name, dict(enumerate(where)), own.flatten()))
+        return slice(first, self._count)
+
+    def exponents(self, directions: Sequence[Direction]) -> csr_array:
+        """The exponents of all rows: a scale moves those that are told apart along the axes that it depends on."""
+        placed: dict[str, list[tuple[int, ScaleSite]]] = {}
+        ends = np.cumsum([0, *(direction.count for direction in directions)])
+        for first, direction in zip(ends, directions, strict=False):
+            for place in direction.places:
+                placed.setdefault(place.name, []).append((int(first), place))
+        found: list[tuple[Index, Index, float]] = []
+        for name, where, rows in self._parts:
+            for first, place in placed.get(name, []):
+                if not {*place.axes} <= where.keys():
+                    continue
+                *others, own = place.axes
+                position = np.full(self._symmetry.shapes[name][own], -1)
+                position[place.positions.numpy()] = np.arange(len(place.positions))
+                chosen = position[where[own]]
+                is_moved = chosen >= 0
+                lengths = [self._symmetry.shapes[name][axis] for axis in others]
+                index = place.index.expand(*lengths, -1).numpy()
+                units = index[(*(where[axis][is_moved] for axis in others), chosen[is_moved])]
+                found.append((rows[is_moved], first + units, place.exponent))
+        rows, units = (np.concatenate([np.zeros(0, int), *each]) for each in ([f[k] for f in found] for k in (0, 1)))
+        exponents = np.repeat([exponent for *_, exponent in found], [len(each) for each, *_ in found])
+        return csr_array(coo_array((exponents, (rows, units)), (self._count, int(ends[-1]))))
