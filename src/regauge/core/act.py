@@ -6,7 +6,7 @@ axis instead, which needs no index as large as the tensor.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations
@@ -162,16 +162,65 @@ class Moves:
     matrices: list[tuple[Site, Value]]
 
 
-def moves_of(sites: list[Site], element: Element, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
+class ReadValues:
+    """Factors, displacements and inverse matrices of an element, for all tensors on whose axes they are the same.
+
+    Args:
+        element: It must not change meanwhile.
+    """
+
+    def __init__(self, element: Element) -> None:
+        self.element = element
+        self._known: dict[str, dict[Hashable, Tensor | None]] = {}
+
+    def replaced(self, name: str, value: Value) -> "ReadValues":
+        """With another value of a group; what was computed of all others stays."""
+        result = ReadValues(self.element.replace(name, value))
+        result._known = {group: known for group, known in self._known.items() if group != name}
+        return result
+
+    def _once(self, site: Site, key: Hashable, find: Callable[[Site, Value], Tensor | None]) -> Tensor | None:
+        value = self.element[site.group.name]
+        if not site.is_plain or site.bases:
+            return find(site, value)
+        known = self._known.setdefault(site.group.name, {})
+        if key not in known:
+            known[key] = find(site, value)
+        return known[key]
+
+    def factor(self, site: Site) -> Float[Tensor, "..."] | None:
+        """The factors of a site, or None where they are one everywhere."""
+        place = site.placement
+        return self._once(site, ("factor", place.scale, place.sign, place.parity), _factor)
+
+    def displacement(self, site: Site) -> Int[Tensor, "..."] | None:
+        """The source of each value relative to its destination, or None where nothing moves."""
+        return self._once(site, "displacement", self._displacement)
+
+    def _displacement(self, site: Site, value: Value) -> Tensor | None:
+        if value.perm is None:
+            return None
+        found = (_look_up(site, value.perm) - site.units) * site.placement.stride
+        return found if self.element.batch or bool(found.any()) else None
+
+    def dual(self, group: Group) -> Float[Tensor, "..."]:
+        """The inverse transpose of a group's matrix: `<A^-T v, A w> = <v, w>`."""
+        matrix = self.element[group.name].matrix
+        assert matrix is not None
+        known = self._known.setdefault(group.name, {})
+        found = known.get("dual")
+        if found is None:
+            found = known["dual"] = matrix if group.matrix == "orthogonal" else torch.linalg.inv(matrix).mT
+        return found
+
+
+def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype: torch.dtype) -> Moves:
     """The changes of one parameter of a shape by an element, with factors and shifts in a dtype."""
     moves = Moves({}, {}, {}, [])
     for site in sites:
-        value = element[site.group.name]
-        if value.perm is not None:
-            displacement = (_look_up(site, value.perm) - site.units) * site.placement.stride
-            if element.batch or bool(displacement.any()):
-                _merge(moves.displacements, site, displacement, shape)
-        factor = _factor(site, value)
+        value, displacement, factor = read.element[site.group.name], read.displacement(site), read.factor(site)
+        if displacement is not None:
+            _merge(moves.displacements, site, displacement, shape)
         if factor is not None:
             _merge(moves.factors, site, factor.to(dtype), shape, is_product=True)
         if value.matrix is not None:
@@ -193,9 +242,13 @@ def act(
     element: Element,
     params: Mapping[str, Tensor],
     ndims: Mapping[str, int],
+    read: ReadValues | None = None,
 ) -> Params:
-    """Move parameters by `element`; see `Symmetry.act`."""
-    moved = dict(params)
+    """Move parameters by `element`; see `Symmetry.act`.
+
+    `read` keeps what was computed of the element for further calls with it.
+    """
+    moved, read = dict(params), read or ReadValues(element)
     for name, local in sites.items():
         tensor = params[name]
         lead = tensor.ndim - ndims[name]
@@ -204,12 +257,12 @@ def act(
                 f"{name!r} has {lead} leading model axes (shape {tuple(tensor.shape)}), but the element has batch "
                 f"shape {element.batch}; batch both alike or neither"
             )
-        moved[name] = _act_one(local, element, tensor, ndims[name])
+        moved[name] = _act_one(local, read, tensor, ndims[name])
     return moved
 
 
-def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> Tensor:
-    batch = element.batch
+def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> Tensor:
+    element, batch = read.element, read.element.batch
     if not batch and len(sites) == 1 and _only_reorders(sites[0], element, tensor.shape[tensor.ndim - ndim :]):
         perm = element[sites[0].group.name].perm
         assert perm is not None
@@ -219,7 +272,7 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
     lead, shape = tensor.ndim - ndim, tuple(tensor.shape[tensor.ndim - ndim :])
     device, dtype = tensor.device, tensor.dtype
     work, given = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype, tensor
-    moves = moves_of(sites, element, shape, work)
+    moves = moves_of(sites, read, shape, work)
     if moves.displacements:
         tensor = _gather(tensor, moves.displacements, lead, shape, len(batch))
     if moves.factors or moves.matrices or moves.shifts:
@@ -227,7 +280,7 @@ def _act_one(sites: list[Site], element: Element, tensor: Tensor, ndim: int) -> 
     for axes, factor in moves.factors.items():
         tensor = tensor * broadcastable(factor, axes, len(batch), lead, len(shape)).to(device)
     for site, value in moves.matrices:
-        tensor = _mix(site, value, tensor, len(batch), lead)
+        tensor = _mix(site, value, read, tensor, len(batch), lead)
     for axes, shift in moves.shifts.items():
         tensor = tensor + broadcastable(shift, axes, len(batch), lead, len(shape)).to(device)
     tensor = tensor.to(dtype)
@@ -308,7 +361,9 @@ def _merge(
         known = into.get(axes)
         into[axes] = values if known is None else known * values if is_product else known + values
         return
-    if axes not in into:
+    if axes in into:
+        into[axes] = into[axes].clone()  # What was read of the element stays as it is.
+    else:
         lead = values.shape[: values.ndim - len(axes)]
         into[axes] = torch.full((*lead, *(shape[axis] for axis in axes)), int(is_product), dtype=values.dtype)
     if is_product:
@@ -402,7 +457,7 @@ def _gather_rows(
     return rows.index_select(0, flat).reshape(tensor.shape)
 
 
-def _mix(site: Site, value: Value, tensor: Tensor, batch: int, lead: int) -> Tensor:
+def _mix(site: Site, value: Value, read: ReadValues, tensor: Tensor, batch: int, lead: int) -> Tensor:
     """Multiply the values of the units in each copy of a group by the matrix of the copy."""
     assert value.matrix is not None
     axis, n, work = lead + site.placement.axis, site.group.size, tensor.dtype
@@ -412,9 +467,8 @@ def _mix(site: Site, value: Value, tensor: Tensor, batch: int, lead: int) -> Ten
         work = torch.float64
     if value.product is not None and site.is_plain and not site.bases and n == tensor.shape[axis]:
         return value.product.times(tensor.to(work), axis).to(tensor.dtype)
-    matrix, order = value.matrix, site.by_copies.flatten().to(tensor.device)
-    if site.placement.is_inverse and site.group.matrix != "orthogonal":
-        matrix = torch.linalg.inv(matrix).mT  # <A^-T v, A w> = <v, w>; an orthogonal matrix is its inverse transpose.
+    order = site.by_copies.flatten().to(tensor.device)
+    matrix = read.dual(site.group) if site.placement.is_inverse else value.matrix
     if site.bases:  # The matrix of each copy, [*batch, *other axes, copies or 1, n, n].
         first = site.units.argsort(stable=True).reshape(n, -1)[0]
         index = [i[first] if a is None else i for (a, _), i in zip(site.bases, site.base_index, strict=True)]

@@ -170,6 +170,10 @@ def balance_but(
     is_double = all(tensor.dtype == torch.float64 for tensor in tensors.values())
     kept = {name: rigid.get(name, torch.zeros(batch, dtype=torch.bool)).numpy().copy() for name in linear}
     minimize(norm, kept, *(EXACT if is_double else ROUNDED))
+    for part in connected(linear.values()):
+        # What is best for a group depends on where its neighbors are: if one stays, all stay.
+        groups = [name for name, names in linear.items() if names <= part]
+        kept |= dict.fromkeys(groups, np.any([kept[name] for name in groups], axis=0))
     if buffers == "move" and not bool((np.abs(norm.logs) <= LARGEST_LOGARITHM).all()):
         # Scales of values that are zero or nearly so may have no finite minimum.
         return balance_but(params, symmetry, "keep", rigid)

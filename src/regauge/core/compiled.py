@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regauge.core.act import Site, broadcastable, flat_index, moves_of
+from regauge.core.act import ReadValues, Site, broadcastable, flat_index, moves_of
 from regauge.core.element import Element
 from regauge.core.movable import VALUES
 from regauge.core.params import Params
@@ -64,10 +64,10 @@ def compile_element(
     sizes = [math.prod(shapes[name]) for name in sites]
     lead = (*element.batch, sum(sizes))
     index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None
-    start = 0
+    start, read = 0, ReadValues(element)
     for (name, local), size in zip(sites.items(), sizes, strict=True):
         shape = shapes[name]
-        moves = moves_of(local, element, shape, torch.float64)
+        moves = moves_of(local, read, shape, torch.float64)
 
         def part(values: Tensor, start: int = start, shape: tuple[int, ...] = shape) -> Tensor:
             return values[..., start : start + math.prod(shape)].view(*element.batch, *shape)

@@ -18,7 +18,7 @@ from regauge.alignment.engine.frames import Frame, notes_on, stretching
 from regauge.alignment.engine.paired_networks import act_on, at, dots
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
-from regauge.core.act import act
+from regauge.core.act import ReadValues, act
 from regauge.core.balance import Buffers, count_frozen_gains
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, compared, connected, unit_values
@@ -85,6 +85,8 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
     for step in steps:
         element, after = step(b)
         better = after < now
+        if not bool(better.any()):
+            break  # What follows would begin where this did.
         total = symmetry.compose(element, total).where(better, total)
         b = _move(symmetry, total, given)
         now = torch.where(better, after, now)
@@ -187,11 +189,11 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
     blank = symmetry.identity((pairs,))
     every = (GroupFit(symmetry, group) for group in groups)
     fits = [(fit, names) for fit in every if (names := [name for name in a if name in fit.sites])]
-    total = stretching(symmetry, blank)
+    total = ReadValues(stretching(symmetry, blank))
 
     def moved(name: str) -> Tensor:
         sites, ndims = {name: symmetry.sites[name]}, {name: b[name].ndim - 1}
-        return act(symmetry.groups, sites, total, {name: b[name].double()}, ndims)[name]
+        return act(symmetry.groups, sites, total.element, {name: b[name].double()}, ndims, total)[name]
 
     def distances() -> PerPair:
         return torch.stack([squared_distances({name: a[name]}, {name: moved(name)}) for name in a]).sum(0)
@@ -203,14 +205,14 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
             for name in names:
                 fit.add(name, a[name], moved(name))
             value, gain = fit.step()
-            known, lowered = total[fit.group.name], lowered + gain
+            known, lowered = total.element[fit.group.name], lowered + gain
             both = known.zip(value, torch.mul if known.matrix is None else lambda before, after: after @ before)
-            total = total.replace(fit.group.name, both)
+            total = total.replaced(fit.group.name, both)
         if bool((lowered <= SETTLED * left).all()):  # It was larger when it was measured, so that this comes first.
             left = distances()
             if bool((lowered <= SETTLED * left).all()):
-                return total.fill(blank), left
-    return total.fill(blank), distances()
+                return total.element.fill(blank), left
+    return total.element.fill(blank), distances()
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
