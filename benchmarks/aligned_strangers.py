@@ -12,7 +12,8 @@ Architectures and data are those of `benchmarks/lineage.py`, and a narrow MLP on
     python benchmarks/aligned_strangers.py FOLDER --part chosen
     python benchmarks/aligned_strangers.py FOLDER --part judged
 
-docs/records/aligned-strangers.jsonl has the rows of both parts; tables in docs/measurements/comparison.md are made of it.
+docs/records/aligned-strangers.jsonl has the rows of both parts; tables in docs/measurements/comparison.md are made of
+it.
 """
 
 import argparse
