@@ -1,5 +1,6 @@
 """The front door of the command line: names of commands, the version, help, and what is refused before torch loads."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from regauge.cli.commands import _by_name
+from regauge.cli.command_help import FEW, GROUPS, ORDER, Option, options_in_groups, options_of
+from regauge.cli.commands import commands_by_name, named_command
 from regauge.cli.main import Command, main
 from regauge.names import VERSION
+
+HELPS = ("--help", "--help-all")
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,20 +64,61 @@ def test_an_option_that_a_command_lacks_is_told_those_that_it_has(
 
 def _commands() -> list[list[str]]:
     found = []
-    for name, options in _by_name(Command).items():
+    for name, options in commands_by_name(Command).items():
         inner = options.__dataclass_fields__.get("command")
-        found += [[name]] if inner is None else [[name, one] for one in _by_name(inner.type)]
+        found += [[name]] if inner is None else [[name, one] for one in commands_by_name(inner.type)]
     return found
 
 
+def printed_help(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([*words])
+    assert not stop.value.code
+    return " ".join(re.sub(r"[│╭─╰╮╯]", " ", capsys.readouterr().out).split())
+
+
+def flags_of(options: list[Option]) -> set[str]:
+    return {f"--{one.name.replace('_', '-')}" for one in options}
+
+
+@pytest.mark.parametrize("flag", HELPS)
 @pytest.mark.parametrize("command", _commands(), ids=" ".join)
-def test_help_names_no_defaults_that_say_nothing(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([*command, "--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+def test_help_names_no_defaults_that_say_nothing(
+    command: list[str], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed_help(capsys, *command, flag)
     assert "options" in text
     for nothing in ("(default: )", "(default: None)", "(default: False)", "(default: '')"):
         assert nothing not in text
+
+
+@pytest.mark.parametrize("command", _commands(), ids=" ".join)
+def test_help_shows_six_options_and_all_of_them_in_groups(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = options_in_groups(named_command(command, Command)[1])
+    options = [one for name, found in groups.items() for one in found if name]
+    short, long = (set(re.findall(r"--[a-z-]+", printed_help(capsys, *command, flag))) for flag in HELPS)
+    assert long >= flags_of(options)
+    assert short >= flags_of([one for one in options if one.is_required])
+    assert short >= flags_of(options) or (len(options) > FEW and "--help-all" in short)
+
+
+def test_the_rest_of_the_options_is_one_flag_away(capsys: pytest.CaptureFixture[str]) -> None:
+    short, long = printed_help(capsys, "merge", "--help"), printed_help(capsys, "merge", "--help-all")
+    for flag in ("--output", "--model", "--symmetry", "--data", "--base", "--rule"):
+        assert f"{flag} " in short
+    assert "--density" not in short
+    assert "della-linear: the same" not in short
+    assert "Show all 41 options" in short
+    for group in GROUPS:
+        assert f"{group} options" in long
+    assert "--version" in printed_help(capsys, "--help")
+
+
+def test_groups_and_order_name_options_that_there_are() -> None:
+    known = {one.name for words in _commands() for one in options_of(named_command(words, Command)[1])}
+    assert {*" ".join([ORDER, *GROUPS.values()]).split()} <= known
 
 
 def test_no_help_loads_torch() -> None:

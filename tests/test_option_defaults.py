@@ -10,7 +10,7 @@ import pytest
 import regauge as rg
 from regauge import alignment, connect, flow, gauging, inr, pruning, zoo
 from regauge.cli.align_options import Matching, Merge
-from regauge.cli.commands import NOTHING
+from regauge.cli.command_help import NOTHING
 from regauge.cli.compare_options import Compare
 from regauge.cli.flow_options import FlowGuide, FlowJudge, FlowSample
 from regauge.cli.gauge_options import Gauge
@@ -88,7 +88,7 @@ def test_choices_are_the_names_of_the_library(what: str) -> None:
 
 def test_the_help_of_merge_names_the_defaults_of_its_rules(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["merge", "--help"])
+        main(["merge", "--help-all"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for name, row in RULES.items():
         settings = defaults(row.build())

@@ -1,21 +1,16 @@
-"""The commands by name: which words name one, and what the help says of options without a default."""
+"""The commands by name: which words name one, and what is refused before they are parsed."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
-from inspect import get_annotations
 from itertools import chain, pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from tyro.conf import arg
-
 from regauge.cli.options import UsageError
 
-NOTHING = (None, "", (), False, MISSING)
-"""Defaults that say nothing: what happens without the option is in its description, or it is required."""
 INSTEAD = ("--steps", "--epochs", "--seconds")
 """Options that say how long something is trained, of which commands have some."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
@@ -49,7 +44,7 @@ def with_others(commands: Any, words: Sequence[str]) -> Any:
         words: The words that the user typed.
     """
     word = words[0] if words else ""
-    if word in _by_name(commands):
+    if word in commands_by_name(commands):
         return commands
     others = other_commands()
     if word in ELSEWHERE and word not in others:
@@ -63,10 +58,7 @@ def with_others(commands: Any, words: Sequence[str]) -> Any:
 @cache
 def other_commands() -> dict[str, Any]:
     """The options of the commands that other distributions add, by name."""
-    found = {one.name: one.load() for one in entry_points(group=GROUP)}
-    for options in found.values():
-        hide_empty_defaults(options)
-    return found
+    return {one.name: one.load() for one in entry_points(group=GROUP)}
 
 
 def require_command(words: list[str], commands: Any) -> None:
@@ -76,25 +68,33 @@ def require_command(words: list[str], commands: Any) -> None:
         words: The words that the user typed.
         commands: The union of the options of all commands.
     """
+    typed, named = named_command(words, commands)
+    if is_dataclass(named):
+        _require_options(words, named, typed)
+        _require_choices(words, named)
+
+
+def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
+    """Find the command that words name: its name and its options, or the union of commands that they stop at."""
     typed = "regauge"
     for word in words:
-        known = _by_name(commands)
+        known = commands_by_name(commands)
         if word.startswith("-"):
-            return
+            break
         if word not in known:
             close = get_close_matches(word, known, n=1)
             hint = f"did you mean {f'{typed} {close[0]}'!r}? " if close else f"there are {', '.join(known)}; "
             raise UsageError(f"there is no command {f'{typed} {word}'!r}; {hint}{f'{typed} --help'!r} tells them apart")
-        inner = get_type_hints(known[word], include_extras=True).get("command")
+        typed, inner = f"{typed} {word}", get_type_hints(known[word], include_extras=True).get("command")
         if inner is None:
-            _require_options(words, known[word], f"{typed} {word}")
-            return _require_choices(words, known[word])
-        typed, commands = f"{typed} {word}", inner
+            return typed, known[word]
+        commands = inner
+    return typed, commands
 
 
 def _require_options(words: list[str], options: Any, typed: str) -> None:
     """Refuse an option that a command does not have, and name those that it has in its place, or the closest one."""
-    known = {"-h", "--help", *_flags(options)}
+    known = {"-h", "--help", "--help-all", *_flags(options)}
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         if not re.fullmatch(r"--?[a-z][a-z-]*", flag) or flag in known:
@@ -130,24 +130,7 @@ def _require_choices(words: list[str], options: Any) -> None:
                 raise UsageError(f"{option} {value!r} is no choice; {hint}there are {', '.join(map(str, choices))}")
 
 
-def hide_empty_defaults(options: Any) -> None:
-    """Let the help of options, and of all commands within them, name no defaults that say nothing."""
-    for part in get_args(options):
-        hide_empty_defaults(part)
-    if not is_dataclass(options) or not isinstance(options, type):
-        return
-    defaults = {one.name: one.default for one in fields(options)}
-    for kind in options.__mro__:
-        own = get_annotations(kind) if is_dataclass(kind) else {}
-        for name, hint in own.items():
-            hide_empty_defaults(hint)
-            if name != "command" and any(defaults[name] is one or defaults[name] == one != 0 for one in NOTHING):
-                own[name] = Annotated[hint, arg(help_behavior_hint="")]
-        if own:
-            kind.__annotations__ = own
-
-
-def _by_name(commands: Any) -> dict[str, Any]:
+def commands_by_name(commands: Any) -> dict[str, Any]:
     """The options of each command in a union, under its name."""
     found = {}
     for one in get_args(commands):

@@ -65,8 +65,8 @@ class Line(Between):
     """Number of networks that are evaluated, the ends included."""
     bends: int = 1
     """Control points of a bezier curve or chain."""
-    train: Annotated[str | None, arg(metavar="DATA", help="Data on which a bezier curve or chain is trained.")] = None
-    """DATA where left out."""
+    train: Annotated[str | None, arg(metavar="DATA")] = None
+    """Data on which a bezier curve or chain is trained; the examples of --data where left out."""
     steps: int = 300
     """Steps of that training."""
     lr: float = 1e-2

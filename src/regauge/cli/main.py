@@ -18,7 +18,8 @@ import tyro
 from regauge.checkpoints.plain_files import require_plain
 from regauge.cli.align_options import Align, Merge
 from regauge.cli.checkpoint_options import Apply, Canonicalize, Info
-from regauge.cli.commands import as_options, hide_empty_defaults, require_command, with_others
+from regauge.cli.command_help import CONFIG, show_help
+from regauge.cli.commands import as_options, require_command, with_others
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
 from regauge.cli.flow_options import Flow
@@ -36,7 +37,6 @@ DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models
 Options: TypeAlias = Demo | Discover | Align | Merge | Canonicalize | Apply | Info | Line | Plane | Repair
 Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
-hide_empty_defaults(Command)
 DEBUG = "REGAUGE_DEBUG"
 """The environment variable with which bugs are raised."""
 LOG = logging.getLogger("regauge")
@@ -51,7 +51,9 @@ def main(args: Sequence[str] | None = None) -> None:
         words = list(sys.argv[1:] if args is None else args)
         if words in (["--version"], ["-V"]):
             return print(f"regauge {VERSION}")
-        require_command(words, with_others(Command, words))
+        commands = with_others(Command, words)
+        require_command(words, commands)
+        show_help(words, commands, DESCRIPTION)
         options = parse(words)
         package = type(options).__module__.rpartition(".")[0]
         _tell(package)
@@ -149,12 +151,7 @@ def parse(args: Sequence[str] | None = None) -> Command:
         prog="regauge",
         description=DESCRIPTION,
         args=args,
-        config=(
-            tyro.conf.DisallowNone,
-            tyro.conf.FlagCreatePairsOff,
-            tyro.conf.OmitArgPrefixes,
-            tyro.conf.PositionalMetavarFromFieldName,
-        ),
+        config=CONFIG,
     )
     return options
 
