@@ -12,11 +12,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import tyro
 from tyro.conf import Positional, arg, subcommand
 
-from regauge.cli.commands import commands_by_name, named_command
+from regauge.cli.commands import ALL, CONFIG, commands_by_name, named_command
 
 NOTHING = (None, "", (), False, MISSING)
 """Defaults that say nothing: what happens without the option is in its description, or it is required."""
-HELP, ALL = ("-h", "--help"), "--help-all"
 FEW = 8
 """A command with no more options than these shows all of them at once."""
 FIRST = 6
@@ -35,13 +34,6 @@ GROUPS = {
     "output": "output out overwrite json dtype shard_size storage format color",
 }
 """Options by the group in which the help shows them; all others are settings of the method."""
-CONFIG = (
-    tyro.conf.DisallowNone,
-    tyro.conf.FlagCreatePairsOff,
-    tyro.conf.OmitArgPrefixes,
-    tyro.conf.PositionalMetavarFromFieldName,
-)
-"""The way in which options are made of classes, for parsing and for help."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +58,13 @@ class Option:
 
 
 def show_help(words: Sequence[str], commands: Any, description: str) -> None:
-    """Print the help that the words ask for and exit; do nothing where they ask for none.
+    """Print the help that the words ask for, and exit.
 
     Args:
         words: The words that the user typed.
         commands: The union of the options of all commands.
         description: What the help of `regauge` itself begins with.
     """
-    if not {*HELP, ALL} & {*words}:
-        return
     typed, options = named_command(words, commands)
     if is_dataclass(options):
         shown = _with_groups(options) if ALL in words else _with_first(options)  # type: ignore[arg-type]

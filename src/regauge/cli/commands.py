@@ -9,8 +9,18 @@ from importlib.metadata import entry_points
 from itertools import chain, pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from tyro import conf
+
 from regauge.cli.options import UsageError
 
+HELP, ALL = ("-h", "--help"), "--help-all"
+CONFIG = (
+    conf.DisallowNone,
+    conf.FlagCreatePairsOff,
+    conf.OmitArgPrefixes,
+    conf.PositionalMetavarFromFieldName,
+)
+"""The way in which options are made of classes, for parsing and for help."""
 INSTEAD = ("--steps", "--epochs", "--seconds")
 """Options that say how long something is trained, of which commands have some."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
@@ -94,7 +104,7 @@ def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
 
 def _require_options(words: list[str], options: Any, typed: str) -> None:
     """Refuse an option that a command does not have, and name those that it has in its place, or the closest one."""
-    known = {"-h", "--help", "--help-all", *_flags(options)}
+    known = {*HELP, ALL, *_flags(options)}
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         if not re.fullmatch(r"--?[a-z][a-z-]*", flag) or flag in known:

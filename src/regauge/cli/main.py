@@ -18,8 +18,7 @@ import tyro
 from regauge.checkpoints.plain_files import require_plain
 from regauge.cli.align_options import Align, Merge
 from regauge.cli.checkpoint_options import Apply, Canonicalize, Info
-from regauge.cli.command_help import CONFIG, show_help
-from regauge.cli.commands import as_options, require_command, with_others
+from regauge.cli.commands import ALL, CONFIG, HELP, as_options, require_command, with_others
 from regauge.cli.compare_options import Compare
 from regauge.cli.early import require_ready
 from regauge.cli.flow_options import Flow
@@ -53,7 +52,8 @@ def main(args: Sequence[str] | None = None) -> None:
             return print(f"regauge {VERSION}")
         commands = with_others(Command, words)
         require_command(words, commands)
-        show_help(words, commands, DESCRIPTION)
+        if {*HELP, ALL} & {*words}:
+            import_module("regauge.cli.command_help").show_help(words, commands, DESCRIPTION)
         options = parse(words)
         package = type(options).__module__.rpartition(".")[0]
         _tell(package)
