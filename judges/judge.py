@@ -1,0 +1,158 @@
+"""A judge: the cases of a peer, run one after the other, and a record of what passed.
+
+A judge is a script that names its peer, the commit of the peer's checkout, the packages that the peer needs, and a
+function that yields its cases. Checkouts lie in the folder that the variable `PEERS` names; packages are installed
+beside them, into `PEERS/.packages/PEER`, and never into the environment of regauge. Without a checkout the judge says
+what is missing and is skipped. Cases that a record has already are not run again.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "records"
+
+
+class Failed(Exception):
+    """A case that did not pass, with the reason as a sentence."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer and what its cases need.
+
+    Attributes:
+        name: The name of its folder in `PEERS` and of its record.
+        source: Where it is cloned from.
+        commit: The commit of its checkout.
+        packages: Requirements that are installed without their dependencies.
+        needs: Modules of the environment of regauge that its cases import.
+    """
+
+    name: str
+    source: str
+    commit: str
+    packages: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+    def open(self) -> Path | str:
+        """The checkout, with the packages importable; or a sentence about what is missing."""
+        root = os.environ.get("PEERS")
+        if not root:
+            return f"{self.name} is skipped: set PEERS to a folder with a checkout of {self.source}"
+        checkout = Path(root).resolve() / self.name
+        if not checkout.is_dir():
+            return f"{self.name} is skipped: {checkout} is not there; clone {self.source} and check out {self.commit}"
+        head = _run(["git", "-C", str(checkout), "rev-parse", "HEAD"])
+        if head != self.commit:
+            return f"{self.name} is skipped: {checkout} is at {head}; check out {self.commit}"
+        for module in self.needs:
+            if importlib.util.find_spec(module) is None:
+                return f"{self.name} is skipped: its cases need {module}, which the environment of regauge lacks"
+        place = Path(root).resolve() / ".packages" / self.name
+        done, wanted = place / ".installed", "\n".join(self.packages)
+        if not done.is_file() or done.read_text() != wanted:
+            shutil.rmtree(place, ignore_errors=True)
+            pip = [sys.executable if importlib.util.find_spec("pip") else "python3", "-m", "pip"]
+            command = [*pip, "install", "-q", "--no-deps", "--disable-pip-version-check", "--target", str(place)]
+            _run([*command, *self.packages])
+            done.write_text(wanted)
+        # A judge has the name of its peer, and stands in the way of the import of the peer.
+        sys.path[:] = [*(one for one in sys.path if Path(one or ".").resolve() != HERE), str(place)]
+        return checkout
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of a peer: its name, and what raises `Failed` where regauge does not do what the peer does."""
+
+    name: str
+    run: Callable[[], str | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a record; the reason of a case that passed is what holds instead of equality, where that is not it."""
+
+    case: str
+    passed: bool
+    reason: str | None
+    seconds: float
+
+
+def judge(peer: Peer, cases: Callable[[Path], Iterable[Case]]) -> None:
+    """Run the cases that the record lacks, and append what became of them."""
+    checkout = peer.open()
+    if isinstance(checkout, str):
+        print(checkout)
+        return
+    warnings.simplefilter("ignore")
+    RECORDS.mkdir(exist_ok=True)
+    path = RECORDS / f"{peer.name}.jsonl"
+    known = {row.case for row in read_rows(path)}
+    wanted = sys.argv[1:]
+    for case in cases(checkout):
+        if case.name in known or (wanted and not any(piece in case.name for piece in wanted)):
+            continue
+        start = time.process_time()
+        with _silent():
+            passed, reason = _try(case)
+        row = Row(case.name, passed, reason, round(time.process_time() - start, 2))
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+        print(f"{'passed' if passed else 'FAILED'}  {case.name}" + (f": {reason}" if reason else ""))
+    rows = read_rows(path)
+    print(f"{peer.name}: {sum(row.passed for row in rows)} of {len(rows)} cases pass")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a record; none where there is no file."""
+    if not path.is_file():
+        return []
+    return [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sentence(error: BaseException) -> str:
+    """An error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
+def _try(case: Case) -> tuple[bool, str | None]:
+    try:
+        return True, case.run()
+    except Failed as error:
+        return False, str(error)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return False, f"{sentence(error)} ({Path(where.filename).name}, line {where.lineno})"
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:6])} ... failed: {done.stderr.strip()[-400:]}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Send what peers and commands print to nowhere."""
+    sys.stdout.flush()
+    with Path(os.devnull).open("w") as nowhere:
+        kept = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = kept
