@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 # What is compiled at the first import is kept: setting up compiles nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test quick thorough lint types layers check docs docs-test clean
+.PHONY: demo setup test quick thorough lint types layers check docs docs-test judges clean
 
 demo: $(STAMP)
 	$(BIN)/python -m regauge demo --out out/demo
@@ -66,6 +66,11 @@ $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv --without-pip .venv
 	@$(INSTALL) --editable '.[test,lint]' --editable ./papers
 	@touch $@
+
+# Cases of other tools on regauge; PEERS is a folder with their checkouts.
+judges: $(STAMP)
+	for peer in mergekit; do $(BIN)/python judges/$$peer.py || exit 1; done
+	$(BIN)/python judges/page.py
 
 clean:
 	rm -rf .venv out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

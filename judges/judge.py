@@ -9,16 +9,18 @@ what is missing and is skipped. Cases that a record has already are not run agai
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
@@ -91,8 +93,10 @@ class Row:
     seconds: float
 
 
-def judge(peer: Peer, cases: Callable[[Path], Iterable[Case]]) -> None:
-    """Run the cases that the record lacks, and append what became of them."""
+def judge(
+    peer: Peer, cases: Callable[[Path], Iterable[Case]], explained: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Run the cases that the record lacks, and append what became of them; `explained` says why cases do not pass."""
     checkout = peer.open()
     if isinstance(checkout, str):
         print(checkout)
@@ -108,6 +112,8 @@ def judge(peer: Peer, cases: Callable[[Path], Iterable[Case]]) -> None:
         start = time.process_time()
         with _silent():
             passed, reason = _try(case)
+        if not passed and case.name in explained:
+            reason = f"{explained[case.name]} ({reason})"
         row = Row(case.name, passed, reason, round(time.process_time() - start, 2))
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
@@ -125,7 +131,8 @@ def read_rows(path: Path) -> list[Row]:
 
 def sentence(error: BaseException) -> str:
     """An error in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return re.sub(r"(/[\w.+-]+)+/", "", text)[:400]
 
 
 def _try(case: Case) -> tuple[bool, str | None]:

@@ -191,6 +191,17 @@ def test_the_page_on_the_census_agrees_with_its_record(monkeypatch: pytest.Monke
     assert not any(row["kind"] == "wrong" for row in rows)
 
 
+def test_the_page_of_judges_is_drawn_from_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "judges")
+    page, judge = importlib.import_module("page"), importlib.import_module("judge")
+    assert page.draw() == (ROOT / "docs" / "judges.md").read_text(encoding="utf-8")
+    for path in judge.RECORDS.glob("*.jsonl"):
+        rows = judge.read_rows(path)
+        assert len({row.case for row in rows}) == len(rows)
+        assert all(row.passed or row.reason for row in rows)
+        assert sum(row.passed for row in rows) >= 0.95 * len(rows)
+
+
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
 def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["reproduce", "--draw", str(record), "--out", str(tmp_path)])

@@ -63,7 +63,8 @@ CASES = [
     Case("task-arithmetic", {"is_normalized": True}, True),
     Case("ties", {"density": 0.4, "scale": 2.0}, True),
     Case("ties", {"density": (0.3, 0.9, 0.5), "is_normalized": False}, True),
-    Case("ties", {"density": 0.4, "keeps_sum": True}, True, (0.5, -0.2, 1.0)),
+    Case("ties", {"density": 0.4, "keeps_norm": 1}, True, (0.5, -0.2, 1.0)),
+    Case("ties", {"density": 0.4, "keeps_norm": math.inf}, True),
     Case("ties", {"density": 1.0, "is_normalized": False}, True, (-0.5, -0.2, 0.5)),
     Case("dare", {"drop": 0.3, "scale": 0.5}, True),
     Case("dare", {"drop": 0.3, "is_rescaled": False}, True),
@@ -73,7 +74,8 @@ CASES = [
     Case("della", {"density": 0.6, "epsilon": 0.2, "is_rescaled": False}, True, (1.0, -1.0, 1.0)),
     Case("della-linear", {"density": (0.6, 0.5, 1.0), "epsilon": 0.1}, True),
     Case("breadcrumbs", {"density": 0.5, "gamma": 0.1}, True),
-    Case("breadcrumbs", {"density": 0.5, "gamma": 0.1, "keeps_sum": True}, True),
+    Case("breadcrumbs", {"density": 0.5, "gamma": 0.1, "keeps_norm": 1}, True),
+    Case("breadcrumbs", {"density": 0.5, "gamma": 0.3, "keeps_norm": 2}, True),
     Case("breadcrumbs-ties", {"density": 0.7, "gamma": (0.1, 0.2, 0.5)}, True),
     Case("model-stock", has_base=True, weights=None),
     Case("model-stock", {"by_rows": True}, True, None),
@@ -183,8 +185,8 @@ def stock(vectors: Sequence[Array]) -> Array:
     return np.asarray(n * cosine / (1 + (n - 1) * cosine) * sum(vectors) / n)
 
 
-def restored(kept: Array, vector: Array) -> Array:
-    return np.asarray(kept * np.abs(vector).sum() / np.abs(kept).sum())
+def restored(kept: Array, vector: Array, order: float) -> Array:
+    return np.asarray(kept * np.linalg.norm(vector.ravel(), order) / np.linalg.norm(kept.ravel(), order))
 
 
 def sce(vectors: Sequence[Array], density: float) -> Array:
@@ -289,8 +291,8 @@ def by_hand(case: Case, name: str, points: Sequence[Array], base: Array | None, 
         vectors = [between(v, d, 0) for v, d in zip(vectors, setting("density"), strict=True)]
     if case.name.startswith("breadcrumbs"):
         vectors = [between(v, d, g) for v, d, g in zip(vectors, setting("density"), setting("gamma"), strict=True)]
-    if settings.get("keeps_sum"):
-        vectors = [restored(kept, vector) for kept, vector in zip(vectors, whole, strict=True)]
+    if settings.get("keeps_norm"):
+        vectors = [restored(kept, vector, settings["keeps_norm"]) for kept, vector in zip(vectors, whole, strict=True)]
     if case.name in ("ties", "dare-ties", "della", "breadcrumbs-ties"):
         is_normalized = settings.get("is_normalized", True)
         return start + elected(vectors, weights if is_normalized else given, scale, is_normalized=is_normalized)
@@ -359,6 +361,28 @@ def test_slerp_of_parallel_tensors_is_linear() -> None:
         merged = rg.merge([a, b], NOTHING, rule=RULES["slerp"].build(), weights=[3, 1]).params
         assert torch.allclose(merged["w"], 0.75 * a["w"] + 0.25 * b["w"])
         assert merged["z"].tolist() == [0.25, 0.25]
+
+
+def test_slerp_is_linear_from_the_cosine_that_is_given() -> None:
+    a = {"w": torch.tensor([1.0, 0.0], dtype=torch.float64)}
+    for degrees, is_linear in ((20, True), (40, False), (140, False), (160, True)):
+        angle = math.radians(degrees)
+        b = {"w": torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)}
+        found = rg.merge([a, b], NOTHING, rule=RULES["slerp"].build(linear_from=0.9)).params["w"]
+        mean = (a["w"] + b["w"]) / 2
+        torch.testing.assert_close(found, mean if is_linear else mean / mean.norm())
+
+
+def test_moves_towards_the_mean_of_directions_end_at_the_tolerance() -> None:
+    networks, _ = networks_of(Case("karcher"))
+    start = rg.merge(networks, NOTHING, rule=RULES["multislerp"].build()).params
+    loose = rg.merge(networks, NOTHING, rule=RULES["karcher"].build(tolerance=10.0)).params
+    near = rg.merge(networks, NOTHING, rule=RULES["karcher"].build(tolerance=1e-3)).params
+    exact = rg.merge(networks, NOTHING, rule=RULES["karcher"].build()).params
+    for name, tensor in exact.items():
+        torch.testing.assert_close(loose[name], start[name])
+        assert float((near[name] - tensor).norm()) <= 2e-3 * float(tensor.norm())
+    assert any(not torch.equal(near[name], exact[name]) for name in exact)
 
 
 def test_signs_are_elected_with_negative_weights() -> None:
@@ -471,7 +495,9 @@ def test_the_memory_of_a_rule_is_in_the_plan(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     rg.merge(paths, NOTHING, out=out, memory="250MB")
     karcher_mean = RULES["karcher"].build()
-    with pytest.raises(ValueError, match=r"combining 3 networks by KarcherMean\(steps=100\) holds 3\d\d MB at once"):
+    with pytest.raises(
+        ValueError, match=r"combining 3 networks by KarcherMean\(steps=100, tolerance=1e-09\) holds 3\d\d MB at once"
+    ):
         rg.merge(paths, NOTHING, rule=karcher_mean, out=rg.Output(out, overwrite=True), memory="250MB")
     rg.merge(paths, NOTHING, rule=karcher_mean, out=rg.Output(out, overwrite=True), memory="400MB")
 
@@ -506,6 +532,10 @@ def test_settings_of_a_rule_may_differ_from_tensor_to_tensor() -> None:
         ("average", {"density": 0.5}, "Average has no setting 'density'; it has: none"),
         ("dare", {"density": 0.5}, "Dare has no setting 'density'; it has: drop, is_rescaled, scale, is_normalized"),
         ("slerp", {"axis": 1}, "axis is 1; it is 0 or -1"),
+        ("slerp", {"linear_from": 0.0}, "linear_from is 0.0; it is a cosine"),
+        ("karcher", {"tolerance": -1.0}, "tolerance is -1.0; it is an angle in radians"),
+        ("ties", {"keeps_norm": 3}, "keeps_norm is 3; it is the order of a norm"),
+        ("breadcrumbs", {"keeps_norm": 0}, "keeps_norm is 0; it is the order of a norm"),
         ("sce", {"density": 0.0}, "density is 0.0; it is the share"),
         ("sce", {"density": (0.1, 0.2)}, "Sce selects the same entries of all networks; give one"),
         ("ram", {"gain": -1.0}, "gain is -1.0; it is finite and not negative"),
@@ -542,7 +572,7 @@ def test_what_does_not_fit_a_rule_is_refused() -> None:
 
     refused("there is only one network to merge, but KarcherMean", [a], "karcher")
     refused("combines 2 networks or more; give more", [a], "model-stock", base=b)
-    refused(r"Slerp\(axis=None\) takes two networks, but there are 3", [a, b, c], "slerp")
+    refused(r"Slerp\(axis=None, linear_from=1.0\) takes two networks, but there are 3", [a, b, c], "slerp")
     refused("takes one network, but there are 2", [a, b], "passthrough")
     refused("combines what networks differ by from a base network and needs a base", [a, b], "della")
     refused("takes no base: it combines the networks themselves", [a, b], "sum", base=c)

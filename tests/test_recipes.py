@@ -93,9 +93,9 @@ def between(delta: Tensor, density: float, gamma: float) -> Tensor:
     return kept.reshape(delta.shape)
 
 
-def restored(kept: Tensor, delta: Tensor) -> Tensor:
-    """As large as before by the sum of magnitudes."""
-    return kept * (delta.abs().sum() / kept.abs().sum())
+def restored(kept: Tensor, delta: Tensor, order: float = 1) -> Tensor:
+    """As large as before by a norm."""
+    return kept * (delta.flatten().norm(order) / kept.flatten().norm(order))
 
 
 def elect(deltas: list[Tensor], weights: list[float], *, is_mean: bool) -> Tensor:
@@ -109,6 +109,11 @@ def elect(deltas: list[Tensor], weights: list[float], *, is_mean: bool) -> Tenso
 def arc(a: Tensor, b: Tensor, t: float) -> Tensor:
     angle = math.acos(min(1.0, float((a * b).sum() / (a.norm() * b.norm()))))
     return (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
+
+
+def slerped(a: Tensor, b: Tensor, t: float) -> Tensor:
+    """On the arc, but linear where tensors are nearly parallel."""
+    return (1 - t) * a + t * b if float((a * b).sum() / (a.norm() * b.norm())) > 0.9995 else arc(a, b, t)
 
 
 def arcs(a: Tensor, b: Tensor, t: float, axis: int) -> Tensor:
@@ -190,7 +195,7 @@ METHODS: dict[str, tuple[str, Expected]] = {
     "slerp": (
         "merge_method: slerp\nbase_model: two\nmodels: [{model: one}, {model: two}]\n"
         "parameters:\n  t:\n    - {filter: self_attn, value: [0.1, 0.5, 0.9, 0.2]}\n    - value: 0.3\n",
-        lambda name, base, nets: arc(
+        lambda name, base, nets: slerped(
             nets[1], nets[0], gradient([0.1, 0.5, 0.9, 0.2], depth(name)) if "self_attn" in name else 0.3
         ),
     ),
@@ -201,7 +206,7 @@ METHODS: dict[str, tuple[str, Expected]] = {
     ),
     "slerp with a base that is none of the models": (
         "merge_method: slerp\nbase_model: base\nmodels: [{model: one}]\nparameters: {t: 0.3}\n",
-        lambda name, base, nets: arc(base, nets[0], 0.3),
+        lambda name, base, nets: slerped(base, nets[0], 0.3),
     ),
     "nuslerp, weights that cancel": (
         "merge_method: nuslerp\n"
@@ -315,6 +320,20 @@ METHODS: dict[str, tuple[str, Expected]] = {
             )
         ),
     ),
+    "ties without one of the models": (
+        "merge_method: ties\n" + VECTORS % ("weight: 0.3, density: 0", "weight: 0.9", "weight: 0.5"),
+        lambda name, base, nets: base + elect([t - base for t in nets[1:]], WEIGHTS[1:], is_mean=True),
+    ),
+    **{
+        f"ties, rescaled by the norm {norm}": (
+            f"merge_method: ties\nparameters: {{rescale: true, rescale_norm: {norm}, density: 0.4}}\n"
+            + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: 0.5"),
+            lambda name, base, nets, order=order: (
+                base + elect([restored(largest(t - base, 0.4), t - base, order) for t in nets], WEIGHTS, is_mean=True)
+            ),
+        )
+        for norm, order in (("l1", 1.0), ("l2", 2.0), ("linf", math.inf))
+    },
     "ties, rescaled, a negative weight": (
         "merge_method: ties\nparameters: {rescale: true, density: 0.4}\n"
         + VECTORS % ("weight: 0.3", "weight: 0.9", "weight: -0.5"),
@@ -443,7 +462,15 @@ def test_what_is_kept_at_random_is_enlarged_unless_the_recipe_says_no(method: st
 
 
 IDLE = {
-    "merge_method: karcher\nparameters: {tol: 0.1}\nmodels: [{model: one}, {model: two}]\n": "tol changes nothing here",
+    "merge_method: slerp\nbase_model: one\nparameters: {t: 0.5}\n"
+    "models: [{model: one, parameters: {weight: 0.6}}, {model: two}]\n": "weight changes nothing: slerp takes t",
+    "merge_method: karcher\nparameters: {density: 2}\nmodels: [{model: one}, {model: two}]\n": (
+        "density changes nothing: karcher takes max_iter, tol"
+    ),
+    "merge_method: linear\nparameters: {weight: 0.5}\nslices:\n"
+    "  - {sources: [{model: one, layer_range: [0, 3]}, {model: two, layer_range: [0, 3]}], residual_weight: 0.2}\n": (
+        "residual_weight changes nothing, as in mergekit 0.1.5"
+    ),
     "merge_method: nuslerp\nparameters: {weight: 1, nuslerp_row_wise: true}\nmodels: [{model: one}, {model: two}]\n": (
         "nuslerp_row_wise changes nothing: a tensor has one angle unless nuslerp_flatten is false"
     ),
@@ -535,6 +562,34 @@ def test_stacks_are_cut_by_their_names(name: str, capsys: pytest.CaptureFixture[
             assert torch.equal(tensor, one[key])
 
 
+def test_slices_have_bases_of_their_own() -> None:
+    found = merged(
+        "merge_method: task_arithmetic\nparameters: {weight: 0.5}\nregauge: {align: false}\nslices:\n"
+        "  - base_model: base\n"
+        "    sources: [{model: one, layer_range: [0, 2]}, {model: base, layer_range: [0, 2]}]\n"
+        "  - base_model: one\n"
+        "    sources: [{model: three, layer_range: [2, 3]}, {model: one, layer_range: [2, 3]}]\n"
+    )
+    networks = {folder: load(folder) for folder in ("base", "one", "three")}
+    for name, tensor in found.items():
+        is_last = name.startswith(("model.layers.2.", "model.norm", "lm_head"))
+        start, other = ("one", "three") if is_last else ("base", "one")
+        torch.testing.assert_close(tensor, (networks[start][name] + networks[other][name]) / 2)
+    text = "merge_method: slerp\nbase_model: one\nparameters: {t: 0.3}\nregauge: {align: false}\nslices:\n  - %s"
+    text += "sources: [{model: one, layer_range: [0, 3]}, {model: two, layer_range: [0, 3]}]\n"
+    turned, same = merged(text % "base_model: two\n    ", "b"), merged(text.replace("0.3", "0.7") % "", "c")
+    for name, tensor in turned.items():
+        torch.testing.assert_close(tensor, same[name])
+
+
+def test_the_only_stack_of_layers_is_called_default() -> None:
+    listed = "{slices: [{sources: [{model: one, layer_range: [1, 3]}]}]}"
+    one = merged(f"merge_method: passthrough\nmodules: {{default: {listed}}}\n")
+    other = merged("merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [1, 3]}]}]\n", "other")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
 def test_slices_are_merged_by_depth_within_the_slice() -> None:
     found = merged(
         "merge_method: slerp\nbase_model: one\nparameters: {t: [0, 1]}\nslices:\n"
@@ -609,9 +664,9 @@ DTYPES = {
     "linear, said": ("linear\ndtype: bfloat16", "half one", "bfloat16", None),
     "linear, said at the end": ("linear\nout_dtype: float16", "one half", "float16", None),
     "linear, alike": ("linear", "half half2", "bfloat16", None),
-    "slerp of a narrow base": ("slerp\nbase_model: half", "one half", "bfloat16", "has those of half"),
-    "slerp of a wide base": ("slerp\nbase_model: one", "one half", "float32", "has those of one"),
-    "task_arithmetic": ("task_arithmetic\nbase_model: half", "one", "bfloat16", "has those of half"),
+    "slerp of a narrow base": ("slerp\nbase_model: half", "one half", "float32", "has float32, which holds all"),
+    "slerp of a wide base": ("slerp\nbase_model: one", "one half", "float32", "has float32, which holds all"),
+    "task_arithmetic": ("task_arithmetic\nbase_model: half", "one", "float32", "has float32, which holds all"),
 }
 
 
@@ -657,12 +712,17 @@ LINEAR = "merge_method: linear\nmodels:\n  - model: one\n    parameters: {weight
 FAULTS = {
     "merge_method: magic\nmodels: [{model: one}]": "line 1: the merge method 'magic' is unknown; there are linear",
     LINEAR: "line 5: linear needs 'weight' for every model",
-    LINEAR + "    parameters: {weight: 1, density: 2}": "line 6: 'density' is not understood",
+    LINEAR + "    parameters: {weight: 1, speed: 2}": "line 6: 'speed' is not understood",
+    "merge_method: ties\nparameters: {rescale_norm: l3, weight: 1}\n" + VECTORS % ("", "", ""): "is 'l3'; there are l1",
+    "merge_method: slerp\nbase_model: one\nmodels: [{model: one, parameters: {t: 1}}, {model: two}]": (
+        "'t' is not understood in a model's parameters"
+    ),
     LINEAR + "    parameters: {weight: heavy}": "line 6: 'weight' is 'heavy', but must be a finite number",
     LINEAR + "parameters: {weight: 1}\nspeed: 3": "line 7: 'speed' is not understood in the recipe; there can be",
     LINEAR + "parameters: {weight: 1}\ndtype: int4": "line 7: 'dtype' is 'int4'; there are float16",
     LINEAR + "parameters: {weight: 1}\nregauge: {align: perhaps}": "line 7: 'align' is 'perhaps'",
-    LINEAR + "parameters: {weight: 1}\nchat_template: alpaca": "line 7: 'chat_template' is 'alpaca'",
+    LINEAR
+    + "parameters: {weight: 1}\nchat_template: alpacas": "line 7: 'chat_template' is 'alpacas'; there can be auto, ",
     LINEAR + "parameters: {weight: 1}\nmerge_method: linear": "line 7: 'merge_method' is there twice",
     LINEAR
     + "parameters: {weight: 1}\ntokenizer: {pad_to_multiple_of: 1.5}": "line 7: 'pad_to_multiple_of' is 1.5, but",
@@ -671,8 +731,6 @@ FAULTS = {
     LINEAR.replace("two", "one"): "a model is there twice",
     "merge_method: ties\nmodels: [{model: one}]": "line 1: the method ties needs a 'base_model'",
     "merge_method: multislerp\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normal",
-    "merge_method: linear\nparameters: {weight: 1, rescale: true}\n"
-    + MODELS % ("", "", ""): "'rescale' is not understood",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [0, 9]}]}]": "but one has 3",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [2, 1]}]}]": "'layer_range' is [2.0",
     "merge_method: slerp\nbase_model: one\nmodels: [{model: one}, {model: two}]": "slerp needs the parameter 't'",
@@ -686,15 +744,12 @@ FAULTS = {
     "merge_method: passthrough\nbase_model: base\nmodels: [{model: one}]": "passthrough combines at most 1 model here",
     "merge_method: nuslerp\nbase_model: base\nmodels: [{model: one}]\nparameters: {weight: 1}": "there are 1",
     "merge_method: nuslerp\nparameters: {weight: 1}\n" + MODELS % ("", "", ""): "combines at most 2 models here",
-    "merge_method: ram\nparameters: {r: 1}\n"
-    + VECTORS % ("", "", ""): "'r' is not understood in the parameters of ram",
     "merge_method: nearswap\nbase_model: base\nmodels: [{model: one}]": "nearswap needs the parameter 't'",
     "merge_method: nearswap\nparameters: {t: 1}\n" + VECTORS % ("", "", ""): "nearswap combines at most 1 model here",
     "merge_method: arcee_fusion\n" + VECTORS % ("", "", ""): "arcee_fusion combines at most 2 models here",
     "merge_method: arcee_fusion\nmodels: [{model: one}, {model: two}]": "arcee_fusion needs a 'base_model'",
     "merge_method: sce\nmodels: [{model: one}, {model: two}]": "sce needs a 'base_model'",
     "merge_method: sce\nparameters: {select_topk: 2}\n" + VECTORS % ("", "", ""): "must be a share",
-    "merge_method: sce\n" + VECTORS % ("weight: 1", "", ""): "'weight' is not understood",
     "merge_method: model_stock\nbase_model: base\nmodels: [{model: one}]": "combines at least 2 models here",
     "merge_method: task_arithmetic\nparameters: {weight: 1}\nmodels: [{model: one}]": "needs a 'base_model'",
     "merge_method: linear\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normalized",
@@ -705,7 +760,6 @@ FAULTS = {
         "makes probabilities from 0.7 to 1, but both must lie between 0 and 1"
     ),
     "merge_method: della\nparameters: {weight: 1, density: 0.1}\n" + VECTORS % ("", "", ""): "from -0.05 to 0.25",
-    "merge_method: ties\nparameters: {weight: 1, density: 0}\n" + VECTORS % ("", "", ""): "ties keeps nothing",
     "merge_method: ties\nparameters: {weight: 1, density: 1.5}\n" + VECTORS % ("", "", ""): "must be a share",
     "merge_method: breadcrumbs\nparameters: {weight: 1, gamma: 2}\n" + VECTORS % ("", "", ""): "must be a share",
     "models: [1, 2": "is no YAML file",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ import regauge as rg
 from regauge.checkpoints.checkpoint import load
 from regauge.cli.main import main
 from regauge.core.element import PARTS
+from regauge.hub.chat_templates import TEMPLATES
 from regauge.hub.tokenizers import Difference
 
 transformers = pytest.importorskip("transformers")
@@ -248,6 +250,40 @@ def test_chat_templates_are_chosen(wanted: str, found: str) -> None:
     Path("r.yml").write_text(f"merge_method: linear\n{models}chat_template: {wanted}\n")
     main(["merge", "--recipe", "r.yml", "-o", "out"])
     assert transformers.AutoTokenizer.from_pretrained("out").chat_template == found
+
+
+TALK = [("system", "Be short."), ("user", "One?"), ("assistant", "Two."), ("user", " Three?")]
+RENDERED = {
+    "alpaca": "Be short.\n\n### Instruction:\nOne?\n\n### Response:\nTwo.\n\n### Instruction:\nThree?"
+    "\n\n### Response:\n",
+    "chatml": "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nOne?<|im_end|>\n"
+    "<|im_start|>assistant\nTwo.<|im_end|>\n<|im_start|>user\n Three?<|im_end|>\n<|im_start|>assistant\n",
+    "exaone": "[|system|]Be short.[|endofturn|]\n[|user|]One?\n[|assistant|]Two.[|endofturn|]\n[|user|] Three?\n"
+    "[|assistant|]",
+    "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nBe short.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nOne?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    "Two.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nThree?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "mistral": "<s> [INST] Be short.\n\nOne? [/INST] Two.</s> [INST]  Three? [/INST]",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_with_names_render_their_formats(name: str) -> None:
+    write_model("a", 0, WORDS)
+    Path("r.yml").write_text(
+        f"merge_method: passthrough\nmodels: [{{model: a}}]\nchat_template: {name}\nregauge: {{align: false}}\n"
+    )
+    main(["merge", "--recipe", "r.yml", "-o", "out"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained("out", bos_token="<s>", eos_token="</s>")
+    talk = [{"role": role, "content": content} for role, content in TALK]
+    assert tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True) == RENDERED[name]
+    without = {"exaone": "[|system|][|endofturn|]\n[|user|]One?\n", "mistral": "<s> [INST] One? [/INST]"}
+    if name in without:
+        assert tokenizer.apply_chat_template(talk[1:2], tokenize=False) == without[name]
+    if name == "mistral":
+        with pytest.raises(jinja2.TemplateError, match="user and assistant take turns here"):
+            tokenizer.apply_chat_template(talk[2:], tokenize=False)
 
 
 def test_trained_subwords_are_united() -> None:

@@ -20,6 +20,8 @@ from regauge.merging.table import RULES
 
 LEAST = 1e-8
 """Weights whose sum is smaller cannot be normalized."""
+LINEAR_FROM = 0.9995
+"""The cosine from which mergekit's slerp is linear."""
 ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
 """Methods that elect a sign for each entry."""
 
@@ -73,19 +75,17 @@ def plan_parts(
         spec = TensorSpec(made.name, tuple(like.shape), first.form.dtype_of(like.dtype))
         size = max(1, like.nbytes // like.dtype.itemsize)
         rule, used, factors = _rule(recipe, made, size)
-        has_base = METHODS[recipe.method].base in ("needed", "optional") and recipe.base is not None
+        start = made.part.base if METHODS[recipe.method].base in ("needed", "optional") else None
         if made.name in statistics and used:
             # Running statistics are averaged: by the shares of a mean, or equally.
-            rule, factors = RULES["sum"].build(), tuple(1 / len(used) for _ in used) if has_base else factors
-            has_base = False
-        base = places.get(recipe.base) if has_base and recipe.base is not None else None
-        if has_base and base is None:
-            assert recipe.base is not None
-            base = (numbers[recipe.base], made.sources[0][1])
+            rule, factors = RULES["sum"].build(), factors if start is None else tuple(1 / len(used) for _ in used)
+            start = None
+        if start is not None:
+            places.setdefault(start, (numbers[start], made.sources[0][1]))
         if not used:  # the base alone
-            assert base is not None
-            rule, used, factors, base = RULES["passthrough"].build(), [recipe.base or Path()], (1.0,), None
-            places.setdefault(used[0], (numbers[used[0]], made.sources[0][1]))
+            assert start is not None
+            rule, used, factors, start = RULES["passthrough"].build(), [start], (1.0,), None
+        base = None if start is None else places[start]
         key = (keys or {}).get(made.name, made.name)
         parts[made.name] = Part(spec, tuple(places[model] for model in used), base, rule, factors, key)
     return parts
@@ -197,7 +197,7 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         return _given(found, method.own[key], f"{key} of {source.model}", where)
 
     is_apart = method.base in ("needed", "optional")
-    chosen = [(source, name) for source, name in made.sources if not (is_apart and source.model == recipe.base)]
+    chosen = [(source, name) for source, name in made.sources if not (is_apart and source.model == made.part.base)]
     used = [source.model for source, _ in chosen]
     numbers = {key: tuple(own(source, name, key) for source, name in chosen) for key in method.own}
     settings: dict[str, object] = {}
@@ -206,7 +206,12 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
         return RULES["passthrough"].build(), used, (1.0,)
     if method.base == "member":
         t = common("t") if recipe.method == "slerp" else 0.5
-        return RULES[method.rule].build(), sorted(used, key=lambda model: model != recipe.base), (1 - t, t)
+        threshold = {"linear_from": LINEAR_FROM} if recipe.method == "slerp" else {}
+        return (
+            RULES[method.rule].build(**threshold),
+            sorted(used, key=lambda model: model != made.part.base),
+            (1 - t, t),
+        )
     if recipe.method == "nuslerp" and len(used) == 2:
         total = sum(weights)
         t = weights[1] / total if abs(total) >= 1e-6 else 0.5
@@ -227,14 +232,13 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
     if "lambda" in method.common:
         settings["scale"] = common("lambda")
     if "density" in numbers:
-        if recipe.method == "ties" and min(numbers["density"], default=1.0) == 0:
-            raise ValueError(f"{where} a density is 0, so that ties keeps nothing; leave that model out")
         kept = [k for k, density in enumerate(numbers["density"]) if density > 0]  # the others have no part
         used, weights = [used[k] for k in kept], tuple(weights[k] for k in kept)
         shares = {key: [one[k] for k in kept] for key, one in numbers.items()}
-        settings |= _densities(recipe.method, shares, size, where, is_rescaled=bool(common("rescale")))
+        norm = common("rescale_norm") if "rescale_norm" in method.common and common("rescale") else None
+        settings |= _densities(recipe.method, shares, size, where, is_rescaled=bool(common("rescale")), norm=norm)
     if recipe.method == "karcher":
-        settings["steps"] = int(common("max_iter"))
+        settings |= {"steps": int(common("max_iter")), "tolerance": common("tol")}
     if recipe.method == "model_stock":
         settings["by_rows"] = bool(common("filter_wise"))
     if recipe.method == "nearswap":
@@ -254,7 +258,13 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
 
 
 def _densities(
-    method: str, numbers: Mapping[str, Sequence[float]], size: int, where: str, *, is_rescaled: bool
+    method: str,
+    numbers: Mapping[str, Sequence[float]],
+    size: int,
+    where: str,
+    *,
+    is_rescaled: bool,
+    norm: float | None,
 ) -> dict[str, object]:
     """Settings of a rule for the share of a tensor's `size` entries that is kept of each model."""
     densities = numbers["density"]
@@ -271,7 +281,7 @@ def _densities(
         return {"density": tuple(densities), "epsilon": tuple(numbers["epsilon"]), "is_rescaled": is_rescaled}
     # mergekit keeps whole numbers of entries, rounded down.
     kept = [min(size, max(1, int(density * size))) for density in densities]
-    settings: dict[str, object] = {"density": tuple(count / size for count in kept), "keeps_sum": is_rescaled}
+    settings: dict[str, object] = {"density": tuple(count / size for count in kept), "keeps_norm": norm}
     if "gamma" in numbers:
         largest = zip(numbers["gamma"], kept, strict=True)
         settings["gamma"] = tuple(min(int(gamma * size), size - count) / size for gamma, count in largest)
@@ -281,17 +291,15 @@ def _densities(
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
     """The dtype of all tensors of the result, or None as in the models, and a sentence where the models differ.
 
-    As in mergekit it is that of the recipe; without one, means of networks have the widest dtype, and all else that of
-    the base.
+    As in mergekit it is that of the recipe, else the widest; `passthrough` keeps every tensor's own.
     """
     if recipe.dtype is not None:
         return recipe.dtype, None
     listed = list_dtypes(list(networks.values()))
     if listed is None:
         return None, None
-    chosen, first = None, next(iter(networks.values()))
-    what = f"has those of {first.label}" if recipe.method != "passthrough" else "keeps them, tensor by tensor"
-    if METHODS[recipe.method].is_widest:
+    chosen, what = None, "keeps them, tensor by tensor"
+    if recipe.method != "passthrough":
         found = {one.dtype for network in networks.values() for one in network.stored.values()}
         widest = reduce(torch.promote_types, (dtype for dtype in found if dtype.is_floating_point))
         chosen = str(widest).removeprefix("torch.")

@@ -10,9 +10,10 @@ import yaml
 
 from regauge.checkpoints.location import find_cached
 from regauge.checkpoints.yaml_files import REFUSED, compose_yaml
+from regauge.hub.chat_templates import TEMPLATES
 from regauge.hub.tokens import TokenSource, Vocabulary
 from regauge.merging.recipes.recipe import Parameter, Parameters, Recipe, Slice, Source
-from regauge.merging.recipes.recipe_methods import IDLE, METHODS, SINGLE, RecipeMethod
+from regauge.merging.recipes.recipe_methods import IDLE, METHODS, NORMS, SINGLE, RecipeMethod
 
 KEYS = (
     "merge_method",
@@ -157,16 +158,18 @@ def _recipe(whole: Entry) -> Recipe:
         raise top["tokenizer_source"].refuse("'tokenizer_source' and 'tokenizer' say the same; leave one of them out")
     base = _folder(top["base_model"]) if "base_model" in top else None
     if "models" in top:
-        slices: tuple[Slice, ...] = (Slice(tuple(_source(one, method, name) for one in top["models"].items)),)
+        slices: tuple[Slice, ...] = (
+            Slice(tuple(_source(one, method, name) for one in top["models"].items), base=base),
+        )
     elif "slices" in top:
-        slices = tuple(_slice(one, method, name) for one in top["slices"].items)
+        slices = tuple(_slice(one, method, name, base) for one in top["slices"].items)
     else:
         modules = top["modules"].mapping()
-        slices = tuple(part for stack, entry in modules.items() for part in _module(stack, entry, method, name))
+        slices = tuple(part for stack, entry in modules.items() for part in _module(stack, entry, method, name, base))
         if not slices:
             raise top["modules"].refuse("'modules' is empty; name a stack of layers, such as encoder")
-    if base is not None and method.base in ("none", "member"):
-        slices = tuple(_with_base(part, base) for part in slices)
+    if method.base in ("none", "member"):
+        slices = tuple(_with_base(part) for part in slices)
     if (
         sum(one.layers[1] - one.layers[0] for part in slices for one in part.sources if one.layers is not None)
         > MOST_LAYERS
@@ -183,53 +186,53 @@ def _recipe(whole: Entry) -> Recipe:
         vocabulary=_vocabulary(top),
         chat_template=_template(top.get("chat_template")),
         align=_align(top.get("regauge")),
-        notes=tuple(_notes(top, name, [parameters, *(part.parameters for part in slices)])),
+        notes=tuple(_notes(top, name, slices, parameters)),
     )
     _require_models(recipe, method, whole)
     return recipe
 
 
-def _with_base(part: Slice, base: Path) -> Slice:
+def _with_base(part: Slice) -> Slice:
     """Whole models with the base, which mergekit adds where the models lack it."""
     sources = part.sources
-    if any(source.layers is not None or source.model == base for source in sources):
+    if part.base is None or any(source.layers is not None or source.model == part.base for source in sources):
         return part
-    return replace(part, sources=(*sources, Source(base, None, {}, sources[0].line)))
+    return replace(part, sources=(*sources, Source(part.base, None, {}, sources[0].line)))
 
 
 def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
     """Refuse too few or too many models, and a base that is missing or has no place."""
-    if recipe.base is None and method.base in ("needed", "member"):
-        raise whole.refuse(f"the method {recipe.method} needs a 'base_model'")
     for part in recipe.slices:
+        if part.base is None and method.base in ("needed", "member"):
+            raise whole.refuse(f"the method {recipe.method} needs a 'base_model'")
         models = [source.model for source in part.sources]
         line = f"{recipe.path}, line {part.sources[0].line}"
         if recipe.method in SINGLE and len(models) == 1 and part.sources[0].layers is not None:
             continue
         if len(set(models)) < len(models) and method.most > 1:
             raise RecipeError(f"{line}: a model is there twice; name each model once, with the sum of its weights")
-        if method.base == "member" and recipe.base not in models:
+        if method.base == "member" and part.base not in models:
             raise RecipeError(f"{line}: the base of {recipe.method} is one of its two models")
         if method.base in ("needed", "optional"):
-            models = [model for model in models if model != recipe.base]
+            models = [model for model in models if model != part.base]
         if not method.least <= len(models) <= method.most:
             wanted = f"{method.least}" if method.least == method.most else f"at least {method.least}"
             wanted = f"at most {method.most:g}" if len(models) > method.most else wanted
-            of_base = " (the base is one, too)" if recipe.base in models else ""
+            of_base = " (the base is one, too)" if part.base in models else ""
             wanted += " model" if method.most == 1 else " models"
             raise RecipeError(f"{line}: {recipe.method} combines {wanted} here, but there are {len(models)}{of_base}")
         lengths = {source.layers[1] - source.layers[0] for source in part.sources if source.layers is not None}
         if len(lengths) > 1:
             raise RecipeError(f"{line}: the sources of a slice have {sorted(lengths)} layers; give all as many")
-        is_lacking = recipe.base not in [source.model for source in part.sources]
+        is_lacking = part.base not in [source.model for source in part.sources]
         if is_lacking and method.base in ("needed", "member") and lengths:
-            raise RecipeError(f"{line}: the slice lacks the base {recipe.base}; add it with the range of its layers")
-        own = [source for source in part.sources if source.model != recipe.base or method.base in ("none", "member")]
+            raise RecipeError(f"{line}: the slice lacks the base {part.base}; add it with the range of its layers")
+        own = [source for source in part.sources if source.model != part.base or method.base in ("none", "member")]
         for key, default in method.own.items():
             missing = default is None and key not in recipe.parameters and key not in part.parameters
             lacking = next((source for source in own if key not in source.parameters), None)
             if missing and lacking is not None:
-                of_base = " (the base is one, too)" if lacking.model == recipe.base else ""
+                of_base = " (the base is one, too)" if lacking.model == part.base else ""
                 raise RecipeError(
                     f"{recipe.path}, line {lacking.line}: {recipe.method} needs {key!r} for every model{of_base}; give "
                     "it in its parameters, or in those of the recipe"
@@ -239,24 +242,31 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
                 raise RecipeError(f"{line}: {recipe.method} needs the parameter {key!r}")
 
 
-def _module(stack: str, entry: Entry, method: RecipeMethod, name: str) -> Iterable[Slice]:
-    """The slices of a stack of layers, or all of its layers; its parameters count where a slice has none."""
+def _module(stack: str, entry: Entry, method: RecipeMethod, name: str, base: Path | None) -> Iterable[Slice]:
+    """The slices of a stack of layers, or all of its layers; its parameters count where a slice has none.
+
+    The only stack of a model is called "default", as in mergekit.
+    """
     found = entry.mapping(("slices", "models", "parameters"))
     if ("slices" in found) == ("models" in found):
         raise entry.refuse(f"the module {stack!r} has either 'slices' or 'models'")
-    parameters = _parameters(found.get("parameters"), method, name)
+    parameters, own = _parameters(found.get("parameters"), method, name), None if stack == "default" else stack
     if "models" in found:
-        yield Slice(tuple(_source(one, method, name) for one in found["models"].items), parameters, stack)
+        yield Slice(tuple(_source(one, method, name) for one in found["models"].items), parameters, own, base)
         return
     for one in found["slices"].items:
-        part = _slice(one, method, name)
-        yield replace(part, parameters={**parameters, **part.parameters}, stack=stack)
+        part = _slice(one, method, name, base)
+        yield replace(part, parameters={**parameters, **part.parameters}, stack=own)
 
 
-def _slice(entry: Entry, method: RecipeMethod, name: str) -> Slice:
-    found = entry.mapping(("sources", "parameters"), ["sources"])
+def _slice(entry: Entry, method: RecipeMethod, name: str, base: Path | None) -> Slice:
+    found = entry.mapping(("sources", "parameters", "base_model", "residual_weight"), ["sources"])
     sources = tuple(_source(one, method, name, is_slice=True) for one in found["sources"].items)
-    return Slice(sources, _parameters(found.get("parameters"), method, name))
+    own = _folder(found["base_model"]) if "base_model" in found else base
+    parameters = dict(_parameters(found.get("parameters"), method, name))
+    if "residual_weight" in found:
+        parameters["residual_weight"] = Parameter(((None, (found["residual_weight"].number,)),), entry.line)
+    return Slice(sources, parameters, base=own)
 
 
 def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = False) -> Source:
@@ -309,15 +319,24 @@ def _parameters(entry: Entry | None, method: RecipeMethod, name: str, *, is_own:
     known = tuple(dict.fromkeys([*method.own, *([] if is_own else method.common)]))
     found = {}
     for key, value in entry.mapping().items():
-        if key not in known:
-            place = "a model's parameters" if is_own and key in method.common else f"the parameters of {name}"
+        is_misplaced = is_own and key in method.common and key not in known
+        if is_misplaced or not any(key in one.parameters for one in METHODS.values()):
+            place = "a model's parameters" if is_misplaced else f"the parameters of {name}"
             there = f"; there can be {', '.join(known)}" if known else ", which takes none here"
             raise value.refuse(f"{key!r} is not understood in {place}{there}")
-        found[key] = Parameter(tuple(_choices(value)), value.line)
-        outside = [x for _, values in found[key].choices for x in values if key in SHARES and not 0 <= x <= 1]
+        choices = [(None, (_norm(value),))] if key == "rescale_norm" else _choices(value)
+        found[key] = Parameter(tuple(choices), value.line)
+        is_share = key in known and key in SHARES
+        outside = [x for _, values in found[key].choices for x in values if is_share and not 0 <= x <= 1]
         if outside:
             raise value.refuse(f"{key!r} is {outside[0]:g}, but must be a share, from 0 to 1")
     return found
+
+
+def _norm(entry: Entry) -> float:
+    if entry.value not in NORMS:
+        raise entry.refuse(f"'rescale_norm' is {entry.value!r}; there are {', '.join(NORMS)}")
+    return NORMS[entry.value]
 
 
 def _choices(entry: Entry) -> Iterable[tuple[str | None, tuple[float, ...]]]:
@@ -389,9 +408,10 @@ def _token(entry: Entry) -> TokenSource:
 def _template(entry: Entry | None) -> str | None:
     if entry is None or entry.value is None:
         return None
-    if entry.text != "auto" and "{" not in entry.text:
-        raise entry.refuse(f"'chat_template' is {entry.text!r}; there can be auto, or the text of a Jinja template")
-    return entry.text
+    if entry.text not in ("auto", *TEMPLATES) and "{" not in entry.text:
+        known = ", ".join(("auto", *TEMPLATES))
+        raise entry.refuse(f"'chat_template' is {entry.text!r}; there can be {known}, or the text of a Jinja template")
+    return TEMPLATES.get(entry.text, entry.text)
 
 
 def _align(entry: Entry | None) -> Any:
@@ -403,13 +423,20 @@ def _align(entry: Entry | None) -> Any:
     return found["align"].value
 
 
-def _notes(top: Mapping[str, Entry], name: str, everywhere: Iterable[Parameters]) -> Iterable[str]:
+def _notes(top: Mapping[str, Entry], name: str, slices: Iterable[Slice], parameters: Parameters) -> Iterable[str]:
     """Sentences about settings of the recipe that change nothing."""
     given: dict[str, set[float]] = {}
-    for key, one in (pair for parameters in everywhere for pair in parameters.items()):
+    everywhere = [parameters, *(part.parameters for part in slices)]
+    everywhere += [source.parameters for part in slices for source in part.sources]
+    for key, one in (pair for some in everywhere for pair in some.items()):
         given.setdefault(key, set()).update(x for _, values in one.choices for x in values)
-    yield from (sentence for key, sentence in IDLE.items() if key in given)
-    if any(given.get("nuslerp_row_wise", ())) and all(given.get("nuslerp_flatten", ())):
+    taken = METHODS[name].parameters
+    for key in given:
+        if key in IDLE and (key in taken or key == "residual_weight"):
+            yield IDLE[key]
+        elif key not in taken:
+            yield f"{key} changes nothing: {name} takes {', '.join(taken) or 'no parameters'}"
+    if any(given.get("nuslerp_row_wise", ())) and all(given.get("nuslerp_flatten", ())) and name == "nuslerp":
         yield "nuslerp_row_wise changes nothing: a tensor has one angle unless nuslerp_flatten is false"
     if name == "task_arithmetic" and any(given.get("rescale", ())):
         yield "rescale changes nothing: task_arithmetic drops no entries"

@@ -29,7 +29,7 @@ class Parameter:
         position = depth * (len(values) - 1)
         first = min(int(position), len(values) - 1)
         second, share = min(first + 1, len(values) - 1), position - first
-        return (1 - share) * values[first] + share * values[second]
+        return (1 - share) * values[first] + share * values[second] if share else values[first]
 
 
 Parameters = Mapping[str, Parameter]
@@ -60,11 +60,13 @@ class Slice:
         sources: The layers that take part.
         parameters: Numbers for all of them.
         stack: A part of the name of the stack that the layers are of, such as "encoder", where a model has several.
+        base: The base of these layers; that of the recipe unless given.
     """
 
     sources: tuple[Source, ...]
     parameters: Parameters = field(default_factory=dict)
     stack: str | None = None
+    base: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Recipe:
     def models(self) -> tuple[Path, ...]:
         """Every model once: the base first where there is one, then in the order of the recipe."""
         named = [source.model for part in self.slices for source in part.sources]
+        named += [part.base for part in self.slices if part.base is not None]
         tokens = {} if self.vocabulary is None else self.vocabulary.tokens
         named += [one.model for one in tokens.values() if one.model is not None]
         if self.vocabulary is not None and isinstance(self.vocabulary.source, Path):

@@ -17,7 +17,6 @@ class RecipeMethod:
         common: Parameters of all models with their defaults.
         least: The smallest number of models, without the base unless it is a member.
         most: The largest number; None for no limit.
-        is_widest: Whether the result has the widest dtype of the models, where they differ; else that of the base.
     """
 
     rule: str
@@ -26,10 +25,15 @@ class RecipeMethod:
     common: Mapping[str, float | None] = field(default_factory=dict)
     least: int = 2
     most: float = math.inf
-    is_widest: bool = False
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of all parameters."""
+        return tuple(dict.fromkeys([*self.own, *self.common]))
 
 
 VECTORS: Mapping[str, float | None] = {"lambda": 1.0, "normalize": 0.0, "rescale": 0.0, "int8_mask": 0.0}
+TRIMMED: Mapping[str, float | None] = {**VECTORS, "rescale_norm": 1.0}
 WEIGHT: Mapping[str, float | None] = {"weight": None}
 SPARSE: Mapping[str, float | None] = {"weight": None, "density": 1.0}
 RANDOM: Mapping[str, float | None] = {**VECTORS, "rescale": 1.0}
@@ -38,35 +42,38 @@ RAM: Mapping[str, float | None] = {"epsilon": 1e-5}
 MULTISLERP: Mapping[str, float | None] = {"normalize_weights": 1.0, "eps": 1e-8}
 
 METHODS: Mapping[str, RecipeMethod] = {
-    "linear": RecipeMethod("sum", "none", WEIGHT, {"normalize": 1.0}, least=1, is_widest=True),
+    "linear": RecipeMethod("sum", "none", WEIGHT, {"normalize": 1.0}, least=1),
     "slerp": RecipeMethod("slerp", "member", {}, {"t": None}, most=2),
-    "nuslerp": RecipeMethod("slerp", "optional", WEIGHT, NUSLERP, most=2, is_widest=True),
-    "multislerp": RecipeMethod("multislerp", "optional", WEIGHT, MULTISLERP, is_widest=True),
-    "karcher": RecipeMethod("karcher", "none", {}, {"max_iter": 10.0, "tol": 1e-5}, is_widest=True),
+    "nuslerp": RecipeMethod("slerp", "optional", WEIGHT, NUSLERP, most=2),
+    "multislerp": RecipeMethod("multislerp", "optional", WEIGHT, MULTISLERP),
+    "karcher": RecipeMethod("karcher", "none", {}, {"max_iter": 10.0, "tol": 1e-5}),
     "task_arithmetic": RecipeMethod("task-arithmetic", "needed", WEIGHT, VECTORS, least=1),
-    "ties": RecipeMethod("ties", "needed", SPARSE, {**VECTORS, "normalize": 1.0}, least=1),
+    "ties": RecipeMethod("ties", "needed", SPARSE, {**TRIMMED, "normalize": 1.0}, least=1),
     "dare_linear": RecipeMethod("dare", "needed", SPARSE, RANDOM, least=1),
     "dare_ties": RecipeMethod("dare-ties", "needed", SPARSE, RANDOM, least=1),
     "della": RecipeMethod("della", "needed", {**SPARSE, "epsilon": 0.15}, {**RANDOM, "normalize": 1.0}, least=1),
     "della_linear": RecipeMethod("della-linear", "needed", {**SPARSE, "epsilon": 0.15}, RANDOM, least=1),
-    "breadcrumbs": RecipeMethod("breadcrumbs", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
-    "breadcrumbs_ties": RecipeMethod("breadcrumbs-ties", "needed", {**SPARSE, "gamma": 0.01}, VECTORS, least=1),
-    "model_stock": RecipeMethod("model-stock", "needed", {}, {"filter_wise": 0.0}, is_widest=True),
-    "sce": RecipeMethod("sce", "needed", {}, {"select_topk": 1.0, "int8_mask": 0.0}, least=1, is_widest=True),
-    "nearswap": RecipeMethod("nearswap", "needed", {}, {"t": None}, least=1, most=1, is_widest=True),
-    "arcee_fusion": RecipeMethod("arcee-fusion", "member", most=2, is_widest=True),
-    "ram": RecipeMethod("ram", "needed", {}, RAM, least=1, is_widest=True),
-    "ramplus_tl": RecipeMethod("ram", "needed", {}, {**RAM, "r": 0.1, "alpha": 0.2}, least=1, is_widest=True),
+    "breadcrumbs": RecipeMethod("breadcrumbs", "needed", {**SPARSE, "gamma": 0.01}, TRIMMED, least=1),
+    "breadcrumbs_ties": RecipeMethod("breadcrumbs-ties", "needed", {**SPARSE, "gamma": 0.01}, TRIMMED, least=1),
+    "model_stock": RecipeMethod("model-stock", "needed", {}, {"filter_wise": 0.0}),
+    "sce": RecipeMethod("sce", "needed", {}, {"select_topk": 1.0, "int8_mask": 0.0}, least=1),
+    "nearswap": RecipeMethod("nearswap", "needed", {}, {"t": None}, least=1, most=1),
+    "arcee_fusion": RecipeMethod("arcee-fusion", "member", most=2),
+    "ram": RecipeMethod("ram", "needed", {}, RAM, least=1),
+    "ramplus_tl": RecipeMethod("ram", "needed", {}, {**RAM, "r": 0.1, "alpha": 0.2}, least=1),
     "passthrough": RecipeMethod("passthrough", "none", {"scale": 1.0}, least=1, most=1),
 }
 """Every method by mergekit's name for it. Defaults are mergekit's."""
+
+NORMS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
+"""Norms that what is kept of a task vector may get back, by their names in recipes."""
 
 SINGLE = ("slerp", "nuslerp", "multislerp", "karcher", "arcee_fusion")
 """Methods that take a slice of a single model over as it is."""
 
 IDLE = {
     "int8_mask": "int8_mask changes nothing here: masks are not kept",
-    "tol": "tol changes nothing here: steps end when they are shorter than 1e-9",
     "eps": "eps changes nothing here: no length is added to, and a tensor of zeros has no direction",
+    "residual_weight": "residual_weight changes nothing, as in mergekit 0.1.5, which reads it and does nothing with it",
 }
 """Parameters of mergekit that change nothing here, and what notes say of them."""

@@ -10,9 +10,6 @@ from torch import Tensor
 from regauge.merging.rule import Rule, Target, weighted_sum
 from regauge.merging.rules.spheres import PARALLEL, inner_product, length
 
-SPHERE_TOLERANCE = 1e-9
-"""A mean of directions has been reached when a step is shorter than that, in radians, or than rounding."""
-
 
 @dataclass(frozen=True)
 class KarcherMean(Rule):
@@ -26,6 +23,8 @@ class KarcherMean(Rule):
     Attributes:
         steps: The largest number of moves. Without any it is the normalized mean of the directions, which mergekit
             calls `multislerp`.
+        tolerance: Moves end with one that is shorter, in radians, or than rounding; directions that are closer to the
+            mean than that do not move it.
 
     References:
         Karcher (1977), Riemannian center of mass and mollifier smoothing; Buss and Fillmore (2001), Spherical averages,
@@ -33,12 +32,15 @@ class KarcherMean(Rule):
     """
 
     steps: int = 100
+    tolerance: float = 1e-9
 
     base = "optional"
 
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise ValueError(f"steps is {self.steps}; it is how many moves are made at most, and cannot be negative")
+        if not self.tolerance >= 0:
+            raise ValueError(f"tolerance is {self.tolerance}; it is an angle in radians, and cannot be negative")
 
     def splits(self, shape: Sequence[int]) -> bool:
         """Directions are those of whole tensors."""
@@ -67,17 +69,19 @@ class KarcherMean(Rule):
         for _ in range(self.steps):
             move.zero_()
             for one, share in zip(directions, shares, strict=True):
-                _add_log(move, mean, one, share, tangent)
+                _add_log(move, mean, one, share, tangent, self.tolerance)
             angle = length(move)
-            if angle < max(SPHERE_TOLERANCE, 4 * torch.finfo(mean.dtype).eps):
+            if angle < max(self.tolerance, 4 * torch.finfo(mean.dtype).eps):
                 break
             mean.mul_(math.cos(angle)).add_(move, alpha=math.sin(angle) / angle)
             mean /= length(mean)
         return mean.mul_(long)
 
 
-def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tensor) -> None:
-    """Add a share of the tangent at one direction that leads to another: its length is the angle, or zero if opposite.
+def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tensor, least: float) -> None:
+    """Add a share of the tangent at one direction that leads to another, unless the angle is smaller than `least`.
+
+    Its length is the angle, or zero if the directions are opposite.
 
     `work` is written over.
     """
@@ -85,5 +89,5 @@ def _add_log(total: Tensor, start: Tensor, end: Tensor, share: float, work: Tens
     # y - <x, y> x points along the arc, but its length is sin(angle): only its direction is used.
     torch.sub(end, start, alpha=inner_product(start, end), out=work)
     reach = length(work)
-    if reach > 0:
+    if reach > 0 and angle >= least:
         total.add_(work, alpha=share * angle / reach)

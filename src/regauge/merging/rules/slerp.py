@@ -21,17 +21,20 @@ class Slerp(Rule):
 
         sin((1 - t) theta) / sin(theta) a + sin(t theta) / sin(theta) b
 
-    Tensors that are parallel, opposite or zero are interpolated linearly. mergekit does so from a cosine of 0.9995 on;
-    here the two formulas meet. With a base it is mergekit's `nuslerp`.
+    Tensors that are parallel, opposite or zero are interpolated linearly; there the two formulas meet. With a base it
+    is mergekit's `nuslerp`.
 
     Attributes:
         axis: None if a tensor has one angle; with 0 or -1 every vector along its first or last axis has its own.
+        linear_from: Whole tensors are interpolated linearly, too, where the size of their cosine is above this. In
+            recipes it is 0.9995, as in mergekit.
 
     References:
         Shoemake (1985), Animating rotation with quaternion curves, section 3.3.
     """
 
     axis: Literal[0, -1] | None = None
+    linear_from: float = 1.0
 
     base = "optional"
     most = 2
@@ -42,6 +45,8 @@ class Slerp(Rule):
                 f"axis is {self.axis}; it is 0 or -1 where vectors along the first or last axis have angles of their "
                 "own, and None for whole tensors"
             )
+        if not 0 < self.linear_from <= 1:
+            raise ValueError(f"linear_from is {self.linear_from}; it is a cosine, above 0 and at most 1")
 
     def splits(self, shape: Sequence[int]) -> bool:
         """The angle is that of whole tensors, or of vectors."""
@@ -62,7 +67,7 @@ class Slerp(Rule):
         # The arc cosine of nearly equal directions has no correct digits; this has all of them.
         apart, together = length(a / long - b / short), length(a / long + b / short)
         angle = 2 * math.atan2(apart, together)
-        if math.sin(angle) < PARALLEL:
+        if math.sin(angle) < PARALLEL or abs(math.cos(angle)) > self.linear_from:
             return weighted_sum(iter((a, b)), factors)
         arcs = [math.sin(share * angle) / math.sin(angle) for share in factors]
         return weighted_sum(iter((a, b)), arcs)

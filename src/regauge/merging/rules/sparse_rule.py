@@ -1,5 +1,6 @@
 """The base class of rules that keep a part of each task vector, and what several of them do."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -67,10 +68,18 @@ def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
     return result.masked_fill_(magnitudes > flat.kthvalue(count - largest).values, 0.0)
 
 
-def restore_sum(kept: Tensor, vector: Tensor) -> Tensor:
-    """Rescale a sparsified task vector so that its magnitudes sum to those of the whole vector."""
-    before, after = (float(torch.linalg.vector_norm(one, 1, dtype=torch.float64)) for one in (vector, kept))
-    return kept.mul_(before / after) if after and kept is not vector else kept
+def restore_norm(kept: Tensor, vector: Tensor, order: float | None) -> Tensor:
+    """Rescale a sparsified task vector to the norm of the whole vector, of order 1, 2 or infinity; not with None."""
+    if order is None or kept is vector:
+        return kept
+    before, after = (float(torch.linalg.vector_norm(one, order, dtype=torch.float64)) for one in (vector, kept))
+    return kept.mul_(before / after) if after else kept
+
+
+def require_norm(order: float | None) -> None:
+    """Raise a ValueError unless the order of a norm is one of those that a task vector may keep."""
+    if order not in (None, 1, 2, math.inf):
+        raise ValueError(f"keeps_norm is {order}; it is the order of a norm, 1, 2 or math.inf, or None")
 
 
 def require_certain(rule: VectorRule) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regauge.merging.rule import Target
 from regauge.merging.rules.elected_mean import ElectedMean
-from regauge.merging.rules.sparse_rule import SparseRule, keep_magnitudes, require_density, restore_sum
+from regauge.merging.rules.sparse_rule import SparseRule, keep_magnitudes, require_density, require_norm, restore_norm
 from regauge.merging.settings import Number, Numbers, require_scale
 
 
@@ -21,7 +21,7 @@ class Ties(SparseRule):
         density: Share of entries that are kept, above zero and at most one; one number for each network, too.
         scale: Factor of the mean.
         is_normalized: Whether what agrees is averaged; else it is summed with the weights as they are.
-        keeps_sum: Whether what is kept is enlarged until its magnitudes have the sum that they had.
+        keeps_norm: The norm (1, 2 or `math.inf`) that what is kept gets back, by a factor; None for no factor.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1; there the largest entries of the whole network
@@ -31,11 +31,12 @@ class Ties(SparseRule):
     density: Numbers = 0.2
     scale: Number = 1.0
     is_normalized: bool = True
-    keeps_sum: bool = False
+    keeps_norm: float | None = None
 
     def __post_init__(self) -> None:
         require_scale(self.scale)
         require_density(self.density)
+        require_norm(self.keeps_norm)
 
     @property
     def rule(self) -> ElectedMean:  # type: ignore[override]
@@ -49,4 +50,4 @@ class Ties(SparseRule):
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:
         """Keep the entries of largest magnitude."""
         kept = keep_magnitudes(vector, target.numbers(self.density, count)[k], 0.0)
-        return restore_sum(kept, vector) if self.keeps_sum else kept
+        return restore_norm(kept, vector, self.keeps_norm)

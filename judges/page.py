@@ -1,0 +1,78 @@
+"""The page of the judges, `docs/judges.md`, drawn from their records.
+
+.venv/bin/python judges/page.py
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from judge import RECORDS, Row, read_rows
+
+PAGE = Path(__file__).parent.parent / "docs" / "judges.md"
+HEAD = """# Judged by others
+
+Cases of other tools, run on regauge as they are. The folder `judges/` has one script for each of them. A script takes
+the tool's checkout at the commit that it names. It installs what the tool needs in a place of its own, and writes one
+line for each case to `judges/records/`. This page is drawn from these lines.
+
+```text
+PEERS=FOLDER make judges      # FOLDER/mergekit and so on are checkouts; without one, the script says what is missing
+```
+
+Cases in a record are not run again: delete a line, or the file, to run them anew. The lists of cases were fixed before
+anything was mended for them.
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(draw(), encoding="utf-8")
+
+
+def draw() -> str:
+    """The text of the page."""
+    records = {path.stem: read_rows(path) for path in sorted(RECORDS.glob("*.jsonl"))}
+    lines = [HEAD, "| peer | cases | passed | share | CPU seconds |", "| --- | --- | --- | --- | --- |"]
+    for peer, rows in records.items():
+        passed = sum(row.passed for row in rows)
+        lines.append(
+            f"| {peer} | {len(rows)} | {passed} | {passed / len(rows):.1%} | {sum(row.seconds for row in rows):.0f} |"
+        )
+    for peer, rows in records.items():
+        lines += ["", f"## {peer}", "", *_section(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(rows: list[Row]) -> list[str]:
+    """Kinds of cases, those that do not pass with their reasons, and what holds for others instead of equality."""
+    kinds = Counter(_kind(row) for row in rows)
+    passed = Counter(_kind(row) for row in rows if row.passed)
+    lines = [", ".join(f"{kind}: {passed[kind]} of {count}" for kind, count in kinds.items()) + ".", ""]
+    failed = [row for row in rows if not row.passed]
+    if failed:
+        lines += ["| does not pass | because |", "| --- | --- |"]
+        lines += [f"| {_cell(row.case)} | {_cell(row.reason or '')} |" for row in failed]
+        lines.append("")
+    notes = Counter(_note(row.reason) for row in rows if row.passed and row.reason)
+    if notes:
+        lines += ["| passes, with a note | cases |", "| --- | --- |"]
+        lines += [f"| {_cell(note)} | {count} |" for note, count in notes.items()]
+    return lines
+
+
+def _kind(row: Row) -> str:
+    return row.case.partition(":")[0].partition(" ")[0]
+
+
+def _note(reason: str) -> str:
+    """A note without what differs from case to case."""
+    start = next((start for start in ("refused by both", "random") if reason.startswith(start)), reason)
+    return {"random": "random: as many entries change, by as much"}.get(start, start)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    main()
