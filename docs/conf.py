@@ -2,20 +2,52 @@
 
 import os
 import re
+import sys
+from operator import attrgetter
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.ext.autodoc import Documenter, FunctionDocumenter
+from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
 
+import regauge
 from regauge.names import VERSION
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+from generators.api import write_api  # noqa: E402
+from generators.public import public  # noqa: E402
 
 project = "regauge"
 author = "The regauge developers"
 copyright = author
 version = release = VERSION
 
-extensions = ["myst_parser", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "generators"]
 nitpicky = True
+nitpick_ignore_regex = [
+    ("py:.*", ".*")
+]  # types of torch and names within the library; `link_names` checks public names
+default_role = "literal"
+python_maximum_signature_line_length = 100
+python_display_short_literal_types = True
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+python_use_unqualified_type_names = True
+napoleon_use_rtype = False
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -27,7 +59,7 @@ html_title = f"regauge {VERSION}"
 html_show_sphinx = False
 html_copy_source = False
 
-DOCS = Path(__file__).parent
+LOG = logging.getLogger("regauge")
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -64,5 +96,75 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r":::\{include\} (\S+)\n(?::end-before: (.*)\n)?:::", include, text)
 
 
+def read_docstring(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Mark indented code as code, and take bars and stars of sentences for what they are."""
+    is_code = is_section = False
+    written: list[str] = []
+    for line in lines:
+        is_section |= bool(re.match(r"(Args|Attributes|Raises|Returns|Yields|References):$", line))
+        is_indented = line.startswith("    ") and not is_section
+        if is_indented and not is_code and not "".join(written[-1:]).strip():
+            written += [".. code-block:: python", ""]
+            is_code = True
+        is_code &= is_indented or not line.strip()
+        parts = line.split("`")
+        if not is_code:
+            parts[::2] = [re.sub(r"[|*]", r"\\\g<0>", part) for part in parts[::2]]
+        written.append("`".join(parts))
+    lines[:] = written
+
+
+def add_other_names(app: Sphinx, env: BuildEnvironment) -> None:
+    """Let every further public name of an object lead to its page."""
+    known = env.get_domain("py").objects
+    for one in public():
+        for name in one.others:
+            if one.name in known:
+                known[name] = known[one.name]._replace(aliased=True)
+
+
+class WholeFunction(FunctionDocumenter):
+    """Documents a function with the signature that a page gives, not with those of its overloads."""
+
+    def format_signature(self, **kwargs: object) -> str:
+        return (
+            Documenter.format_signature(self, **kwargs) if self.args is not None else super().format_signature(**kwargs)
+        )
+
+
+def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Let code that is a public name lead to its page; warn of names that do not exist."""
+    known = app.env.get_domain("py").objects
+    shorts = {
+        name.rpartition(".")[2]: name for name in known if name.count(".") < 3 and name.rpartition(".")[2][0].isupper()
+    }
+    for node in list(doctree.findall(nodes.literal)):
+        code = re.match(r"(rg\.|regauge\.)?([A-Za-z_][\w.]*)(?:\(.*)?$", node.astext())
+        if not code or isinstance(node.parent, nodes.reference | nodes.title | nodes.term):
+            continue
+        name = f"regauge.{code[2]}"
+        if code[1] == "rg." and name not in known:
+            try:
+                attrgetter(code[2])(regauge)
+            except AttributeError:
+                LOG.warning("there is no name %s", node.astext(), location=node, type="names")
+        if not code[1] and code[2][0].isupper():
+            first, _, rest = code[2].partition(".")
+            name = ".".join(filter(None, (shorts.get(first), rest)))
+        if name in known and known[name].docname != docname:
+            place = known[name]
+            node.replace_self(make_refnode(app.builder, docname, place.docname, place.node_id, node.deepcopy(), name))
+
+
+def write_pages(app: Sphinx) -> None:
+    """Write the pages that are made from the library."""
+    write_api(DOCS / "reference" / "api")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", write_pages)
+    app.connect("autodoc-process-docstring", read_docstring, priority=400)
+    app.add_autodocumenter(WholeFunction, override=True)
+    app.connect("doctree-resolved", link_names)
+    app.connect("env-updated", add_other_names)
     app.connect("source-read", read_page)

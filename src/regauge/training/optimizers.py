@@ -173,6 +173,7 @@ class AdamW(Adam):
 
 
 Optimizer = SGD | Adam | AdamW
+"""The optimizers that trainings take, as settings."""
 
 
 def _is_zero(setting: Tensor | float) -> bool:

@@ -234,3 +234,4 @@ SETS: dict[str, Callable[[], Examples]] = {
     "cifar10-signals": lambda: image_signals(cifar10()),
     "cifar10-16-signals": lambda: image_signals(cifar10().pooled(2)),
 }
+"""The data sets that populations are trained on, by name; images are standardized."""
