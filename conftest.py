@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import shape_checks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 if os.environ.get("REGAUGE_CHECK_SHAPES"):
+    import shape_checks
+
     shape_checks.install()
 
 # Tests read data sets from REGAUGE_DATA alone: what a user once downloaded must not change what they do.

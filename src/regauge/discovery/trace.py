@@ -166,7 +166,7 @@ def _no_source() -> Iterator[None]:
 
     These take about a third of the time of an export.
     """
-    before = fx_config.do_not_emit_stack_traces
+    before = getattr(fx_config, "do_not_emit_stack_traces", False)  # torch before 2.13 has no such switch
     fx_config.do_not_emit_stack_traces = True
     try:
         with _use_lazy_graph_module(True):

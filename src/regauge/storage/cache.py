@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
 from regauge.checkpoints.disk import TEMPORARY
 from regauge.checkpoints.writing import save_text
 
@@ -31,7 +29,11 @@ ABANDONED = 3600
 def cache_folder() -> Path:
     """The folder of the cache, which may not exist yet."""
     own = os.environ.get(VARIABLE)
-    return Path(own) if own else user_cache_path("regauge")
+    if own:
+        return Path(own)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("regauge")
 
 
 def recall(kind: str, origin: Any) -> str | None:
