@@ -2,17 +2,20 @@
 
 Tensors that were brought to the device carry a mark, and so does everything that is computed from them. What CUDA
 refuses is refused: operands on two devices, but for numbers without axes and indices into a tensor of the device;
-arrays of numpy; random numbers from a generator of another device; matrix products of integers.
+arrays of numpy; random numbers from a generator of another device; matrix products of integers. It sees one thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from regauge.alignment.engine import searches
 
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -32,6 +35,16 @@ class PretendDevice(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._marked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._one_thread = mock.patch.object(searches, "count_searches", return_value=1)
+
+    def __enter__(self) -> "PretendDevice":
+        self._one_thread.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._one_thread.stop()
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the device."""

@@ -1,6 +1,7 @@
 """Assignment: exact for every size and start, stable, and strict about what it is given."""
 
 import itertools
+from threading import get_ident
 
 import numpy as np
 import pytest
@@ -91,6 +92,25 @@ def test_dead_and_duplicate_units(solver: str) -> None:
 def test_empty_and_single() -> None:
     assert assign(np.zeros((0, 0))).tolist() == []
     assert assign(np.array([[-3.0]])).tolist() == [0]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_without_lapx_searches_share_the_threads_and_find_the_same(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profits = torch.stack([torch.from_numpy(heavy_tailed(60, seed)) for seed in range(4)])
+    scipy, used = assignment._scipy, set[int]()
+
+    def search(cost: np.ndarray) -> np.ndarray:
+        used.add(get_ident())
+        return scipy(cost)
+
+    monkeypatch.setattr(assignment, "_scipy", search)
+    monkeypatch.setattr(assignment, "_solver", lambda: search)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = assign_many(profits).columns
+    assert torch.equal(found, torch.stack([torch.from_numpy(scipy(-one.numpy())) for one in profits]))
+    assert (used == {get_ident()}) == (threads == 1)
 
 
 def test_a_module_named_lap_without_the_solver_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

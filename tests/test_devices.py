@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,9 +16,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import regauge as rg
+from regauge.alignment.engine import searches
+from regauge.alignment.engine.ascent import Ascent, Neighborhoods
 from regauge.alignment.engine.climbs import make_ascent
-from regauge.core.families import compared
+from regauge.alignment.engine.family_costs import FamilyCost
+from regauge.alignment.engine.nested_blocks import solve_family
+from regauge.core.families import compared, families
 from regauge.core.symmetry import Symmetry
+from regauge.nets.transformer import GPT
 from regauge.training import Adam
 
 LEAVING = (Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__)
@@ -58,8 +64,7 @@ def is_assigning() -> bool:
 def test_only_the_assignment_takes_costs_from_their_device(name: str, pairs: int) -> None:
     """What else reaches the CPU is a few numbers for each unit: the values of elements, objectives."""
     symmetry: Symmetry = SYMMETRIES[name]
-    drawings = [[drawn(symmetry, seed + k) for k in range(pairs)] for seed in (0, 10)]
-    a, b = compared([{n: torch.stack([p[n] for p in many]) for n in many[0]} for many in drawings], symmetry)
+    a, b = far_pairs(symmetry, pairs)
     with Transfers() as transfers:
         ascent = make_ascent(symmetry, a, b)
         ascent.start_from_barycenter()
@@ -68,6 +73,75 @@ def test_only_the_assignment_takes_costs_from_their_device(name: str, pairs: int
     units = max(group.size for group in symmetry.groups)
     assert transfers.sizes
     assert max(transfers.sizes) <= pairs * 2 * units < pairs * units**2
+
+
+def far_pairs(symmetry: Symmetry, pairs: int) -> list[dict[str, Tensor]]:
+    """Random first and second networks, `[pair, ...]`."""
+    drawings = [[drawn(symmetry, seed + k) for k in range(pairs)] for seed in (0, 10)]
+    return compared([{n: torch.stack([p[n] for p in many]) for n in many[0]} for many in drawings], symmetry)
+
+
+def independent(name: str) -> Symmetry:
+    """A symmetry, or that of a transformer, most of whose groups depend on the stream alone."""
+    if name != "transformer":
+        return SYMMETRIES[name]
+    module = GPT(7, 5, width=8, layers=3, heads=2)
+    return rg.discover(module, (torch.zeros(1, 5, dtype=torch.int64),), verify=False)
+
+
+@pytest.mark.parametrize("pairs", [1, 3])
+@pytest.mark.parametrize("name", [*SYMMETRIES, "transformer"])
+def test_searches_at_the_same_time_find_what_one_after_another_does(name: str, pairs: int) -> None:
+    symmetry = independent(name)
+    a, b = far_pairs(symmetry, pairs)
+    around = Neighborhoods.of(families(symmetry.groups, {n: symmetry.sites[n] for n in a}))
+    ends = [Ascent(around, a, b, solve_family, searches=count) for count in (1, 4)]
+    for end in ends:
+        end.start_from_barycenter()
+        end.climb(torch.arange(pairs), 100)
+    assert torch.equal(ends[0].gained, ends[1].gained)
+    values = [dict(end.networks.element.items()) for end in ends]
+    for group, value in values[0].items():
+        for (_, one), (_, other) in zip(value.items(), values[1][group].items(), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_next_cost_is_computed_while_the_last_is_searched(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    symmetry = independent("transformer")
+    a, b = far_pairs(symmetry, 1)
+    around = Neighborhoods.of(families(symmetry.groups, {n: symmetry.sites[n] for n in a}))
+    next_is_there, costs, seen = Event(), list[int](), list[bool]()
+    cost, closest = FamilyCost.cost, FamilyCost.closest
+
+    def counted(self: FamilyCost, *args: Any) -> Any:
+        costs.append(len(costs))
+        if len(costs) > 1:
+            next_is_there.set()
+        return cost(self, *args)
+
+    def searched(self: FamilyCost, *args: Any) -> Any:
+        if not seen:
+            seen.append(next_is_there.wait(30 if count > 1 else 0))
+        return closest(self, *args)
+
+    ascent = Ascent(around, a, b, solve_family, searches=count)
+    # Feed-forward layers, which depend on the stream alone, come first.
+    order = sorted(range(len(around.families)), key=lambda k: (around.families[k].is_nested, len(around.neighbors[k])))
+    ascent._order[0] = torch.tensor(order)
+    monkeypatch.setattr(FamilyCost, "cost", counted)
+    monkeypatch.setattr(FamilyCost, "closest", searched)
+    ascent.sweep(torch.arange(1))
+    assert seen == [count > 1]
+
+
+def test_searches_share_the_cores_on_a_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    symmetry = SYMMETRIES["permutation"]
+    a, b = far_pairs(symmetry, 1)
+    assert make_ascent(symmetry, a, b)._searches == 1
+    with PretendDevice() as device:
+        monkeypatch.setattr(searches, "count_searches", lambda: 5)
+        assert make_ascent(symmetry, device.bring(a), device.bring(b))._searches == 5
 
 
 class Residual(nn.Module):

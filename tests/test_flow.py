@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretend_device import PretendDevice
 from torch import Tensor, nn
 
 import regauge as rg
@@ -642,3 +643,20 @@ def test_flat_points_leave_as_canonical_networks() -> None:
     made = flat.leave(x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
     assert torch.allclose(made["layers.0.weight"].norm(dim=2), torch.ones(()).double())
     assert torch.allclose(flat.enter(made, torch.float64), round_.enter(made, torch.float64))
+
+
+@pytest.mark.parametrize("net", [flow.Metanetwork(MessagePassing(), 8, 1), flow.Tokens(8, 1, 2), flow.Perceptron(8, 1)])
+def test_networks_are_drawn_where_the_velocity_is(net: flow.Metanetwork | flow.Tokens | flow.Perceptron) -> None:
+    _, symmetry, population, _ = networks("mlp", 24)
+    population = {name: tensor.float() for name, tensor in population.items()}
+    how = Representation("flat", components=5) if isinstance(net, flow.Perceptron) else Representation()
+    config = flow.Config(net=net, representation=how, is_aligned=not isinstance(net, flow.Metanetwork), epochs=1)
+    found = flow.fit(population, symmetry, config)
+    here = found.sample(3, steps=2), found.log_density(population, steps=2)
+    with PretendDevice() as device:
+        device.adopt(found.velocity)
+        there = found.sample(3, steps=2), found.log_density(device.bring(population), steps=2)
+        assert all(device.holds(tensor) for tensor in (*there[0].values(), there[1]))
+        assert all(device.holds(tensor) for tensor in found.sample(2, start=device.bring(there[0]), steps=2).values())
+        assert all(torch.allclose(there[0][name].cpu(), here[0][name]) for name in here[0])
+        assert torch.allclose(there[1].cpu(), here[1])

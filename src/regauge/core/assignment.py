@@ -3,6 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -160,13 +161,17 @@ def _solver() -> Solver:
 
 
 def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "problem target"]:
-    """The searches, on the CPU; in one call of `lapx` where it can, else one call for each."""
+    """The searches, on the CPU: in one call of `lapx` where it can, else one call for each, in torch's threads."""
     costs, solve = reduced.cpu().numpy(), _solver()
     batched = None
     if len(costs) > 1 and solve is not _scipy:
         batched = getattr(importlib.import_module("lap"), "lapjvh_batch", None)
     if batched is None:
-        return torch.from_numpy(np.stack([solve(cost) for cost in costs]))
+        threads = min(torch.get_num_threads(), len(costs))
+        if threads < 2:
+            return torch.from_numpy(np.stack([solve(cost) for cost in costs]))
+        with ThreadPoolExecutor(threads) as pool:  # scipy's search leaves the interpreter to other threads
+            return torch.from_numpy(np.stack(list(pool.map(solve, costs))))
     rows, columns = batched(costs, return_cost=False, n_threads=torch.get_num_threads())
     result = np.empty(costs.shape[:2], dtype=np.int64)
     np.put_along_axis(result, np.stack(rows), np.stack(columns), axis=1)

@@ -152,7 +152,9 @@ class Flow:
         label: Any = None,
         start: Mapping[str, Tensor] | None = None,
     ) -> Params:
-        """Draw networks.
+        """Draw networks, on the device of `velocity`: `flow.velocity.cuda()` has them drawn there.
+
+        All devices draw the same to rounding, for chance comes from the CPU.
 
         Args:
             count: The number of networks.
@@ -183,6 +185,7 @@ class Flow:
             )
         number = self._number(label)
         x0 = self.prior.sample(count, generator) if start is None else self.space.enter(start)
+        x0 = x0.to(self._device)
         made = [
             self._carry(x0[k : k + SAMPLED_AT_ONCE], steps, solver, noise, guidance, number, generator)
             for k in range(0, count, SAMPLED_AT_ONCE)
@@ -203,7 +206,7 @@ class Flow:
         label: Any = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, " models"]:
-        """The log density of networks, in nats: equal for all networks of an orbit.
+        """The log density of networks, in nats: equal for all networks of an orbit; on the device of `velocity`.
 
         It is the density of one point for each orbit, with respect to the surface area of spheres and the volume
         elsewhere: of the network with the scales of the space, aligned to the reference of the fit as `fit` aligned its
@@ -225,7 +228,7 @@ class Flow:
         dtypes = (t.dtype for t in population.values() if t.is_floating_point())
         dtype = reduce(torch.promote_types, dtypes, own)
         flow = self if dtype == own else replace(self, velocity=copy.deepcopy(self.velocity).to(dtype))
-        field, x = flow.field(self._number(label)), self._find_points(population).to(dtype)
+        field, x = flow.field(self._number(label)), self._find_points(population).to(self._device, dtype)
         signs = None
         if probes is not None:
             chance = given_or_seed(generator)
@@ -235,6 +238,10 @@ class Flow:
             x0, change = integrate_density(self.space, field, x[k : k + SAMPLED_AT_ONCE], steps=steps, probes=signs)
             found.append(self.prior.log_density(x0) + change)
         return torch.cat(found)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.velocity.parameters()).device
 
     def _find_points(self, population: Mapping[str, Tensor]) -> Points:
         """One point for each orbit, as the networks that the flow was fitted to were brought to theirs."""

@@ -16,7 +16,9 @@ something is nested take steps relative to where they are instead.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +33,9 @@ from regauge.core.closest import Character, Cost, unit_signs
 from regauge.core.element import Element, Value
 from regauge.core.families import Family, Tensors, barycenter, complete, coupled_tensors
 
+if TYPE_CHECKING:
+    from regauge.alignment.engine.searches import Launch
+
 ROUNDING = 16
 """A step that moves every unit must gain this many roundings of the objective's scale, others less in proportion."""
 SLACK = 4
@@ -41,6 +46,7 @@ DAMPING = (0.1, 0.3, 1.0, 3.0)
 Solve = Callable[[Family, Tensors, Tensors], tuple[Element, Tensor]]
 """The best element of one family for each pair, and what it gains over the identity."""
 Rows = Int64[Tensor, " row"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Ascent:
         solve: Solves a family in which something is nested.
         start: The start, a batch of elements without positive scales; the identity unless given.
         tolerance: A step must gain more than this share of `sum |a| |b|` of its pair.
+        searches: Families that are searched at the same time, where none of them depends on another.
 
     Attributes:
         networks: The networks, and where every pair is.
@@ -108,13 +115,14 @@ class Ascent:
         *,
         start: Element | None = None,
         tolerance: float = 1e-9,
+        searches: int = 1,
     ) -> None:
         self._around, self._families, self._solve = around, around.families, solve
         self.networks = PairedNetworks(around.families, a, b, start)
         self.pairs = self.networks.pairs
         self._second_norms = {name: norms(b[name]) for name in a}
         self._norms: dict[str, Tensor] = {}
-        self._tolerance = tolerance
+        self._tolerance, self._searches = tolerance, searches
         self._measure(a)
         self._costs = {
             k: FamilyCost(self.networks, family) for k, family in enumerate(self._families) if not family.is_nested
@@ -126,16 +134,39 @@ class Ascent:
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """Improve every family of these pairs once whose neighbors moved; which of the pairs moved."""
+        """Improve every family of these pairs once whose neighbors moved; which of the pairs moved.
+
+        Families that do not depend on one another are searched at the same time; they are accepted in their order, so
+        that the result is the same as of one search after another.
+        """
         before = self.gained[rows]
-        for step in range(len(self._families)):
-            family = self._order[rows, step]
-            for k in sorted(set(family.tolist())):
-                here = rows[(family == k) & self._dirty[rows, k]]
-                if len(here):
-                    self._dirty[here, k] = False
-                    (self._improve if k in self._costs else self._improve_nested)(k, here)
+        waiting: dict[int, Callable[[], None]] = {}
+
+        def accept() -> None:
+            for finish in waiting.values():
+                finish()
+            waiting.clear()
+
+        with self._searching() as start:
+            for step in range(len(self._families)):
+                family = self._order[rows, step]
+                for k in sorted(set(family.tolist())):
+                    if len(waiting) == self._searches or not waiting.keys().isdisjoint({k, *self._around.neighbors[k]}):
+                        accept()
+                    here = rows[(family == k) & self._dirty[rows, k]]
+                    if len(here):
+                        self._dirty[here, k] = False
+                        waiting[k] = (self._improve if k in self._costs else self._improve_nested)(k, here, start)
+            accept()
         return self.gained[rows] > before
+
+    def _searching(self) -> AbstractContextManager["Launch"]:
+        """Within this context searches are started, some at a time, or done at once."""
+        if self._searches == 1:
+            return nullcontext(_at_once)
+        from regauge.alignment.engine.searches import searching  # matching on a CPU does not need it
+
+        return searching(self._searches, next(iter(self.networks.a.values())).device)
 
     def climb(self, rows: Rows, max_sweeps: int) -> tuple[Rows, list[Tensor]]:
         """Sweep until nothing moves: the pairs that still moved in the last sweep, and `gained` after each sweep."""
@@ -223,23 +254,39 @@ class Ascent:
         """The gain that a step must exceed: the tolerance or the rounding of the objective, whichever is larger."""
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
-    def _improve(self, k: int, rows: Rows) -> None:
-        """Take the best step of a family for the pairs in which it gains anything."""
-        cost, current = self._costs[k].cost(rows), self._value(k, rows)
-        found = self._costs[k].closest(cost, rows, current, self._least(rows, SLACK))
-        least = self._least(rows, ROUNDING * _changed_share(current, found.value))
-        if not self._around.coupled[k]:
-            self._accept(k, rows, found.value, found.objective - cost.at(current), least)
-            return
-        # Where a group acts on two axes of one tensor the objective is quadratic in it. The cost is its linear model at
-        # the current value, whose maximum may be lower in truth: then steps are held back until the true one gains.
-        family = self._families[k]
-        is_open = found.objective - cost.at(current) > least
+    def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
+        """Search the best step of a family; what it returns takes it for the pairs in which it gains anything."""
+        cost, current, slack = self._costs[k].cost(rows), self._value(k, rows), self._least(rows, SLACK)
+
+        def search() -> tuple[Value, Tensor]:
+            found = self._costs[k].closest(cost, rows, current, slack)
+            return found.value, found.objective - cost.at(current)
+
+        found = start(search)
+
+        def accept() -> None:
+            value, gain = found()
+            least = self._least(rows, ROUNDING * _changed_share(current, value))
+            if self._around.coupled[k]:
+                self._accept_coupled(k, rows, cost, current, value, gain > least)
+            else:
+                self._accept(k, rows, value, gain, least)
+
+        return accept
+
+    def _accept_coupled(
+        self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
+    ) -> None:
+        """Take a step, or a shorter one, where it gains in truth: the objective is quadratic in the group.
+
+        The cost is its linear model at the current value, whose maximum may be lower: then steps are held back.
+        """
+        family, least = self._families[k], self._least(rows, ROUNDING * _changed_share(current, found))
         before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)
         for damping in (0.0, *DAMPING):
             if not bool(is_open.any()):
                 return
-            value = found.value
+            value = found
             if damping:
                 value = self._costs[k].closest(_held_back(cost, current, damping), rows, current, 0 * least).value
             self.networks.write(family.root.name, rows, value)
@@ -261,23 +308,28 @@ class Ascent:
     def _objectives(self, family: Family, rows: Rows) -> Tensor:
         return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
 
-    def _improve_nested(self, k: int, rows: Rows) -> None:
-        """Take the step of a nested family where exact sums say that it gains."""
+    def _improve_nested(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
+        """Search a step of a nested family; what it returns takes it where exact sums say that it gains."""
         family = self._families[k]
         a = {name: at(self.networks.a[name], rows) for name in family.sites}
         b = self.networks.moved(family.sites, rows)
-        step, promised = self._solve(family, a, b)
-        least = self._least(rows, ROUNDING)
-        if not bool((promised > least).any()):
-            return
-        relative = self._whole(family, step)
-        moved = act_on((*family.members, *family.fixed), family.own_sites, relative, b)
-        gain = self.networks.objectives(moved, rows) - self.networks.objectives(b, rows)
-        better = (promised > least) & (gain > least)
-        if bool(better.any()):
-            self.networks.compose(family, rows[better], relative.rows(better), moved)
-            self.gained[rows[better]] += gain[better]
-            self._soil(k, rows[better])
+        found = start(lambda: self._solve(family, a, b))
+
+        def accept() -> None:
+            step, promised = found()
+            least = self._least(rows, ROUNDING)
+            if not bool((promised > least).any()):
+                return
+            relative = self._whole(family, step)
+            moved = act_on((*family.members, *family.fixed), family.own_sites, relative, b)
+            gain = self.networks.objectives(moved, rows) - self.networks.objectives(b, rows)
+            better = (promised > least) & (gain > least)
+            if bool(better.any()):
+                self.networks.compose(family, rows[better], relative.rows(better), moved)
+                self.gained[rows[better]] += gain[better]
+                self._soil(k, rows[better])
+
+        return accept
 
     def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
         """Choose the signs of two families together where both share an axis; which of the pairs gained by it."""
@@ -371,6 +423,11 @@ class Ascent:
     def _soil(self, k: int, rows: Rows) -> None:
         for neighbor in self._around.neighbors[k]:
             self._dirty[rows, neighbor] = True
+
+
+def _at_once(work: Callable[[], T]) -> Callable[[], T]:
+    found = work()
+    return lambda: found
 
 
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:

@@ -149,7 +149,12 @@ def make_ascent(
     symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
 ) -> Ascent:
     """An ascent over all families of a symmetry that act on some tensors `[pair, ...]`."""
-    return Ascent(_neighborhoods(symmetry, tuple(a)), a, b, solve_family, start=start, tolerance=tolerance)
+    around, searches = _neighborhoods(symmetry, tuple(a)), 1
+    if all(tensor.device.type != "cpu" for tensor in a.values()):
+        from regauge.alignment.engine.searches import count_searches  # matching on a CPU does not need it
+
+        searches = count_searches()
+    return Ascent(around, a, b, solve_family, start=start, tolerance=tolerance, searches=searches)
 
 
 @remembered

@@ -137,11 +137,12 @@ class Running:
         """A row for each place, given up or not."""
         finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
         loss, accuracy = self._validation()
-        finite &= loss.isfinite()
+        # Each list leaves a device at once, and not number by number.
+        fine, validation = (finite & loss.isfinite()).tolist(), loss.tolist()
+        correct = None if accuracy is None else accuracy.tolist()
         last = [None] * len(self.members) if losses is None else losses.tolist()
         rows = []
-        for k, member in enumerate(self.members):
-            is_fine = bool(finite[k])
+        for k, (member, is_fine) in enumerate(zip(self.members, fine, strict=True)):
             row: Row = {"id": member.id, "step": step, "seed": member.start.seed, "group": member.group}
             row |= {**member.settings, "initialization": member.start.kind, "scale": member.start.scale}
             if self.config.subset is not None:
@@ -153,9 +154,9 @@ class Running:
             if self.examples.is_test is not None:
                 row["split"] = "test" if self.examples.is_test[member.signal] else "train"
             row["train_loss"] = last[k] if is_fine else None
-            row["validation_loss"] = float(loss[k]) if is_fine else None
-            if accuracy is not None:
-                row["validation_accuracy"] = float(accuracy[k]) if is_fine else None
+            row["validation_loss"] = validation[k] if is_fine else None
+            if correct is not None:
+                row["validation_accuracy"] = correct[k] if is_fine else None
             row["is_diverged"] = not is_fine
             rows.append(row)
         discarded = set() if discard is None else self._find_discarded(rows, discard)

@@ -1,0 +1,42 @@
+"""Searches of several families at the same time: on the CPU, while a device computes the next costs."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+MOST_SEARCHES = 16
+"""Searches at a time: each holds its costs twice."""
+
+
+class Launch(Protocol):
+    """Starts work, and returns what waits for its result."""
+
+    def __call__(self, work: Callable[[], T], /) -> Callable[[], T]: ...
+
+
+def count_searches() -> int:
+    """Searches at a time: one for each core."""
+    return min(MOST_SEARCHES, os.cpu_count() or 1)
+
+
+@contextmanager
+def searching(count: int, device: torch.device) -> Iterator[Launch]:
+    """Start work in threads, `count` at a time.
+
+    Exact assignments leave the interpreter to other threads. A thread works in the stream and the mode of gradients of
+    the one that starts it, so that the order of what the device does stays.
+    """
+    has_gradients = torch.is_grad_enabled()
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def run(work: Callable[[], T]) -> T:
+        with torch.set_grad_enabled(has_gradients), torch.cuda.stream(stream):
+            return work()
+
+    with ThreadPoolExecutor(count) as pool:
+        yield lambda work: pool.submit(run, work).result
