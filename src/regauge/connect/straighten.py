@@ -19,7 +19,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.rounding import round_alike
 from regauge.core.task import Batch, Task
 from regauge.training import Adam, AdamW, Cosine, DescentConfig, OneCycle, Optimizer, Schedule, differentiate, minimize
-from regauge.training.descent import cycle
+from regauge.training.descent import OnStep, cycle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,7 @@ def straighten(
     *,
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> FlatLine:
     """Train the second network until the loss on the line from the first network is small.
 
@@ -115,6 +116,7 @@ def straighten(
         params_a: The network at the fixed end, unchanged.
         params_b: The start of training, unchanged.
         generator: Draws examples and points on the line; one with seed 0 unless given.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
         ValueError: The networks have different parameters, lack one of the task's module, or hold NaN or Inf; there are
@@ -132,7 +134,9 @@ def straighten(
         return {name: learned.get(first.get(name, name), tensor) for name, tensor in params_b.items()}
 
     start = {name: params_b[name] for name in first.values()}
-    return train_end(params_a, params_b, task, config, start, complete, generator=generator, progress=progress)
+    return train_end(
+        *(params_a, params_b, task, config, start, complete), generator=generator, progress=progress, on_step=on_step
+    )
 
 
 def train_end(
@@ -145,6 +149,7 @@ def train_end(
     *,
     generator: torch.Generator,
     progress: Progress,
+    on_step: OnStep | None = None,
 ) -> FlatLine:
     """Train parameters, from `start`, until the line from `params_a` to the network that `complete` makes is flat."""
     fixed = {name: tensor.detach() for name, tensor in params_a.items()}
@@ -159,6 +164,7 @@ def train_end(
         minibatches(task, config.batch, generator),
         config,
         progress=progress,
+        on_step=on_step,
     )
     with torch.no_grad():
         params = complete(found.params)
@@ -253,6 +259,7 @@ def train_path(
     optimizer: Optimizer | None = None,
     schedule: Schedule | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> Trained:
     """Minimize the expected loss at a point t drawn uniformly from the path, over its inner control points.
 
@@ -271,6 +278,7 @@ def train_path(
         generator: Draws t, on the CPU; one with seed 0 unless given.
         optimizer: Adam with a learning rate of 0.01 unless given.
         schedule: The schedule of the learning rate; half a cosine down to zero unless given.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Returns:
         A path of the same kind with new inner points, in the dtypes that the old ones have.
@@ -315,6 +323,7 @@ def train_path(
         DescentConfig(steps=steps, optimizer=optimizer or Adam(1e-2), schedule=schedule or Cosine()),
         progress=progress,
         label="training the path",
+        on_step=on_step,
     ).params
     return type(path)(
         tuple(round_alike(moved, point) for point, moved in zip(path.inner, complete(found), strict=True))

@@ -16,7 +16,7 @@ from regauge.inr.fitting import loss_for
 from regauge.inr.representation import Inr
 from regauge.nets.classification import initialize
 from regauge.training import AdamW, DescentConfig, OneCycle, Optimizer, Schedule, differentiate, minimize
-from regauge.training.descent import training_mode
+from regauge.training.descent import OnStep, training_mode
 from regauge.weightspace.row_encoder import RowEncoder, weight_rows
 
 ENCODED_AT_ONCE = 16
@@ -137,6 +137,7 @@ def train_embedding(
     *,
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> Embedding:
     """Train an encoder and a decoder on fitted networks: the decoder must say from the code what the network says.
 
@@ -148,6 +149,7 @@ def train_embedding(
         samples: Samples of each network's signal, the same number for all.
         generator: Draws the initialization, the order of networks and which samples a step reads.
             One with seed 0 unless given.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
         ValueError: Networks and samples do not fit, or a network holds NaN or Inf.
@@ -197,6 +199,7 @@ def train_embedding(
             examples=whole,
             progress=progress,
             label="training the encoder",
+            on_step=on_step,
         )
     model.load_state_dict(found.params, strict=False)
     model.eval().requires_grad_(False)

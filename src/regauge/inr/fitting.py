@@ -22,7 +22,7 @@ from regauge.inr.representation import Inr, blank
 from regauge.nets.siren import Bias
 from regauge.training import Adam, minimize
 from regauge.training.chains.chain_steps import ACTIVATIONS
-from regauge.training.descent import Minimum
+from regauge.training.descent import Minimum, OnStep, State
 from regauge.training.threads import one_thread
 from regauge.zoo import Examples, PopulationConfig, train
 
@@ -87,12 +87,14 @@ def fit(
     start: Mapping[str, Tensor],
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> Minimum:
     """Minimize the loss of a network on samples of a signal.
 
     Args:
         start: Initial parameters, unchanged; the result has their dtype.
         generator: Draws the samples of each step; one with seed 0 unless given.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
         ValueError: The samples or the start do not fit the network, or a loss is NaN or Inf.
@@ -124,6 +126,7 @@ def fit(
         examples=len(samples),
         progress=progress,
         label="fitting",
+        on_step=on_step,
     )
 
 
@@ -273,6 +276,7 @@ def fit_many(
     generators: Sequence[torch.Generator],
     workers: int | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> list[Minimum]:
     """`fit` for several signals at once, each on one thread; the results do not depend on the number of workers.
 
@@ -283,6 +287,7 @@ def fit_many(
         generators: Draw the samples of each network's steps.
         workers: Number of networks that are fitted at the same time; the number of processors unless given.
         progress: Shows the steps of all networks; it is called in the thread that fits each.
+        on_step: Called there after each step with its number, loss, rate and network, as a `regauge.training.State`.
 
     Returns:
         In the order of the samples.
@@ -300,6 +305,10 @@ def fit_many(
     advance = progress("fitting", sum(config.count_steps(len(one)) for one in samples))
 
     def one(k: int) -> Minimum:
+        def show(state: State) -> None:
+            if on_step is not None:
+                on_step(state._replace(networks=(k,)))
+
         with one_thread():
             return fit(
                 inr,
@@ -308,6 +317,7 @@ def fit_many(
                 start=starts[k],
                 generator=generators[k],
                 progress=lambda label, total: advance,
+                on_step=show,
             )
 
     with one_thread(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:

@@ -15,6 +15,7 @@ from regauge.inr.fitting import fit, mean_loss
 from regauge.inr.named_signals import GridSignal, ImageSignal, Signal, read_signal, signal_samples
 from regauge.inr.representation import Inr, load_inr
 from regauge.nets.siren import Bias
+from regauge.training.descent import OnStep
 
 SHAPE_SIZES, IMAGE_SIZES = (512, 4), (256, 3)
 """Width and depth unless given."""
@@ -51,6 +52,7 @@ def fit_signal(
     bias: Bias = "torch",
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> SignalFit:
     """Fit a network to an image or a shape.
 
@@ -65,6 +67,7 @@ def fit_signal(
         bias: Initialization of biases, of a random start.
         generator: The source of all chance; of seed 0 by default.
         progress: Shows the course.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
         ValueError: The start is another network, the signal is no such one, or the fit diverged.
@@ -74,7 +77,7 @@ def fit_signal(
     inr = _network(known, target, kind, width, depth, signal)
     begin = inr.start(generator, bias=bias) if start == "random" else _start(start, inr)
     samples = signal_samples(known, inr, Queries(), generator=generator)
-    fitted = fit(inr, samples, config, start=begin, generator=generator, progress=progress)
+    fitted = fit(inr, samples, config, start=begin, generator=generator, progress=progress, on_step=on_step)
     found = mean_loss(inr, fitted.params, samples, config)
     if not math.isfinite(found):
         raise ValueError(f"the fit diverged, its loss is {found}: give a lower `lr=` than {config.optimizer.lr}")

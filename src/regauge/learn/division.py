@@ -14,6 +14,7 @@ from regauge.core.progress import Progress
 from regauge.learn.populations import Indices, Parts, digest, find_usable, split_networks, spread
 from regauge.storage.collection import Collection, Kept
 from regauge.storage.loader import Loader
+from regauge.training.descent import OnStep
 from regauge.training.settings import derive_seed
 
 
@@ -32,6 +33,7 @@ class FitArguments(TypedDict, total=False):
         state: A `.safetensors` file in which the training is kept while it runs, and from which the same call
             continues with the bits of a training that was not interrupted.
         progress: Shows the steps.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
     """
 
     indices: Sequence[int] | NDArray[Any] | None
@@ -40,6 +42,7 @@ class FitArguments(TypedDict, total=False):
     checkpoints: Kept
     state: Path | None
     progress: Progress
+    on_step: OnStep | None
 
 
 @dataclass(frozen=True, eq=False)

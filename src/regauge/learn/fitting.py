@@ -1,7 +1,6 @@
 """A training on networks: what is trained, how it is judged, and what comes of it."""
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -51,17 +50,17 @@ class Fitting(ABC, Generic[Made]):
         """Everything that the training depends on, as JSON."""
         return self.division.describe(self.config)
 
-    def train(self, state: Path | None, progress: Progress) -> Trained:
+    def train(self, arguments: FitArguments) -> Trained:
         """Train the net."""
         return train(
             *(self.net, self.loader, self.loss, self.validate, self.config),
             seed=self.division.seed,
-            state=state,
+            state=arguments.get("state"),
             inputs=self.inputs,
-            progress=progress,
+            progress=arguments.get("progress", no_progress),
+            on_step=arguments.get("on_step"),
         )
 
     def fit(self, arguments: FitArguments) -> Made:
         """Train the net, and make the result."""
-        progress = arguments.get("progress", no_progress)
-        return self.conclude(self.train(arguments.get("state"), progress), progress)
+        return self.conclude(self.train(arguments), arguments.get("progress", no_progress))

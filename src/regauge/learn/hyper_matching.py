@@ -13,6 +13,7 @@ from regauge.core.params import Params, require_alike
 from regauge.core.progress import Progress, no_progress
 from regauge.core.task import Task
 from regauge.training import AdamW, Optimizer
+from regauge.training.descent import OnStep
 from regauge.weightspace.hypernetwork import HyperNetwork
 
 
@@ -67,6 +68,7 @@ def hyper_match(
     *,
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> FlatLine:
     """Train a hypernetwork on one pair: it reads the weights of B and writes a network on a flat line from A.
 
@@ -78,6 +80,7 @@ def hyper_match(
         params_b: The network that the hypernetwork reads, unchanged.
         task: Module, batches, loss. The module is an MLP with hidden layers of one width.
         generator: Draws the hypernetwork, examples and points on the line; one with seed 0 unless given.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Raises:
         ValueError: The networks have different parameters, are no such MLPs or hold NaN or Inf; there are no batches,
@@ -98,4 +101,6 @@ def hyper_match(
         return {name: made[name] for name in read}
 
     start = dict(network.named_parameters())
-    return train_end(params_a, params_b, task, config, start, write, generator=generator, progress=progress)
+    return train_end(
+        *(params_a, params_b, task, config, start, write), generator=generator, progress=progress, on_step=on_step
+    )

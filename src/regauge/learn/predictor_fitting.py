@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +15,10 @@ from torch.nn import functional
 from regauge.checkpoints.state_file import StateFile
 from regauge.core.devices import to_device
 from regauge.core.params import Params
-from regauge.core.progress import Progress
+from regauge.core.progress import Progress, no_progress
 from regauge.core.task import arguments
 from regauge.learn.course import Trained, Validation
-from regauge.learn.division import Division
+from regauge.learn.division import Division, FitArguments
 from regauge.learn.fitting import Fitting
 from regauge.learn.input_layer import InputLayer
 from regauge.learn.layer_statistics import boosted_trees, read_statistics
@@ -129,9 +128,9 @@ class PredictorFitting(Fitting[Predictor]):
         """Everything that the training depends on, as JSON."""
         return self.division.describe(self.config, **self.known)
 
-    def train(self, state: Path | None, progress: Progress) -> Trained:
+    def train(self, arguments: FitArguments) -> Trained:
         """Train one part of the net after the other; of an interrupted training, the parts that are left."""
-        config, stages, before = self.config, self.stages, []
+        config, stages, before, state = self.config, self.stages, [], arguments.get("state")
         if state is not None and len(stages) > 1:
             before = StateFile(state).read_inputs().get("before", [])
         resumed = len(before)
@@ -146,7 +145,8 @@ class PredictorFitting(Fitting[Predictor]):
                     state=state,
                     continues=number == resumed,
                     inputs={**self.inputs, "before": before},
-                    progress=progress,
+                    progress=arguments.get("progress", no_progress),
+                    on_step=arguments.get("on_step"),
                 )
             if not is_last:
                 before = [*before, {"history": [dict(row) for row in trained.history], "best": trained.best}]

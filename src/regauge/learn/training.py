@@ -14,7 +14,7 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.course import Course, Trained, Validation
 from regauge.storage.loader import Batch, Loader
 from regauge.training.clock import Clock
-from regauge.training.descent import descend, require_finite_loss
+from regauge.training.descent import OnStep, descend, require_finite_loss
 from regauge.training.net_program import NetProgram
 from regauge.training.optimizers import AdamW
 from regauge.training.training_configs import NetTrainingConfig
@@ -32,6 +32,7 @@ def train(
     continues: bool = True,
     inputs: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> Trained:
     """Train a net in place; it ends with the weights of its best validation.
 
@@ -48,6 +49,7 @@ def train(
         state: A `.safetensors` file in which the training is kept while it runs. If it exists, it is continued.
         continues: Whether it is; else it is replaced once this training has a state.
         inputs: Everything that the training depends on, as JSON; a state of others is refused.
+        on_step: Called after each step with the state.
 
     Raises:
         ValueError: A loss is not finite, or the state is of a training with other inputs.
@@ -66,7 +68,9 @@ def train(
     clock = Clock(config.seconds, is_cpu_time=config.is_cpu_time, spent=course.seconds)
     bar = _Bar.of(progress, course, config, steps)
     batches, schedule = loader.stream(), config.schedule
-    states = descend(program, batches, steps=steps, schedule=schedule, clock=clock, done=course.step)
+    states = descend(
+        *(program, batches), steps=steps, schedule=schedule, clock=clock, done=course.step, on_step=on_step
+    )
     for at in () if course.ended else states:
         value = require_finite_loss(at, steps, optimizer)
         course.add(value, at.rate.factor * config.lr)

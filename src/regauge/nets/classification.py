@@ -16,7 +16,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.core.task import cross_entropy
 from regauge.nets.augmentation import Augmentation
 from regauge.nets.norm import ChannelLayerNorm, FilterResponseNorm
-from regauge.training.descent import differentiate, minimize, shuffle, training_mode
+from regauge.training.descent import OnStep, differentiate, minimize, shuffle, training_mode
 from regauge.training.optimizers import AdamW, Optimizer
 from regauge.training.schedules import OneCycle, Schedule
 from regauge.training.training_configs import DescentConfig
@@ -80,6 +80,7 @@ def train(
     augmentation: Augmentation | None = None,
     state: Path | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> Params:
     """Minimize the cross entropy.
 
@@ -94,6 +95,7 @@ def train(
         state: A `.safetensors` file in which a training of minutes is kept while it runs. If it exists, the training
             continues from it, and ends with the bits of one that was not interrupted.
         progress: Shows the steps, with the loss of each batch in nats.
+        on_step: Called after each step with its number, loss and rate, as a `regauge.training.State`.
 
     Returns:
         Trained parameters.
@@ -119,6 +121,7 @@ def train(
             examples=len(labels),
             state_file=None if state is None else StateFile(state, generator=generator, buffers=buffers),
             progress=progress,
+            on_step=on_step,
         )
     trained = {**found.params, **buffers}
     return {name: trained[name] for name in params}

@@ -105,15 +105,23 @@ class State(NamedTuple):
 
     Attributes:
         step: Number of steps taken.
-        loss: The loss before the last of them.
-        rate: The rate that the schedule gave for it.
+        steps: Number of steps in all, if the time allows.
+        loss: The loss before the last of them; one for each network of a stack.
+        rate: The rate that the schedule gave for it; its `factor` multiplies every learning rate.
         is_last: Whether no step follows, because all are taken or the time is over.
+        networks: Numbers of the networks of a population that are trained, in the order of their losses.
     """
 
     step: int
+    steps: int
     loss: Tensor
     rate: Rate
     is_last: bool
+    networks: tuple[int, ...] = ()
+
+
+OnStep = Callable[[State], object]
+"""Function that is called after every step of a training, such as one that writes losses to a log."""
 
 
 class Minimum(NamedTuple):
@@ -143,6 +151,7 @@ def descend(
     schedule: Schedule | None = None,
     clock: Clock | None = None,
     done: int = 0,
+    on_step: OnStep | None = None,
 ) -> Iterator[State]:
     """Take one step after the other, at least one.
 
@@ -154,6 +163,7 @@ def descend(
         clock: When its time is over the step in progress is the last; no limit unless given. The schedule follows the
             steps or the time, whichever are nearer to their end.
         done: Steps that were taken before; their batches are not among those given.
+        on_step: Called after each step with the state.
 
     Yields:
         The state after each step.
@@ -163,7 +173,10 @@ def descend(
         rate = schedule.rate(clock.pace(step - 1, steps), steps)
         loss = program.step(batch, rate)
         is_last = step == steps or clock.is_over
-        yield State(step, loss, rate, is_last)
+        state = State(step, steps, loss, rate, is_last)
+        if on_step is not None:
+            on_step(state)
+        yield state
         if is_last:
             return
 
@@ -179,6 +192,7 @@ def minimize(
     state_file: StateFile | None = None,
     progress: Progress = no_progress,
     label: str = "training",
+    on_step: OnStep | None = None,
 ) -> Minimum:
     """Descend to the end.
 
@@ -194,6 +208,7 @@ def minimize(
             and the state of the generator may change between epochs.
         progress: Shows the steps and their losses.
         label: The label of the progress.
+        on_step: Called after each step with the state.
 
     Raises:
         ValueError: The loss becomes NaN or Inf, or the file is no state of this descent.
@@ -209,7 +224,8 @@ def minimize(
     advance = progress(label, steps)
     if losses:
         advance(len(losses))
-    for state in descend(program, batches, steps=steps, schedule=descent.schedule, done=len(losses)):
+    states = descend(program, batches, steps=steps, schedule=descent.schedule, done=len(losses), on_step=on_step)
+    for state in states:
         losses.append(require_finite_loss(state, steps, descent.optimizer))
         advance(loss=losses[-1])
         if state_file is not None and state.step % epoch == 0 and state_file.is_due:

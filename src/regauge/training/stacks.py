@@ -17,7 +17,7 @@ from regauge.core.progress import Progress, no_progress
 from regauge.training.chains.chain_steps import steps_of
 from regauge.training.chains.image_chain import ImageChain, unstack
 from regauge.training.chains.vector_chain import VectorChain, links_of
-from regauge.training.descent import descend
+from regauge.training.descent import OnStep, descend
 from regauge.training.optimizers import Optimizer, require_numbers, stack_optimizer
 from regauge.training.programs import PIECE_BYTES, Batch, channels_last, learned_names, mean_loss
 from regauge.training.schedules import Rate
@@ -159,6 +159,7 @@ def fit_signals(
     descent: DescentConfig,
     *,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> Params:
     """Minimize each network's mean squared error on all points; the networks do not touch one another.
 
@@ -169,6 +170,7 @@ def fit_signals(
         targets: Each network's values there, `[models, n, out]`.
         descent: Steps, optimizer, schedule.
         progress: Shows the steps.
+        on_step: Called after each step with its number, the losses of all networks and the rate.
 
     Returns:
         Fitted parameters, with a leading model axis.
@@ -178,7 +180,7 @@ def fit_signals(
     steps = descent.count_steps(len(inputs))
     advance = progress("fitting", steps)
     batches = itertools.repeat((inputs.unsqueeze(0), targets))
-    for _ in descend(stack, batches, steps=steps, schedule=descent.schedule):
+    for _ in descend(stack, batches, steps=steps, schedule=descent.schedule, on_step=on_step):
         advance()
     return stack.params()
 

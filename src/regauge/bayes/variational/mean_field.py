@@ -17,7 +17,7 @@ from regauge.core.params import Params, require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.nets.augmentation import Augmentation
 from regauge.training import Adam, Cosine, DescentConfig, Optimizer, Schedule, minimize
-from regauge.training.descent import shuffle, training_mode
+from regauge.training.descent import OnStep, shuffle, training_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,7 @@ def fit(
     augmentation: Augmentation | None = None,
     state: Path | None = None,
     progress: Progress = no_progress,
+    on_step: OnStep | None = None,
 ) -> GaussianPosterior:
     """Fit a diagonal Gaussian over the parameters of a network.
 
@@ -106,6 +107,7 @@ def fit(
         state: A `.safetensors` file in which a fit of minutes is kept while it runs. If it exists, the fit continues
             from it, and ends with the bits of one that was not interrupted.
         progress: Shows the steps, with the mean negative log likelihood of each batch under the weights drawn.
+        on_step: Called after each step with its number, that loss and the rate, as a `regauge.training.State`.
 
     Returns:
         Means and standard deviations. A tensor that the module has under several names comes under the first.
@@ -174,6 +176,7 @@ def fit(
             state_file=None if state is None else StateFile(state, generator=generator, buffers=buffers),
             progress=progress,
             label="fitting",
+            on_step=on_step,
         )
     mean, log_std = found.params["mean"], found.params["log_std"]
     means, stds = _cut(mean, shapes), _cut(log_std.exp(), uncertain)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regauge.core.progress import Advance, no_advance
 from regauge.training.chains.vector_chain import VectorChain
-from regauge.training.descent import descend
+from regauge.training.descent import OnStep, State, descend
 from regauge.training.initialization import build, draw_start, initialize
 from regauge.training.programs import Backend
 from regauge.training.settings import draw
@@ -51,6 +51,7 @@ def train(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     advance: Advance = no_advance,
+    on_step: OnStep | None = None,
 ) -> Iterator[SavedNetworks]:
     """Train a population, or some networks of it.
 
@@ -75,6 +76,8 @@ def train(
         device: The device of the training.
         dtype: The dtype of parameters and examples.
         advance: Advances by trained networks: every step by its part of them.
+        on_step: Called after each step of a stack with its number, the losses of the networks, and the rate, as a
+            `regauge.training.State` with their ids. Those that were given up may be among them.
 
     Yields:
         For each stack a block at every checkpoint, and at the end; and one of the networks that are given up where
@@ -99,7 +102,7 @@ def train(
     maker = _Maker(config, module.to(device), examples, backend, len(chosen))
     size = stack if stack is not None else maker.stack_size()
     for part in cut(config, chosen, size, is_one_group=config.reads_everything(examples)):
-        yield from _train_stack(maker, [_draw(config, examples, k) for k in part], advance)
+        yield from _train_stack(maker, [_draw(config, examples, k) for k in part], advance, on_step)
 
 
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
@@ -228,7 +231,9 @@ def _require_whole_groups(config: PopulationConfig, ids: Sequence[int]) -> None:
             )
 
 
-def _train_stack(maker: _Maker, members: list[Member], advance: Advance) -> Iterator[SavedNetworks]:
+def _train_stack(
+    maker: _Maker, members: list[Member], advance: Advance, on_step: OnStep | None
+) -> Iterator[SavedNetworks]:
     """Train one stack."""
     config, examples = maker.config, maker.examples
     total = config.total_steps(examples)
@@ -238,7 +243,13 @@ def _train_stack(maker: _Maker, members: list[Member], advance: Advance) -> Iter
     checkpoints = {total} | (config.checkpoints.steps(total) if config.checkpoints else set())
     discards = {discard.step: discard for discard in config.discards}
     reached = 0
-    states = descend(stack.program, map(stack.batches.at, range(total)), steps=total, schedule=config.schedule)
+
+    def show(state: State) -> None:
+        if on_step is not None:  # Networks that are given up make room.
+            on_step(state._replace(networks=tuple(member.id for member in stack.members)))
+
+    batches = map(stack.batches.at, range(total))
+    states = descend(stack.program, batches, steps=total, schedule=config.schedule, on_step=show)
     for event in sorted(checkpoints | discards.keys()):
         with one_thread():
             losses: Tensor | None = None
