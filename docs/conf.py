@@ -18,7 +18,9 @@ from regauge.names import VERSION
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
-from generators.api import write_api  # noqa: E402
+from generators.api import api_pages, write  # noqa: E402
+from generators.commands import command_pages  # noqa: E402
+from generators.formats import format_page  # noqa: E402
 from generators.public import public  # noqa: E402
 
 project = "regauge"
@@ -158,7 +160,9 @@ def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 def write_pages(app: Sphinx) -> None:
     """Write the pages that are made from the library."""
-    write_api(DOCS / "reference" / "api")
+    write(DOCS / "reference" / "api", api_pages())
+    write(DOCS / "reference" / "commands", command_pages())
+    write(DOCS / "reference", {"formats": format_page()})
 
 
 def setup(app: Sphinx) -> None:

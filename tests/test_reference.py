@@ -7,17 +7,22 @@ from pathlib import Path
 import pytest
 from sources import PUBLIC
 
+from regauge.checkpoints import FORMATS
+from regauge.cli.command_help import options_of
+from regauge.cli.commands import _flags
+
 DOCS = Path(__file__).parents[1] / "docs"
+
+
+sys.path.append(str(DOCS))
+from generators.api import api_pages  # noqa: E402
+from generators.commands import command_pages, commands  # noqa: E402
+from generators.formats import format_page  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     """The text of every page of public names."""
-    sys.path.insert(0, str(DOCS))
-    try:
-        from generators.api import api_pages
-    finally:
-        sys.path.remove(str(DOCS))
     return api_pages()
 
 
@@ -42,3 +47,19 @@ def test_every_entry_has_a_text(pages: dict[str, str]) -> None:
     rows = [row for text in pages.values() for row in re.findall(r":doc:`(.*)`\n     - ?(.*)", text)]
     assert len(rows) > 460
     assert [name for name, text in rows if not text] == []
+
+
+def test_every_option_of_every_command_has_an_entry() -> None:
+    found, listed = command_pages(), commands()
+    assert len(listed) > 35
+    for words, options in listed.items():
+        text = found[words.split()[0]].partition(f".. program:: regauge {words}\n")[2].partition(".. program::")[0]
+        flags = {"-h", "--help", "--help-all", *re.findall(r"^\.\. option:: .*?(--[a-z-]+)", text, re.M)}
+        positional = {f"--{one.name.replace('_', '-')}" for one in options_of(options) if one.is_positional}
+        assert {one for one in _flags(options) if one.startswith("--")} <= flags | positional | {"--command"}
+        assert not re.search(r"^\.\. option:: .*\n\n   $", text, re.M), f"{words} has an option without a text"
+
+
+def test_formats_are_those_that_are_read() -> None:
+    text = format_page()
+    assert all(f"``{ending}``" in text for one in FORMATS.values() for ending in one.suffixes)

@@ -86,14 +86,13 @@ def api_pages() -> dict[str, str]:
     return texts
 
 
-def write_api(folder: Path) -> None:
-    """Write the pages of public names into a folder; pages that stay the same are left as they are."""
+def write(folder: Path, texts: dict[str, str]) -> None:
+    """Write pages into a folder and remove others; pages that stay the same are left as they are."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {f"{name}.rst": text for name, text in api_pages().items()}
     for path in folder.glob("*.rst"):
-        if path.name not in texts:
+        if path.stem not in texts:
             path.unlink()
     for name, text in texts.items():
-        path = folder / name
+        path = folder / f"{name}.rst"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
