@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 # What is compiled at the first import is kept: setting up compiles nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test quick thorough lint types layers check docs docs-test judges clean
+.PHONY: demo setup test quick thorough gpu lint types layers check docs docs-test judges clean
 
 demo: $(STAMP)
 	$(BIN)/python -m regauge demo --out out/demo
@@ -33,6 +33,11 @@ quick: $(STAMP)
 # What `make test` leaves out: more random graphs, families and experiments, and the rest of every covering.
 thorough: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m thorough -o faulthandler_timeout=3600
+
+# On a machine with a GPU, with the Python that is there and what it has: nothing is installed, and no network is needed.
+# Eight minutes at most; the tests marked gpu take part.
+gpu:
+	PYTHONPATH=src:papers/src $(PYTHON) benchmarks/gpu.py
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

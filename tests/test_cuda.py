@@ -16,7 +16,10 @@ from regauge import weightspace as ws
 from regauge.__main__ import main
 from regauge.nets.siren import Siren
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
 
 HEADS: dict[str, Any] = {"invariant": ws.Invariant(3), "equivariant": ws.Equivariant(), "units": ws.UnitFeatures(4)}
 ARCHITECTURES = ("mlp_relu", "siren", "cnn_flatten", "resnet8_batch_A", "vit", "hf_gpt2")
@@ -69,6 +72,7 @@ def test_networks_are_aligned_there_as_here(name: str, method: str) -> None:
     ("paper", "name"), [("merging", "cifar10"), ("transformers", "vit-cifar10"), ("004", "figure12")]
 )
 def test_experiments_run_there(paper: str, name: str, tmp_path: Path) -> None:
+    pytest.importorskip("tyro")
     main(["reproduce", paper, name, "--device", "cuda", "--out", str(tmp_path)])
     found = json.loads((tmp_path / f"{paper}-{name}-smoke.json").read_text())
     assert f"--device cuda`, regauge {rg.__version__}; networks were trained and evaluated on" in found["notes"][0]
