@@ -5,6 +5,7 @@
     python benchmarks/streaming.py measure FOLDER          # aligns, merges and compares them, with peak memory
     python benchmarks/streaming.py check FOLDER            # compares what was found with what was hidden
     python benchmarks/streaming.py rotate FOLDER           # `regauge gauge` of a beside reading and writing it
+    python benchmarks/streaming.py plain FOLDER            # a and b merged without aligning, beside copying a
 
 `--layers 2 --hidden 256` and so on make smaller ones.
 """
@@ -33,8 +34,6 @@ from regauge.checkpoints.writing import Shard, write_index, write_shard
 from regauge.core import act as _act
 from regauge.core.element import Element
 
-SHARD = 500_000_000
-"""Bytes of a file, about."""
 SIZES = {"hidden": 2048, "intermediate": 5632, "layers": 22, "heads": 32, "kv_heads": 4, "vocabulary": 32000}
 COMMANDS = {
     "align": ("align", "b", "aligned"),
@@ -48,15 +47,18 @@ COMMANDS = {
 def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("make", "measure", "check", "rotate"))
+    parser.add_argument("command", choices=("make", "measure", "check", "rotate", "plain"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--noise", type=float, default=0.3, help="standard deviation, as a share of the weights'")
     parser.add_argument("--memory", default="3GB", help="of measure; rotate has 4GB")
     parser.add_argument("--only", choices=tuple(COMMANDS), help="measure only that")
     for name, default in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--shard", type=float, default=0.5, help="GB of a file that is made, about")
+    parser.add_argument("--before", help="of plain: the sources of an earlier commit, which also run")
     options = parser.parse_args()
-    {"make": make, "measure": measure, "check": check, "rotate": rotate}[options.command](options)
+    work = {"make": make, "measure": measure, "check": check, "rotate": rotate, "plain": plain}
+    work[options.command](options)
 
 
 def make(options: argparse.Namespace) -> None:
@@ -81,7 +83,7 @@ def make(options: argparse.Namespace) -> None:
     element = hidden(symmetry, generator)
     back = symmetry.inverse(element)
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    shards = in_shards(shapes)
+    shards = in_shards(shapes, 1e9 * options.shard)
 
     def values(name: str, is_moved: bool, first_seed: int) -> Iterator[Tensor]:
         seed = first_seed + 2 * list(shapes).index(name)
@@ -118,12 +120,12 @@ def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
     return element
 
 
-def in_shards(shapes: dict[str, tuple[int, ...]]) -> list[Shard]:
-    """The tensors in files of about the same size."""
+def in_shards(shapes: dict[str, tuple[int, ...]], size: float) -> list[Shard]:
+    """The tensors in files of about so many bytes."""
     parts: list[list[TensorSpec]] = [[]]
     for name, shape in shapes.items():
         spec = TensorSpec(name, shape, torch.bfloat16)
-        if parts[-1] and sum(s.nbytes for s in parts[-1]) + spec.nbytes > SHARD:
+        if parts[-1] and sum(s.nbytes for s in parts[-1]) + spec.nbytes > size:
             parts.append([])
         parts[-1].append(spec)
     files = [f"model-{k + 1:05}-of-{len(parts):05}.safetensors" for k in range(len(parts))]
@@ -206,6 +208,48 @@ def rotate(options: argparse.Namespace) -> None:
         f"regauge gauge: {cost.seconds:.0f} s, processor {cost.processor_seconds:.1f} s, "
         f"{2 * cost.processor_seconds / sum(plain):.1f} times as much; peak {cost.nbytes / 1e9:.2f} GB"
     )
+
+
+PLAIN = """
+import sys, time, shutil
+from regauge.merging import merge_recipe
+shutil.rmtree(sys.argv[2], ignore_errors=True)
+began = time.process_time()
+merge_recipe(sys.argv[1], sys.argv[2])
+print(time.process_time() - began)
+"""
+
+
+def plain(options: argparse.Namespace) -> None:
+    """Merge a and b without aligning them, and compare the processor time with that of copying a by safetensors."""
+    recipe, out = options.folder / "plain.yml", options.folder / "plain"
+    models = "".join(f"  - {{model: {letter}, parameters: {{weight: 0.5}}}}\n" for letter in "ab")
+    recipe.write_text(f"merge_method: linear\nmodels:\n{models}dtype: bfloat16\nregauge: {{align: false}}\n")
+    sources = {"before": options.before, "now": os.environ.get("PYTHONPATH", "")}
+    best = dict.fromkeys(["a copy", *(name for name, folder in sources.items() if folder is not None)], float("inf"))
+    for _ in range(3):
+        best["a copy"] = min(best["a copy"], copy_by_safetensors(options.folder / "a", options.folder / "copied"))
+        for name in best.keys() & sources.keys():
+            environment = {**os.environ, "PYTHONPATH": sources[name]}
+            arguments = [sys.executable, "-c", PLAIN, str(recipe), str(out)]
+            done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+            best[name] = min(best[name], float(done.stdout))
+    print(f"{torch.get_num_threads()} threads; processor seconds, the least of three: ", end="")
+    print(", ".join(f"{name} {seconds:.2f}" for name, seconds in best.items()))
+
+
+def copy_by_safetensors(source: Path, out: Path) -> float:
+    """Read all files of a checkpoint and write them again; processor seconds that this took."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    start = time.process_time()
+    for file in sorted(source.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            save_file({name: tensors.get_tensor(name).clone() for name in tensors.keys()}, out / file.name)  # noqa: SIM118
+        descriptor = os.open(out / file.name, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    return time.process_time() - start
 
 
 def read_and_write(source: Path, out: Path) -> float:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -458,8 +457,7 @@ def test_model_stock_stays_at_the_base_where_networks_disagree() -> None:
 def test_pieces_of_tensors_give_the_same_as_whole_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     networks, base = networks_of(case)
     expected = merge(case, networks, base)
-    blend = pytest.importorskip("regauge.merging.blend")
-    monkeypatch.setattr(blend, "row_ranges", partial(blend.row_ranges, chunk=64))
+    monkeypatch.setattr("regauge.merging.blend.PIECE", 64)
     assert close(merge(case, networks, base), expected, 0)
 
 

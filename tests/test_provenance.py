@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.outputs.provenance import read_provenance
+from regauge.checkpoints.outputs import provenance
+from regauge.checkpoints.outputs.provenance import hash_file, hashed_on_the_way, read_provenance
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 
@@ -113,3 +115,61 @@ def test_what_is_no_provenance_is_none() -> None:
     Path("folder").mkdir()
     Path("folder/regauge.json").write_text(json.dumps({"other": 1}))
     assert read_provenance("folder") is None
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+READS: dict[str, Callable[[Checkpoint], object]] = {
+    "in order": lambda one: [one.read(name) for name in one.stored],
+    "in pieces": lambda one: [one.read("x", rows=rows) for rows in ((0, 300), (300, 1000))],
+    "pieces twice": lambda one: [one.read("x", rows=rows) for rows in ((0, 300), (0, 300), (200, 1000))],
+    "backwards": lambda one: [one.read(name) for name in reversed(list(one.stored))],
+    "the second half": lambda one: one.read("y", rows=(500, 1000)),
+    "nothing": lambda one: None,
+}
+"""Orders in which two tensors of a file are read."""
+
+
+@pytest.mark.parametrize("name", READS)
+def test_files_are_hashed_while_they_are_read_in_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "NEAR", 1 << 12)
+    path = save({n: torch.randn(1000, 50) for n in "xy"}, "large.safetensors")
+    with Checkpoint.open(path) as one, hashed_on_the_way([one, one]):
+        READS[name](one)
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "sha256", lambda: pytest.fail("it is hashed once more"))
+        found = hash_file(path)
+    assert found == _sha256(path)
+
+
+def test_a_file_that_is_written_while_it_is_read_is_hashed_anew() -> None:
+    path = save({"x": torch.ones(1000)}, "large.safetensors")
+    with Checkpoint.open(path) as one, hashed_on_the_way([one]):
+        one.read("x")
+        save({"x": torch.zeros(1000)}, path, overwrite=True)
+    assert hash_file(path) == _sha256(path)
+
+
+def test_folders_are_merged_and_hashed_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in "de":
+        Path(folder).mkdir()
+        (Path(folder) / "config.json").write_text("{}")
+        save({n: torch.randn(700, 900).bfloat16() for n in ("x", "y")}, Path(folder) / "model.safetensors")
+    models = "".join(f"  - {{model: {folder}, parameters: {{weight: 1}}}}\n" for folder in "de")
+    Path("plain.yml").write_text(f"merge_method: linear\nmodels:\n{models}dtype: bfloat16\nregauge: {{align: false}}\n")
+    apart: list[int] = []
+    read = provenance._RunningHash._read
+
+    def count(self: provenance._RunningHash, end: int) -> None:
+        apart.append(end - self._end)
+        read(self, end)
+
+    monkeypatch.setattr(provenance._RunningHash, "_read", count)
+    main(["merge", "--recipe", "plain.yml", "-o", "out"])
+    assert 0 < sum(apart) < 2000  # the headers
+    hashes = {file: digest for one in origin("out")["inputs"] for file, digest in one["sha256"].items()}
+    assert hashes["model.safetensors"] == _sha256(Path("e") / "model.safetensors")
+    x, y = (Checkpoint.open(folder).read("x").float() for folder in "de")
+    assert torch.equal(Checkpoint.open("out").read("x"), (x * 0.5 + y * 0.5).bfloat16())

@@ -5,7 +5,7 @@ memory.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from io import BufferedReader
@@ -48,10 +48,14 @@ POINTER = b"version https://git-lfs"
 
 @dataclass
 class Reading:
-    """Bytes read so far, and the seconds that this took (copying out of the page cache, without conversions)."""
+    """Bytes read so far, and the seconds that this took (copying out of the page cache, without conversions).
+
+    While `seen` is set, it is given what is read: the file, the first byte and the bytes.
+    """
 
     nbytes: int = 0
     seconds: float = 0.0
+    seen: Callable[[Path, int, memoryview], None] | None = None
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -390,12 +394,15 @@ class Checkpoint(Mapping[str, Tensor]):
         if file is None:
             file = self._files[stored.file] = stored.file.open("rb")
         file.seek(start)
-        if file.readinto(memoryview(self._buffer)[:length]) < length:
+        part = memoryview(self._buffer)[:length]
+        if file.readinto(part) < length:
             raise ValueError(
                 f"{str(stored.file)!r} ended inside {stored.name!r}: it was cut while it was read; fetch it again"
             )
         self.read_so_far.nbytes += length
         self.read_so_far.seconds += time.perf_counter() - before
+        if self.read_so_far.seen is not None:
+            self.read_so_far.seen(stored.file, start, part)
 
 
 def load(path: str | Path, *, entry: str | None = None) -> Params:

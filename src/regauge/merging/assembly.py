@@ -15,7 +15,7 @@ from regauge.core.rounding import require_held, round_to
 from regauge.core.structure import require_same
 from regauge.core.symmetry import Symmetry
 from regauge.hub.tokens import TokenPlan, as_tokenized
-from regauge.merging.rule import Rule, Target, combine_from
+from regauge.merging.rule import PIECE, Rule, Target, combine_from, small_piece
 from regauge.merging.table import RULES
 
 Place = tuple[int, str]
@@ -83,12 +83,14 @@ class Assembly:
             return
         work, target = self._work(part), Target(part.key, part.depth, self.seed)
         for rows in self._ranges(part):
-            start = None if part.base is None else self._filled(part.base, rows, work)
-            tensors = (self._filled(place, rows, work) for place in part.sources)
-            made = combine_from(start, part.rule, tensors, part.factors, target)
-            places = [*part.sources, *([] if part.base is None else [part.base])]
-            require_held(name, made, (self._filled(place, rows, work) for place in places))
-            yield round_to(made, dtype, name)
+            with small_piece(rows):
+                start = None if part.base is None else self._filled(part.base, rows, work)
+                tensors = (self._filled(place, rows, work) for place in part.sources)
+                made = combine_from(start, part.rule, tensors, part.factors, target)
+                places = [*part.sources, *([] if part.base is None else [part.base])]
+                require_held(name, made, (self._filled(place, rows, work) for place in places))
+                rounded = round_to(made, dtype, name)
+            yield rounded
 
     def held(self) -> int:
         """Bytes that making the largest tensor holds at most."""
@@ -113,7 +115,7 @@ class Assembly:
         moved = [name for k, name in places if self.elements[k] is not None]
         if any(None in row_ranges(self.symmetry, name, shape) for name in moved):
             return [None]
-        return row_ranges(Symmetry(()), part.spec.name, shape)
+        return row_ranges(Symmetry(()), part.spec.name, shape, PIECE)
 
     def _axis(self, place: Place) -> int:
         """The axis of tokens of a tensor, or -1."""

@@ -15,7 +15,7 @@ from regauge.core.movable import VALUES, require_shared
 from regauge.core.params import Params
 from regauge.core.rounding import require_held, round_to
 from regauge.core.symmetry import Symmetry
-from regauge.merging.rule import Rule, Target, combine_from, weighted_sum
+from regauge.merging.rule import PIECE, Rule, Target, combine_from, small_piece, weighted_sum
 from regauge.merging.settings import Number, Setting, find_depths
 
 MOVING = 3
@@ -124,13 +124,14 @@ class Blend:
             if alone is not None and self.base is None:
                 yield self._moved(alone, name, rows, work)
                 continue
-            start = None if is_statistic or self.base is None else _read(self.base, name, rows, work)
-            tensors = (self._moved(k, name, rows, work) for k in range(count))
-            if is_statistic:
-                made = weighted_sum(tensors, factors)
-            else:
-                made = combine_from(start, self.rule, tensors, factors, target)
-            require_held(name, made, (_read(one, name, rows, work) for one in self._all))
+            with small_piece(rows):
+                start = None if is_statistic or self.base is None else _read(self.base, name, rows, work)
+                tensors = (self._moved(k, name, rows, work) for k in range(count))
+                if is_statistic:
+                    made = weighted_sum(tensors, factors)
+                else:
+                    made = combine_from(start, self.rule, tensors, factors, target)
+                require_held(name, made, (_read(one, name, rows, work) for one in self._all))
             yield made
 
     def held(self) -> int:
@@ -181,7 +182,7 @@ class Blend:
 
     def _ranges(self, name: str) -> list[tuple[int, int] | None]:
         shape = self._like[name].shape
-        return row_ranges(self.symmetry, name, shape) if self.rule.splits(shape) else [None]
+        return row_ranges(self.symmetry, name, shape, PIECE) if self.rule.splits(shape) else [None]
 
     def _require_shared(self, name: str, rows: tuple[int, int] | None) -> Tensor:
         """A tensor without values of the reference, or a piece; a ValueError if those of the others differ."""

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import ClassVar, Literal
 
@@ -13,6 +14,9 @@ from regauge.core.interpolation import shares_of
 from regauge.core.params import Params
 from regauge.core.task import Task
 from regauge.merging.settings import Number, Numbers, Setting
+
+PIECE = 1 << 20
+"""Bytes, as float32, of the pieces in which tensors are combined: they stay in the cache from reading to writing."""
 
 
 class Target:
@@ -123,6 +127,18 @@ def combine_from(
     if start is None:
         return rule.combine(tensors, factors, target)
     return rule.combine((tensor.sub_(start) for tensor in tensors), factors, target).add_(start)
+
+
+@contextmanager
+def small_piece(rows: tuple[int, int] | None) -> Iterator[None]:
+    """Use one torch thread while a range of rows is combined: more threads mostly wait for one another."""
+    threads = torch.get_num_threads()
+    if rows is not None:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def weighted_sum(tensors: Iterator[Tensor], factors: Sequence[float]) -> Tensor:

@@ -125,14 +125,14 @@ def merge_job(
                 dict.fromkeys([*(note for one in found for note in one.notes), *first.notes, *dtype_notes(checkpoints)])
             ),
         )
-        if staging.provenance is not None:
-            record = replace(record, origin=staging.provenance.facts(progress))
-        save_text(record.card, staging.content / card_path(staging.out).name)
         with large_blocks_returned():
             aligned = [
                 network if network is first else MovedCheckpoint(network, symmetry, element, is_wide=True)
                 for network, element in zip(networks, elements, strict=True)
             ]
-            staging.write(streamed.job.shards, replace(blend, networks=tuple(aligned)).pieces, progress)
+            staging.write(streamed.job.shards, replace(blend, networks=tuple(aligned)).pieces, progress, checkpoints)
+        if staging.provenance is not None:
+            record = replace(record, origin=staging.provenance.facts(progress))
+        save_text(record.card, staging.content / card_path(staging.out).name)
         params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))
         return MergeResult(params, elements, symmetry, record)

@@ -160,6 +160,6 @@ def align_job(
         alignment.save(staging.content / alignment_path(staging.out).name, overwrite=True)
         pieces = move_pieces(streamed.job.checkpoints[1], found.symmetry, found.element)
         pieces = pieces if make is None else make(found.element)
-        staging.write(streamed.job.shards, pieces, progress)
+        staging.write(streamed.job.shards, pieces, progress, streamed.job.checkpoints)
         params = cast(Params, staging.publish(streamed.job.shards, streamed.job.source))
         return replace(found, params=params, notes=(*found.notes, *streamed.job.source.notes))

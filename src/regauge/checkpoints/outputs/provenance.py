@@ -8,7 +8,8 @@ holds what follows the folder that all of them lie in.
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
 """Endings of the files of a folder that say what its weights are, or how its tokens are read."""
 HASHED_AT_ONCE = 1 << 20
 """Bytes that are hashed at once."""
+NEAR = 1 << 20
+"""Bytes between two reads, such as a header, that are read for the hash alone; further reads are not hashed."""
 
 LOG = logging.getLogger(__name__)
 _KNOWN: dict[tuple[int, ...], str] = {}
@@ -96,13 +99,21 @@ class Provenance:
     seed: int | None = None
     element: str | None = None
 
-    def to_json(self, progress: Progress = no_progress) -> str:
+    def to_json(self, progress: Progress = no_progress, *, has_weights: bool = True) -> str:
         """The text for `regauge.json` or a header; every file is read once to hash it.
 
         The provenance of an input stands under `ancestors` by its own SHA-256, with those that it names itself.
+
+        Args:
+            progress: Shows the bytes that are hashed.
+            has_weights: Whether files of weights are hashed, too.
         """
         ancestors: dict[str, Any] = {}
-        files = {one: one.files for one in self.inputs}
+        of_weights = weight_suffixes(is_read=True)
+        files = {
+            one: [path for path in one.files if has_weights or not path.name.endswith(of_weights)]
+            for one in self.inputs
+        }
         unknown = {path for own in files.values() for path in own if _stamp(path) not in _KNOWN}
         advance = progress("hashing", sum(path.stat().st_size for path in unknown)) if unknown else no_advance
         inputs = []
@@ -201,6 +212,59 @@ def hash_file(path: Path, advance: Advance = no_advance) -> str:
                 advance(len(block))
         _KNOWN[stamp] = digest.hexdigest()
     return _KNOWN[stamp]
+
+
+@contextmanager
+def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
+    """Hash the files of checkpoints while tensors are read, as far as these come in their order in the files.
+
+    What was read otherwise, or not at all, is hashed at the end, so that `hash_file` then knows all of these files.
+    """
+    given = list(checkpoints)
+    files = {path for one in given for path in one.metadata if path.is_file() and _stamp(path) not in _KNOWN}
+    hashes, readings = {path: _RunningHash(path) for path in files}, [one.read_so_far for one in given]
+
+    def see(path: Path, start: int, part: memoryview) -> None:
+        if path in hashes:
+            hashes[path].see(start, part)
+
+    for reading in readings:
+        reading.seen = see
+    try:
+        yield
+    finally:
+        for reading in readings:
+            reading.seen = None
+    for one in hashes.values():
+        one.finish()
+
+
+class _RunningHash:
+    """The SHA-256 of the first bytes of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stamp, self._digest, self._end = path, _stamp(path), hashlib.sha256(), 0
+
+    def see(self, start: int, part: memoryview) -> None:
+        """Go on with bytes that were read, if they follow."""
+        if self._end < start <= self._end + NEAR:
+            self._read(start)
+        if start <= self._end < start + len(part):
+            self._digest.update(part[self._end - start :])
+            self._end = start + len(part)
+
+    def finish(self) -> None:
+        """Hash the rest, and remember the hash unless the file was written meanwhile."""
+        self._read(self._stamp[2])
+        if _stamp(self._path) == self._stamp:
+            _KNOWN[self._stamp] = self._digest.hexdigest()
+
+    def _read(self, end: int) -> None:
+        with self._path.open("rb") as stream:
+            stream.seek(self._end)
+            while block := stream.read(min(HASHED_AT_ONCE, end - self._end)):
+                self._digest.update(block)
+                self._end += len(block)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

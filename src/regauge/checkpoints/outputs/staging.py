@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from regauge.checkpoints.outputs.ledger import (
     require_own,
     write_ledger,
 )
-from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance
+from regauge.checkpoints.outputs.provenance import IN_FOLDER, Provenance, hashed_on_the_way
 from regauge.checkpoints.outputs.replacing import finish_replacing, own_files, replace_files, replace_folder
 from regauge.checkpoints.state_file import StateError
 from regauge.checkpoints.writing import (
@@ -125,13 +125,29 @@ class Staging:
             kept = f"what is done is kept in {str(self.folder)!r}: make room and add `resume=True`"
             raise FullDiskError(self.out, needed, kept) from error
 
-    def write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress = no_progress) -> list[str]:
-        """Write all files of a checkpoint but those that an earlier run finished; these are checked and named."""
-        if self.provenance is not None and is_single_file(self.out):
+    def write(
+        self,
+        shards: Sequence[Shard],
+        pieces: Pieces,
+        progress: Progress = no_progress,
+        sources: Iterable[Checkpoint] = (),
+    ) -> list[str]:
+        """Write all files of a checkpoint but those that an earlier run finished; these are checked and named.
+
+        The provenance of a folder is written last: the `sources` of the pieces are hashed while they are read.
+        """
+        if self.provenance is None:
+            return self._write(shards, pieces, progress)
+        if is_single_file(self.out):
             text = self.provenance.to_json(progress)
-            shards = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
-        elif self.provenance is not None:
-            save_text(self.provenance.to_json(progress), self.content / IN_FOLDER)
+            headed = [replace(shard, metadata={**shard.metadata, PROVENANCE: text}) for shard in shards]
+            return self._write(headed, pieces, progress)
+        with hashed_on_the_way(sources):
+            kept = self._write(shards, pieces, progress)
+        save_text(self.provenance.to_json(progress), self.content / IN_FOLDER)
+        return kept
+
+    def _write(self, shards: Sequence[Shard], pieces: Pieces, progress: Progress) -> list[str]:
         sizes = {shard.file: sum(spec.size for spec in shard.tensors) for shard in shards}
         kept, advance = [], progress("writing", sum(sizes.values()))
 

@@ -163,11 +163,11 @@ def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assem
         if staging is None:
             return Assembled(shards, ready.plan if request.layers is None else None)
         staging.beside = beside
+        with large_blocks_returned():
+            staging.write(shards, assembly.pieces, progress, networks)
         record = _record(request, ready, parts)
         record = replace(record, origin=request.provenance.facts(progress))
         save_text(record.card, staging.content / card_path(staging.out).name)
-        with large_blocks_returned():
-            staging.write(shards, assembly.pieces, progress)
         params = cast(Params, staging.publish(shards, networks[0]))
     elements = tuple(symmetry.identity() if one is None else one for one in ready.elements[int(request.has_base) :])
     return Assembled(shards, result=MergeResult(params, elements, symmetry, record))
@@ -228,7 +228,7 @@ def _align(
     if request.align is False or not others or not alike:
         inputs = {
             "files": {str(f.resolve()): _stamp(f) for one in job.checkpoints for f in one.files},
-            "recipe": request.provenance.to_json(progress),
+            "recipe": request.provenance.to_json(has_weights=False),
             "form": repr(first.form),
         }
         staging = None
@@ -251,7 +251,7 @@ def _align(
     symmetry = streamed.symmetry
     if dry_run:
         return None, _Ready(found.checkpoints, symmetry, (None,) * len(labels), plan=streamed)
-    settings = {"command": "merge", "recipe": request.provenance.to_json(progress)}
+    settings = {"command": "merge", "recipe": request.provenance.to_json(has_weights=False)}
     staging = stack.enter_context(streamed.begin(settings))
     elements: list[Element | None] = [None]
     distances = [(0.0, 0.0)]
