@@ -143,7 +143,7 @@ class _Matching:
             if is_closer:
                 state.found = self._symmetry.compose(element, state.found)
                 state.notes = []  # They are about matrices that balancing leaves and fitting does not.
-            state.fits += 1
+            state.fits = state.fits + 1 if is_closer else FITS
             self.keep(state)
 
     def _moved(self, element: Element) -> Moved:
