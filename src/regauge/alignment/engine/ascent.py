@@ -162,7 +162,7 @@ class Ascent:
 
     def _searching(self) -> AbstractContextManager["Launch"]:
         """Within this context searches are started, some at a time, or done at once."""
-        if self._searches == 1:
+        if self._searches == 1 or not self.networks.a:
             return nullcontext(_at_once)
         from regauge.alignment.engine.searches import searching  # matching on a CPU does not need it
 
