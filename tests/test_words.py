@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 LONG = 40
 """Words; no sentence should have more."""
 
-MEAN = {"README": 11.0, "pages": 17.5, "docstrings": 13.6}  # goal: 15 words
-LONG_SENTENCES = {"README": 0, "pages": 91, "docstrings": 44}  # goal: 0
-IDIOMS = {"README": 0, "pages": 67, "docstrings": 110}  # goal: 0
+MEAN = {"README": 11.0, "pages": 16.8, "docstrings": 13.6}  # goal: 15 words
+LONG_SENTENCES = {"README": 0, "pages": 73, "docstrings": 44}  # goal: 0
+IDIOMS = {"README": 0, "pages": 46, "docstrings": 110}  # goal: 0
 
 IDIOM = re.compile(
     r"\b(?:beside|by (?:itself|themselves)|what (?:is left|counts|stays)|(?:is|are) (?:told|worth|none)|nobody|so many|"
