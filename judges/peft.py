@@ -32,6 +32,12 @@ PEER = Peer(
     ("transformers", "pytest"),
 )
 TOLERANCE = 1e-6
+TWICE = (
+    "peft's merge_and_unload adds the change of out_proj twice, so that its merged model computes something else than "
+    "its adapted one; regauge adds it once"
+)
+EXPLAINED = {"MHA 1 LoRA": TWICE, "MHA 2 LoRA": TWICE}
+"""Sentences for cases that do not pass."""
 
 
 def cases(checkout: Path) -> Iterable[Case]:
@@ -64,15 +70,17 @@ def merge_both(model: Any, kind: Any, settings: Mapping[str, Any]) -> str | None
     config = kind(**settings)
     adapted = get_peft_model(model, config)
     torch.manual_seed(1)
-    for value in adapted.parameters():
-        if value.requires_grad and value.is_floating_point():
+    for name, value in adapted.named_parameters():
+        is_base = ".base_layer." in name and not any(f".{one}" in name for one in ("lora_", "modules_to_save"))
+        if value.requires_grad and value.is_floating_point() and not is_base:
             value.data += 0.1 * torch.randn_like(value)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "adapter")
         adapted.save_pretrained(str(folder))
         save_file({name: tensor.contiguous() for name, tensor in base.items()}, Path(place, "base.safetensors"))
         try:
-            theirs = dict(adapted.merge_and_unload(safe_merge=True).state_dict())
+            merged = adapted.merge_and_unload(safe_merge=True).state_dict()
+            theirs = {n.replace(".modules_to_save.default", ""): t for n, t in merged.items() if ".original_" not in n}
         except Exception as error:
             theirs, reason = None, sentence(error)
         try:
@@ -91,7 +99,10 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | N
     """Raise `Failed` where the networks differ by more than they may."""
     if ours.keys() != theirs.keys():
         raise Failed(f"other tensors: {sorted(ours.keys() ^ theirs.keys())[:4]}")
-    far = {n: float((ours[n].double() - t.double()).abs().max() / t.double().abs().max()) for n, t in theirs.items()}
+    far = {
+        n: float((ours[n].double() - t.double()).abs().max() / t.double().abs().max().clamp(min=1e-30))
+        for n, t in theirs.items()
+    }
     wrong = [name for name in far if not far[name] <= TOLERANCE]
     if wrong:
         worst = max(wrong, key=lambda name: far[name])
@@ -100,4 +111,4 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | N
 
 
 if __name__ == "__main__":
-    judge(PEER, cases)
+    judge(PEER, cases, EXPLAINED)

@@ -12,15 +12,16 @@ References:
 import json
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from regauge.checkpoints.formats.changes import Added, LowRank, Replaced, Trained
+from regauge.checkpoints.formats.adapter_kinds import KINDS, split_modules, trained_rows
+from regauge.checkpoints.formats.changes import Added, LowRank, Mapped, Replaced, Trained
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.counted import shorten
@@ -28,10 +29,14 @@ from regauge.core.expressions import Expression
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 
+Result = TypeVar("Result")
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.default)?(?P<end>\.weight|)")
 MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.weight)?")
 OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
+TRAINING = re.compile(r".+\.lora_(velora|monteclora)_.+")
+"""Names of values that are of use in training only."""
+TOKENS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.default)?")
 WRAPPED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
 """Names that PEFT puts around layers of which it stores all values."""
 ORIGINAL = ".original_module."
@@ -47,13 +52,14 @@ TIED_WHOLE = (
     "(tie_word_embeddings); its base had a head apart: write the head into the base as a tensor of its own, with "
     "tie_word_embeddings false, or leave it out of the adapter (modules_to_save) where it was not trained"
 )
-INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Ways to initialize factors that leave the network as it was."""
 MERGEABLE = {"use_rslora", "use_dora"}
 """Variants that are a change of the weights."""
-HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "corda_config", "lora_ga_config")
+HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "corda_config", "lora_ga_config",
+            "velora_config", "monteclora_config")  # fmt: skip
 """Settings of training and initialization."""
-ELSEWHERE = ("layer_replication", "target_parameters", "alora_invocation_tokens", "trainable_token_indices")
+ELSEWHERE = ("layer_replication", "target_parameters", "alora_invocation_tokens")
 """Settings of variants that are none, or of other tensors than those of layers."""
 
 
@@ -89,19 +95,27 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
     Raises:
         ValueError: The adapter is of another kind, or its configuration or tensors cannot be read.
     """
+    settings = _read_settings(folder)
+    if settings.get("peft_type") in KINDS:
+        return _kind_changes(folder, params, settings)
     config, pairs = read_config(folder), _pair_factors(params, is_needed=False)
     magnitudes = {found["module"]: name for name in params if (found := MAGNITUDE.fullmatch(name))}
-    known = set(magnitudes.values()).union(*pairs.values())
+    known = {name for name in params if TRAINING.fullmatch(name)}.union(magnitudes.values(), *pairs.values())
     changes: dict[str, tuple[Trained, ...]] = {}
 
     def add(name: str, change: Trained) -> None:
         changes[name] = (*changes.get(name, ()), change)
 
     offsets = {name: found["module"] for name in params if (found := OFFSET.fullmatch(name))}
+    for name in [name for name in params if TOKENS.fullmatch(name)]:
+        known.add(name)
+        module = WRAPPED.sub("", TOKENS.sub(r"\g<module>", name)).removeprefix(PREFIX)
+        rows = _named(folder, trained_rows, module, params[name], settings.get("trainable_token_indices"))
+        add(f"{module}.weight", rows)
     for name in [name for name in params if name not in known and name not in offsets and ORIGINAL not in name]:
         add(WRAPPED.sub("", name).removeprefix(PREFIX), Replaced(params[name]))
     for module, (a, b) in pairs.items():
-        rank, name = params[a].shape[0], module.removeprefix(PREFIX)
+        rank, name = params[a].shape[0], WRAPPED.sub("", module).removeprefix(PREFIX)
         magnitude = params[magnitudes[module]].flatten() if module in magnitudes else None
         is_transposed = config.is_transposed or ".lora_embedding_A" in a
         factors = params[b].reshape(-1, rank), params[a].flatten(1)
@@ -116,6 +130,36 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
     return changes
 
 
+def _kind_changes(
+    folder: Path, params: Mapping[str, Tensor], settings: Mapping[str, Any]
+) -> dict[str, tuple[Trained, ...]]:
+    """The changes by an adapter of a kind other than LoRA."""
+    kind = KINDS[settings["peft_type"]]
+    modules, shared, known = split_modules(kind, params, PREFIX)
+    changes: dict[str, tuple[Trained, ...]] = {
+        WRAPPED.sub("", name).removeprefix(PREFIX): (Replaced(tensor),)
+        for name, tensor in params.items()
+        if name not in known and ORIGINAL not in name
+    }
+    for module, parts in modules.items():
+        own = WRAPPED.sub("", module)
+        for name, change in _named(folder, lambda *given: [*kind.make(*given)], own, parts, settings, shared):
+            is_transposed = bool(settings.get("fan_in_fan_out")) and name == "weight"
+            made = replace(change, is_transposed=is_transposed) if isinstance(change, Mapped) else change
+            changes[f"{own}.{name}"] = (*changes.get(f"{own}.{name}", ()), made)
+    if not modules:
+        raise ValueError(f"the adapter {str(folder)!r} holds no tensors of its kind; save it again")
+    return changes
+
+
+def _named(folder: Path, make: Callable[..., Result], *given: Any) -> Result:
+    """The result of a call, where an error is one about the adapter in this folder."""
+    try:
+        return make(*given)
+    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, re.error) as error:
+        raise ValueError(f"the adapter {str(folder)!r} cannot be read: {error}") from error
+
+
 def place_changes(
     folder: Path, changes: Mapping[str, tuple[Trained, ...]], expected: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[Trained, ...]] | None:
@@ -124,7 +168,13 @@ def place_changes(
     Raises:
         ValueError: A tensor has another shape.
     """
+    changes = _rename_attention(changes, expected)
     start = _find_prefix(changes, expected)
+    changes = {
+        name: own
+        for name, own in changes.items()
+        if start + name in expected or not all(isinstance(one, Mapped) and one.is_optional for one in own)
+    }
     if any(start + name not in expected for name in changes):
         return None
     return {
@@ -170,6 +220,10 @@ def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Tr
     """A change of a tensor of a shape, or an error that it is one of another shape."""
     if isinstance(change, Replaced | Added):
         is_fitting = change.value.shape == shape
+    elif isinstance(change, Mapped):
+        turned = replace(change, is_transposed=not change.is_transposed)
+        change = change if change.fits(shape) or not turned.fits(shape) else turned
+        is_fitting = change.fits(shape)
     else:
         sides = (len(change.up), change.down.shape[1])
         wanted = (shape[0], math.prod(shape[1:]))
@@ -207,10 +261,17 @@ def read_config(folder: Path) -> AdapterConfig:
     Raises:
         ValueError: It is damaged, or of a kind that is no change of the weights.
     """
-    path = folder / ADAPTER_CONFIG
+    path, config = folder / ADAPTER_CONFIG, _read_settings(folder)
+    kind = config["peft_type"]
+    if kind != "LORA":
+        known = ", ".join(("LORA", *KINDS))
+        raise ValueError(
+            f"the adapter {str(folder)!r} is of type {kind}; {known} can be read: merge it with peft first"
+            if kind not in KINDS
+            else f"the adapter {str(folder)!r} is of type {kind}, and has no factors of LORA; merge it into its base"
+        )
     try:
-        config = read_object(path)
-        kind, alphas = config["peft_type"], config.get("alpha_pattern") or {}
+        alphas = config.get("alpha_pattern") or {}
         found = AdapterConfig(
             float(config.get("lora_alpha", 8)),
             {str(key): float(one) for key, one in alphas.items()},
@@ -221,10 +282,6 @@ def read_config(folder: Path) -> AdapterConfig:
             _ending(pattern)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{str(path)!r} is no configuration of an adapter: {type(error).__name__} {error}") from error
-    if kind != "LORA":
-        raise ValueError(
-            f"the adapter {str(folder)!r} is of type {kind}; only LORA can be read: merge it with peft first"
-        )
     initial = config.get("init_lora_weights")
     if initial not in INITIAL:
         raise ValueError(
@@ -239,6 +296,15 @@ def read_config(folder: Path) -> AdapterConfig:
             f"the adapter {str(folder)!r} has {shorten(others)}, which is no change B A of the weights; merge it with "
             "peft"
         )
+    return found
+
+
+def _read_settings(folder: Path) -> Mapping[str, Any]:
+    """The settings in an adapter's configuration."""
+    path = folder / ADAPTER_CONFIG
+    found = read_object(path)
+    if not isinstance(found.get("peft_type"), str):
+        raise ValueError(f"{str(path)!r} is no configuration of an adapter: it names no 'peft_type'")
     return found
 
 
@@ -295,6 +361,20 @@ def _pair_factors(params: Mapping[str, Tensor], *, is_needed: bool = True) -> di
             raise ValueError(f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}: no B A")
         pairs[module] = (own["A"], own["B"])
     return pairs
+
+
+def _rename_attention(
+    changes: Mapping[str, tuple[Trained, ...]], expected: Mapping[str, Sequence[int]]
+) -> Mapping[str, tuple[Trained, ...]]:
+    """Changes of the packed projections of `torch.nn.MultiheadAttention` by the name of their tensor."""
+    packed = {name.removesuffix(".in_proj_weight") for name in expected if name.endswith(".in_proj_weight")}
+    attentions = {f".{one}" for one in packed}
+    return {
+        f"{name.removesuffix('weight')}in_proj_weight"
+        if name.endswith(".weight") and any(one.endswith(f".{name.removesuffix('.weight')}") for one in attentions)
+        else name: own
+        for name, own in changes.items()
+    }
 
 
 def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:

@@ -1,5 +1,6 @@
 """Changes of single tensors of a network, computed when these are read, as a whole or a range of their first axis."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,6 +69,43 @@ class Replaced:
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """The change of a tensor by a function of all of it, seen as a matrix `[first axis, the others]`.
+
+    Attributes:
+        make: The changed matrix from a matrix.
+        sides: The rows and columns that it needs; None for any number.
+        entries: The number of entries that it needs, where that is known.
+        is_transposed: Whether the tensor is stored the other way around.
+        is_optional: Whether a network may lack the tensor.
+        keeps_shape: Whether `make` takes the tensor in its own shape, and no matrix.
+    """
+
+    make: Callable[[Tensor], Tensor]
+    sides: tuple[int | None, int | None] | None = None
+    entries: int | None = None
+    is_transposed: bool = False
+    is_optional: bool = False
+    keeps_shape: bool = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape can be changed."""
+        matrix = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+        sides = self.sides or (None, None)
+        wanted = sides[::-1] if self.is_transposed else sides
+        alike = all(one in (None, own) for one, own in zip(wanted, matrix, strict=True))
+        return alike and self.entries in (None, math.prod(shape))
+
+    def apply(self, read: Read, rows: tuple[int, int] | None) -> Tensor:
+        """The changed tensor, or a range of its first axis."""
+        weight = read(None)
+        matrix = weight if self.keeps_shape else weight.reshape(len(weight), -1)
+        made = self.make(matrix.T).T if self.is_transposed else self.make(matrix)
+        result = made.reshape(weight.shape)
+        return result if rows is None else result[rows[0] : rows[1]].clone()
+
+
+@dataclass(frozen=True)
 class Rearranged:
     """The change of a tensor whose entries belong to others that are changed: `make` gives all of it."""
 
@@ -79,6 +117,6 @@ class Rearranged:
         return value if rows is None else value[rows[0] : rows[1]].clone()
 
 
-Trained = LowRank | Added | Replaced
+Trained = LowRank | Added | Replaced | Mapped
 """The kinds of changes that adapters hold."""
 Change = Trained | Rearranged

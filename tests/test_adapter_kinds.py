@@ -1,0 +1,286 @@
+"""Kinds of adapters next to LoRA: merged as the formulas of their papers say, and as peft 0.21.2 merged them."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.adapter_kinds import KINDS
+from regauge.checkpoints.writing import save
+
+PREFIX = "base_model.model."
+BASE = {
+    "lin.weight": torch.sin(0.7 * torch.arange(24.0)).reshape(4, 6),
+    "lin.bias": torch.cos(torch.arange(4.0)),
+    "norm.weight": torch.ones(6),
+    "norm.bias": torch.zeros(6),
+}
+WEIGHT = BASE["lin.weight"].double()
+Formula = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+def rotation(q: Tensor, terms: int | None = None) -> Tensor:
+    """Cayley's transform of an antisymmetric matrix of three angles, or the first terms of its series."""
+    a, b, c = q.tolist()
+    matrix = torch.tensor([[0, a, b], [-a, 0, c], [-b, -c, 0]], dtype=torch.float64)
+    one = torch.eye(3, dtype=torch.float64)
+    if terms is None:
+        return torch.linalg.inv(one + matrix) @ (one - matrix)
+    # The transform of -q, cut off: 1 + 2 q + 2 q q + ... + q ... q.
+    assert terms == 4
+    return one + 2 * matrix + 2 * matrix @ matrix + matrix @ matrix @ matrix
+
+
+def blocks(q: Tensor, terms: int | None = None, count: int = 2) -> Tensor:
+    return torch.block_diag(*(rotation(q[k % len(q)], terms) for k in range(count)))
+
+
+def reflections(u: Tensor) -> Tensor:
+    one, product = torch.eye(6, dtype=torch.float64), torch.eye(6, dtype=torch.float64)
+    for column in u.T:
+        product = product @ (one - 2 * torch.outer(column, column) / (column @ column))
+    return product
+
+
+def apart(u: Tensor) -> Tensor:
+    """The second column without the direction of the first one."""
+    first = u[:, 0] / u[:, 0].norm()
+    return torch.stack([first, u[:, 1] - (first @ u[:, 1]) * first], 1)
+
+
+def scattered(p: Mapping[str, Tensor]) -> Tensor:
+    found = WEIGHT.clone()
+    for value, row, column in zip(p["shira_weight"], *p["shira_indices"].long(), strict=True):
+        found[row, column] += value
+    return found
+
+
+def near(q: Tensor) -> Tensor:
+    """Angles whose matrix has at most the norm 0.4."""
+    return q * min(1.0, 0.4 / math.sqrt(2 * float(q.square().sum())))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An adapter: its tensors in order, its settings, the formula, and row 1 of the matrix as peft made it."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    config: Mapping[str, Any]
+    formula: Formula
+    row: tuple[float, ...]
+    name: str = "lin.weight"
+    also: Mapping[str, Formula] = field(default_factory=dict)
+
+
+LOHA = {"hada_w1_a": (4, 2), "hada_w1_b": (2, 6), "hada_w2_a": (4, 2), "hada_w2_b": (2, 6)}
+CASES = {
+    "IA3": Case(
+        {"ia3_l": (4, 1)},
+        {"feedforward_modules": []},
+        lambda p: p["ia3_l"] * WEIGHT,
+        (-0.12878, -0.14517, -0.09328, 0.00248, 0.09708, 0.14601),
+        also={"lin.bias": lambda p: p["ia3_l"].flatten() * BASE["lin.bias"]},
+    ),
+    "IA3, feed forward": Case(
+        {"ia3_l": (1, 6)},
+        {"feedforward_modules": ["lin"]},
+        lambda p: p["ia3_l"] * WEIGHT,
+        (0.0, -0.14517, -0.17822, 0.00659, 0.30617, 0.49285),
+    ),
+    "LOHA": Case(
+        LOHA,
+        {"r": 2, "alpha": 3},
+        lambda p: WEIGHT + 1.5 * (p["hada_w1_a"] @ p["hada_w1_b"]) * (p["hada_w2_a"] @ p["hada_w2_b"]),
+        (-0.88302, -0.99882, -0.64537, 0.01138, 0.66358, 1.00596),
+    ),
+    "LOKR": Case(
+        {"lokr_w1": (2, 2), "lokr_w2": (2, 3)},
+        {"r": 2, "alpha": 3},
+        lambda p: WEIGHT + 1.5 * torch.cat([torch.cat([x * p["lokr_w2"] for x in row], 1) for row in p["lokr_w1"]]),
+        (-0.87158, -0.98245, -0.63127, 0.12168, 0.74658, 1.05449),
+    ),
+    "ADALORA": Case(
+        {"lora_A": (2, 6), "lora_B": (4, 2), "lora_E": (2, 1)},
+        {"r": 8, "lora_alpha": 3},
+        lambda p: WEIGHT + 3 / 2.00001 * p["lora_B"] @ torch.diag(p["lora_E"].flatten()) @ p["lora_A"],
+        (-0.74273, -0.81788, -0.44567, 0.20685, 0.8345, 1.13729),
+    ),
+    "VERA": Case(
+        {"vera_lambda_b": (4,), "vera_lambda_d": (2,), "base_model.vera_A": (2, 6), "base_model.vera_B": (4, 2)},
+        {"r": 2},
+        lambda p: (
+            WEIGHT
+            + torch.diag(p["vera_lambda_b"])
+            @ p["base_model.vera_B"]
+            @ torch.diag(p["vera_lambda_d"])
+            @ p["base_model.vera_A"]
+        ),
+        (-0.87034, -0.97757, -0.62316, 0.02741, 0.66913, 1.00077),
+    ),
+    "HRA": Case(
+        {"hra_u": (6, 2)},
+        {"r": 2},
+        lambda p: WEIGHT @ reflections(p["hra_u"]),
+        (-0.76318, -0.46015, 0.12249, 0.73871, 1.09485, 0.98903),
+    ),
+    "HRA, apart": Case(
+        {"hra_u": (6, 2)},
+        {"r": 2, "apply_GS": True},
+        lambda p: WEIGHT @ reflections(apart(p["hra_u"])),
+        (1.12988, 0.92832, 0.52134, 0.00861, -0.50916, -0.92855),
+    ),
+    "OFT": Case(
+        {"oft_R.weight": (2, 3)},
+        {"oft_block_size": 3},
+        lambda p: WEIGHT @ blocks(p["oft_R.weight"]).T,
+        (-0.59326, -0.45068, -1.25231, -0.82764, -0.49749, 0.68985),
+    ),
+    "OFT by terms": Case(
+        {"oft_R.weight": (2, 3)},
+        {"use_cayley_neumann": True, "num_cayley_neumann_terms": 4},
+        lambda p: WEIGHT @ blocks(p["oft_R.weight"], 4).T,
+        (-0.92863, -1.09147, 0.26799, 1.07609, 0.4314, -0.62914),
+    ),
+    "OFT, shared and near": Case(
+        {"oft_R.weight": (1, 3)},
+        {"coft": True, "eps": 0.4, "block_share": True},
+        lambda p: WEIGHT @ blocks(near(p["oft_R.weight"])).T,
+        (-0.63069, -0.5222, -1.20536, -0.26372, 0.12099, 1.15074),
+    ),
+    "HIRA": Case(
+        {"hira_A": (2, 6), "hira_B": (4, 2)},
+        {"r": 2},
+        lambda p: WEIGHT * (1 + p["hira_B"] @ p["hira_A"]),
+        (-1.07238, -1.25564, -0.82121, 0.0218, 0.83194, 1.19761),
+    ),
+    "SHIRA": Case(
+        {"shira_indices": (2, 10), "shira_weight": (10,)},
+        {},
+        scattered,
+        (-0.87158, -0.68322, -0.63127, -0.2481, 0.65699, 1.46995),
+    ),
+    "LN_TUNING": Case(
+        {"ln_tuning_layers.bias": (6,), "ln_tuning_layers.weight": (6,)},
+        {},
+        lambda p: p["ln_tuning_layers.weight"],
+        (0.42074, 0.48178, 0.49979, 0.47315, 0.40425, 0.29924),
+        name="norm.weight",
+        also={"norm.bias": lambda p: p["ln_tuning_layers.bias"]},
+    ),
+    "TRAINABLE_TOKENS": Case(
+        {"trainable_tokens_delta": (2, 6)},
+        {"token_indices": [1, 3]},
+        lambda p: torch.stack([WEIGHT[0], p["trainable_tokens_delta"][0], WEIGHT[2], p["trainable_tokens_delta"][1]]),
+        (0.0, 0.14776, 0.28232, 0.39166, 0.46602, 0.49875),
+    ),
+}
+
+
+def tensors_of(case: Case) -> dict[str, Tensor]:
+    """Tensors of an adapter, by their last names."""
+    made = {}
+    # In the order of their whole names, in which the modules stand before what they share.
+    for k, (name, shape) in enumerate(case.shapes.items()):
+        count = math.prod(shape)
+        if name == "shira_indices":
+            made[name] = torch.stack([torch.arange(count // 2) % 4, (torch.arange(count // 2) * 5) % 6]).int()
+        else:
+            made[name] = (0.5 * torch.sin(0.3 * torch.arange(float(count)) + k)).reshape(shape)
+    return made
+
+
+def write(place: Path, tensors: Mapping[str, Tensor], kind: str, module: str = "lin", **config: Any) -> str:
+    """Write the base and an adapter; returns the name of their sum."""
+    folder = place / "adapter"
+    folder.mkdir()
+    whole = {n if n.startswith("base_model.") else f"{PREFIX}{module}.{n}": t for n, t in tensors.items()}
+    save(whole, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": kind, **config}))
+    save(BASE, place / "base.safetensors")
+    return f"{place / 'base.safetensors'}+{folder}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_adapter_changes_its_base_by_the_formula(tmp_path: Path, name: str) -> None:
+    case, tensors = CASES[name], tensors_of(CASES[name])
+    module = case.name.removesuffix(".weight")
+    found = Checkpoint.open(write(tmp_path, tensors, name.split(",")[0].split(" ")[0], module, **case.config))
+    exact = {key: tensor.double() for key, tensor in tensors.items()}
+    expected = {key: tensor.double() for key, tensor in BASE.items()}
+    expected |= {case.name: case.formula(exact)} | {key: formula(exact) for key, formula in case.also.items()}
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key].double(), tensor.double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.read(key, rows=(1, 3)).double(), tensor[1:3].double(), rtol=0, atol=1e-6)
+    row = found[case.name] if case.name == "norm.weight" else found[case.name][1]
+    torch.testing.assert_close(row.double(), torch.tensor(case.row, dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+def test_every_kind_is_here() -> None:
+    assert {name.split(",")[0].split(" ")[0] for name in CASES} == KINDS.keys()
+
+
+def test_kernels_are_matrices_of_their_rows(tmp_path: Path) -> None:
+    """A convolution in two groups: (IA)3 scales outputs, or the inputs of each group."""
+    kernel = torch.sin(torch.arange(4 * 3 * 2.0)).reshape(4, 3, 2)
+    scales = torch.arange(1.0, 7)
+    for kind, config, values, expected in (
+        ("IA3", [], torch.arange(1.0, 5), kernel * torch.arange(1.0, 5)[:, None, None]),
+        ("IA3", ["conv"], scales, kernel * torch.cat([scales[:3].expand(2, 3), scales[3:].expand(2, 3)])[..., None]),
+    ):
+        place = tmp_path / str(len(config))
+        place.mkdir()
+        path = write(place, {"ia3_l": values.reshape(1, -1, 1)}, kind, "conv", feedforward_modules=config)
+        save({"conv.weight": kernel}, place / "base.safetensors", overwrite=True)
+        torch.testing.assert_close(Checkpoint.open(path)["conv.weight"], expected)
+
+
+def test_tokens_and_packed_projections_of_lora(tmp_path: Path) -> None:
+    rows, a, b = torch.ones(2, 6), torch.ones(1, 6), torch.ones(12, 1)
+    tensors = {
+        f"{PREFIX}emb.token_adapter.trainable_tokens_delta": rows,
+        f"{PREFIX}mha.lora_A.weight": a,
+        f"{PREFIX}mha.lora_B.weight": b,
+        f"{PREFIX}mha.base_layer.out_proj.lora_A.weight": a,
+        f"{PREFIX}mha.base_layer.out_proj.lora_B.weight": b[:6],
+        f"{PREFIX}mha.lora_velora_embed": torch.ones(3),
+    }
+    path = write(tmp_path, tensors, "LORA", r=1, lora_alpha=2, trainable_token_indices={"emb": [0, 3]})
+    base = {"emb.weight": torch.zeros(4, 6), "mha.in_proj_weight": torch.zeros(12, 6)}
+    save(base | {"mha.out_proj.weight": torch.zeros(6, 6)}, tmp_path / "base.safetensors", overwrite=True)
+    found = Checkpoint.open(path)
+    assert found["emb.weight"].sum(1).tolist() == [6, 0, 0, 6]
+    assert found["mha.in_proj_weight"].unique().tolist() == [2]
+    assert found["mha.out_proj.weight"].unique().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("WAVEFT", {}, "is of type WAVEFT; LORA, IA3, LOHA, LOKR, ADALORA"),
+        ("LOHA", {"hada_w1_a": None}, "cannot be read: 'hada_w1_a'"),
+        (
+            "LOHA",
+            {"hada_w1_a": torch.ones(5, 2), "hada_w2_a": torch.ones(5, 2)},
+            r"changes 'lin.weight', which has shape",
+        ),
+        ("HRA", {"hra_u": torch.ones(7, 2)}, r"changes 'lin.weight', which has shape \(4, 6\)"),
+        ("VERA", {"base_model.vera_A": None}, "lacks the projections that all modules share"),
+        ("TRAINABLE_TOKENS", {"trainable_tokens_delta": torch.ones(3, 6)}, "rows for 3 tokens of 'lin', which its"),
+        ("HRA", {"hra_u": None}, "holds no tensors of its kind"),
+    ],
+)
+def test_what_is_no_adapter_of_the_base_is_refused(
+    tmp_path: Path, name: str, change: Mapping[str, Tensor | None], said: str
+) -> None:
+    case = CASES.get(name, CASES["HRA"])
+    tensors = {key: t for key, t in (tensors_of(case) | dict(change)).items() if t is not None}
+    path = write(tmp_path, tensors or {"lora_A.weight": torch.ones(1, 6)}, name, **case.config)
+    with pytest.raises(ValueError, match=said):
+        Checkpoint.open(path)
