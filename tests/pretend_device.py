@@ -30,11 +30,15 @@ class TwoDevicesError(RuntimeError):
 
 
 class PretendDevice(TorchFunctionMode):
-    """While it is entered, `tensor.to(DEVICE)` marks a copy, and operators refuse to mix marked with other tensors."""
+    """While it is entered, `tensor.to(DEVICE)` marks a copy, and operators refuse to mix marked with other tensors.
+
+    `left` has the numbers of values of the tensors that were brought back to the CPU.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._marked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.left: list[int] = []
         self._one_thread = mock.patch.object(searches, "count_searches", return_value=1)
 
     def __enter__(self) -> "PretendDevice":
@@ -79,6 +83,7 @@ class PretendDevice(TorchFunctionMode):
             moved = args[0] if func is Tensor.cpu else func(*args, **kwargs)
             if target == self.holds(args[0]):
                 return self._mark(moved) if target else moved
+            self.left += [] if target else [moved.numel()]
             moved = moved.clone() if moved is args[0] else moved
             return self._mark(moved) if target else moved
         self._require_one_device(func, args, operands, marked)

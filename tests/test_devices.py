@@ -21,6 +21,7 @@ from regauge.alignment.engine.ascent import Ascent, Neighborhoods
 from regauge.alignment.engine.climbs import make_ascent
 from regauge.alignment.engine.family_costs import FamilyCost
 from regauge.alignment.engine.nested_blocks import solve_family
+from regauge.core.balance import balance
 from regauge.core.families import compared, families
 from regauge.core.symmetry import Symmetry
 from regauge.nets.transformer import GPT
@@ -142,6 +143,34 @@ def test_searches_share_the_cores_on_a_device_alone(monkeypatch: pytest.MonkeyPa
     with PretendDevice() as device:
         monkeypatch.setattr(searches, "count_searches", lambda: 5)
         assert make_ascent(symmetry, device.bring(a), device.bring(b))._searches == 5
+
+
+class Attending(nn.Module):
+    """Convolutions, and queries and keys of four dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(3, 8, 9), nn.Conv1d(8, 40, 9)
+        self.query, self.key = (nn.Linear(40, 4, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).relu()).relu().mT
+        found: Tensor = self.query(x) @ self.key(x).mT
+        return found
+
+
+def test_only_sums_leave_a_device_to_be_balanced() -> None:
+    module = Attending()
+    symmetry = rg.discover(module, (torch.zeros(1, 3, 20),), verify=False)
+    assert {group.kind for group in symmetry.groups} >= {"scaled", "linear"}
+    params = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    here = balance(params, symmetry)
+    with PretendDevice() as device:
+        there = balance(device.bring(params), symmetry)
+    assert 0 < max(device.left) <= 40 * 8 < params["second.weight"].numel()
+    for name, value in here.items():
+        for part, tensor in value.items():
+            assert torch.allclose(tensor, dict(there[name].items())[part], rtol=1e-5)
 
 
 class Residual(nn.Module):

@@ -86,17 +86,25 @@ class SquaredNorm:
 
     def _values(self, params: Mapping[str, Tensor], name: str, site: Site) -> Array:
         """The values of a site, `[batch, copies, n, columns]`."""
-        values = unit_values(self._symmetry, name, site, params[name].detach().cpu(), 1)
-        found: Array = values.reshape(self._batch, -1, *values.shape[-2:]).double().numpy()
+        found: Array = self._units(params, name, site).cpu().numpy()
         return found
+
+    def _units(self, params: Mapping[str, Tensor], name: str, site: Site) -> Tensor:
+        """The same, on the device of the parameters."""
+        values = unit_values(self._symmetry, name, site, params[name].detach(), 1)
+        return values.reshape(self._batch, -1, *values.shape[-2:]).double()
 
     def _sum_grams(self, params: Mapping[str, Tensor], group: str) -> Array:
         """The Gram matrices of what a group alone acts on, and of what its inverse does: `[2, batch, copies, n, n]`."""
         n, copies = self._symmetry[group].size, self._symmetry.count_copies(group)
         sums = np.zeros((2, self._batch, copies, n, n))
         for name, site in self.plan.grams[group]:
-            values = self._values(params, name, site)
-            sums[int(site.placement.is_inverse)] += values @ values.swapaxes(-1, -2)
+            units = self._units(params, name, site)
+            if units.device.type == "cpu":
+                values: Array = units.numpy()
+                sums[int(site.placement.is_inverse)] += values @ values.swapaxes(-1, -2)
+            else:  # what leaves a device is small
+                sums[int(site.placement.is_inverse)] += (units @ units.mT).cpu().numpy()
         return sums
 
     def _side(self, rows: Array, table: Table, side: int) -> Array:
@@ -337,11 +345,11 @@ def _times(matrices: Array, vectors: Array) -> Array:
 def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.floating]:
     """The squares of a tensor summed over all other axes, with these in their order."""
     work = torch.promote_types(tensor.dtype, torch.float32)
-    squares = tensor.detach().to(device="cpu", dtype=work).square()
+    squares = tensor.detach().to(work).square()
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in axes)
     squares = squares.sum(free, dtype=torch.float64) if free else squares
     left = sorted(axes)
-    found: NDArray[np.floating] = squares.permute(0, *(1 + left.index(axis) for axis in axes)).numpy()
+    found: NDArray[np.floating] = squares.permute(0, *(1 + left.index(axis) for axis in axes)).cpu().numpy()
     return found
 
 
