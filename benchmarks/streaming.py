@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace) -> None:
             if out is not None:
                 arguments += ["-o", str(options.folder / out), "--overwrite"]
             else:
-                arguments.append("--json")
+                arguments += ["--exact", "--json"]
             cost = peak_of(["-m", "regauge", *arguments])
             print(
                 f"regauge {label}: {cost.seconds:.0f} s, processor {cost.processor_seconds:.0f} s, "

@@ -45,12 +45,13 @@ def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str,
     with show_work("comparing", is_streamed=opened.is_streamed) as progress:
         a, b = opened.networks.checkpoints
         chance = torch.Generator().manual_seed(options.seed)
-        found = opened.compare(a, b, task=task, draws=options.draws, generator=chance, out=out, progress=progress)
+        ways: dict[str, Any] = {"draws": options.draws, "exact": options.exact, "generator": chance}
+        found = opened.compare(a, b, task=task, out=out, progress=progress, **ways)
     facts = found.facts
     tell(f"{found.verdict}: {found.reason}", verdict=found.verdict, reason=found.reason)
     tell_table("numbers", [{"": name, "value": value} for name, value in facts["numbers"].items()], digits=6)
     tell_table("layers", found.layers, "\nshare of A that B explains, as stored and after alignment")
-    tell("", **{name: facts[name] for name in ("tested_groups", "draws", "tensors")})
+    tell("", **{name: facts[name] for name in ("tested_groups", "draws", "is_sampled", "tensors")})
     tell_notes((*found.notes, *filter(None, [opened.note, _statistics(choosing, task)])))
 
 

@@ -31,4 +31,6 @@ class Compare(JudgedOptions):
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more
     are read in sweeps over their files, and have no fingerprints."""
+    exact: bool = False
+    """Compare all values of two large networks in any case. Otherwise a sample decides where it can."""
     overwrite: Overwrite = False

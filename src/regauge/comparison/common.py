@@ -122,18 +122,18 @@ def find_common(
     tied = {name for names in symmetry.tied if any(n in first and n in second for n in names) for name in names}
     only = [[name for name in own if name not in other] for own, other in ((first, second), (second, first))]
     for own, other in zip(only, (second, first), strict=True):
-        parts = {part for name in other for part in _numbered(name)}
-        if any(name not in tied and not any(part not in parts for part in _numbered(name)) for name in own):
+        parts = {part for name in other for part in numbered_parts(name)}
+        if any(name not in tied and not any(part not in parts for part in numbered_parts(name)) for name in own):
             return None
     moved = {(place.parameter, place.axis) for group in symmetry.groups for place in group.placements}
-    parts = {part for name in symmetry.shapes for part in _numbered(name)}
+    parts = {part for name in symmetry.shapes for part in numbered_parts(name)}
     shapes, cut, left = dict[str, Shape](), dict[str, list[str]](), list[str]()
     for name, shape in first.items():
         if name in second:
             axes = {axis for one, axis in moved if one == name}
             common = _shared_shape(shape, second[name], axes)
             is_known = all(symmetry.shapes[name][axis] in (0, shape[axis]) for axis in axes)
-            is_known = is_known and (name in symmetry.shapes or all(part in parts for part in _numbered(name)))
+            is_known = is_known and (name in symmetry.shapes or all(part in parts for part in numbered_parts(name)))
             if common is None or not is_known:
                 left.append(name)
                 continue
@@ -188,7 +188,7 @@ def _known(names: Iterable[str], shapes: Mapping[str, Shape]) -> tuple[str, ...]
     return tuple(name for name in names if name in shapes)
 
 
-def _numbered(name: str) -> list[str]:
+def numbered_parts(name: str) -> list[str]:
     """The parts with a number that a tensor is in, such as "layers.7" for "layers.7.mlp.weight"."""
     words = name.split(".")
     return [".".join(words[: k + 1]) for k, word in enumerate(words) if word.isdigit()]

@@ -87,6 +87,8 @@ def compare_files(
 ) -> Lineages:
     """Compare all pairs of networks in files, and make trees of those that are related.
 
+    All values are compared, because trees and averages rest on distances, which a sample only estimates.
+
     Networks of the same shapes are opened together. Those of which no other one has the shapes join those with which
     they have something in common: other widths, vocabularies or numbers of layers.
 
@@ -121,7 +123,7 @@ def compare_files(
         if not _can_compare(one, two):
             return None
         chance = torch.Generator().set_state(state)
-        return one.relatives.compare(one.checkpoint, two.checkpoint, draws=draws, generator=chance)
+        return one.relatives.compare(one.checkpoint, two.checkpoint, draws=draws, generator=chance, exact=True)
 
     lineages = []
     for own in _together(places):

@@ -12,6 +12,7 @@ from regauge.checkpoints.job import Network, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.comparison.common import find_common
+from regauge.comparison.compare_sampled import compare_sampled
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.comparison_report import require_page, write_page
 from regauge.comparison.independence import DRAWS
@@ -41,6 +42,7 @@ def compare(
     generator: torch.Generator | None = None,
     out: Output | str | Path | None = None,
     memory: int | str | MemoryLimit | None = None,
+    exact: bool = False,
     progress: Progress = no_progress,
 ) -> Comparison:
     """Compare two networks as they are stored and modulo their symmetry.
@@ -86,6 +88,9 @@ def compare(
         out: The page of the comparison, a self-contained `.html` file: a path, or an `Output`.
         memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
             unless given. Those that need more are streamed, without fingerprints.
+        exact: Whether all values are compared in any case. Otherwise networks of many values are compared by a sample
+            first, which decides where the answer is clear; a note then says so. Values beyond the sample are not read,
+            and so not checked for NaN or Inf.
         progress: Shows each pass over streamed files.
 
     Raises:
@@ -123,15 +128,20 @@ def compare(
         references = [_in_memory(common.of(one)) for one in references]
         if job is not None and isinstance(params_a, Checkpoint) and isinstance(params_b, Checkpoint):
             job = replace(job, checkpoints=(params_a, params_b))
-    if common is not None and has_widths:
-        a, b = _in_memory(params_a), _in_memory(params_b)
-        matched = match_widths(a, b, symmetry, common, references=references)
-    elif job is not None and job.is_streamed:
-        matched = match_streamed(job, symmetry, task=task, references=references, progress=progress)
-    else:
-        a, b = _in_memory(params_a), _in_memory(params_b)
-        matched = match_whole(a, b, symmetry, task=task, references=references)
-    found = weigh(matched, common, origins, draws=draws, generator=generator)
+    found = None
+    if not (exact or references or has_widths) and task is None and (common is None or common.is_whole):
+        limit = None if job is None else job.limit
+        found = compare_sampled(params_a, params_b, symmetry, origins, draws=draws, generator=generator, memory=limit)
+    if found is None:
+        if common is not None and has_widths:
+            a, b = _in_memory(params_a), _in_memory(params_b)
+            matched = match_widths(a, b, symmetry, common, references=references)
+        elif job is not None and job.is_streamed:
+            matched = match_streamed(job, symmetry, task=task, references=references, progress=progress)
+        else:
+            a, b = _in_memory(params_a), _in_memory(params_b)
+            matched = match_whole(a, b, symmetry, task=task, references=references)
+        found = weigh(matched, common, origins, draws=draws, generator=generator)
     if has_widths and found.p_value is None:
         found = replace(found, notes=(*found.notes, NO_ORDER))
     if page is not None:

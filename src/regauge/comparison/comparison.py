@@ -45,6 +45,8 @@ class Comparison:
             in both, of the first network and of the second one, ascending, copy by copy of the group. All else is
             measured on both networks cut to these, in their order.
         function: With a task: agreement of outputs, losses, barriers before and after, and the loss of the merge.
+        is_sampled: Whether a sample of both networks decided. Then all numbers are those of the sample, and `units` has
+            its units.
         notes: Sentences about what is left out, cut or could not be taken over.
     """
 
@@ -66,6 +68,7 @@ class Comparison:
     symmetry: Symmetry
     units: Mapping[str, tuple[Int[Tensor, "*bases units"], Int[Tensor, "*bases units"]]] = field(default_factory=dict)
     function: Mapping[str, float] | None = None
+    is_sampled: bool = False
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -127,6 +130,7 @@ class Comparison:
             ],
             "tested_groups": list(self.tested_groups),
             "draws": self.draws,
+            "is_sampled": self.is_sampled,
             "notes": list(self.notes),
         }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regauge.core.act import Site
 from regauge.core.classes import class_labels, within_classes
-from regauge.core.families import unit_values
+from regauge.core.families import dot, unit_values
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
@@ -81,7 +81,7 @@ def measure_independence(
         Hoeffding (1951), A combinatorial central limit theorem, for mean and variance.
     """
     chosen = choose_groups(symmetry, names)
-    statistic, mean, variance = 0.0, 0.0, 0.0
+    statistic, variance = 0.0, 0.0  # Without the mean over all orders, which takes nothing from the comparison.
     null = torch.zeros(draws, dtype=torch.float64)
     for group, places in chosen:
         first, second = ([], [])  # type: tuple[list[Tensor], list[Tensor]]
@@ -93,8 +93,12 @@ def measure_independence(
         for copy in cosines:
             for label in range(len(group.class_sizes)):
                 members = torch.nonzero(labels == label).flatten()
-                own, average, spread = _moments(copy[members][:, members])
-                statistic, mean, variance = statistic + own, mean + average, variance + spread
+                is_all = len(members) == group.size
+                block = copy if is_all else copy[members][:, members]
+                own, spread = _center(block)
+                if not is_all:  # Orders stay within classes.
+                    copy[members.unsqueeze(1), members] = block
+                statistic, variance = statistic + own, variance + spread
             orders = torch.rand(draws, group.size, generator=generator, device=generator.device).argsort(1).cpu()
             orders = within_classes(group, orders)
             null += copy.gather(1, orders.T).sum(0, dtype=torch.float64)
@@ -105,7 +109,7 @@ def measure_independence(
         return None
     p_value = (1 + int((null >= statistic - close).sum())) / (1 + draws)
     names_of = tuple(group.name for group, _ in chosen)
-    return Independence(p_value, (statistic - mean) / math.sqrt(variance), draws, names_of)
+    return Independence(p_value, statistic / math.sqrt(variance), draws, names_of)
 
 
 def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group, list[tuple[str, Site]]]]:
@@ -143,19 +147,18 @@ def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*
         # sketches are those of the values in expectation.
         source = torch.Generator().manual_seed(length)
         signs = 1 - 2 * torch.randint(2, (length,), generator=source).to(values)
-        buckets = torch.arange(length) % SKETCH
-        sums = torch.zeros(*values.shape[:-1], SKETCH, dtype=values.dtype)
-        values = sums.index_add_(-1, buckets, values * signs)
+        signed = values * signs
+        if length % SKETCH:
+            signed = torch.nn.functional.pad(signed, (0, -length % SKETCH))
+        values = signed.reshape(*signed.shape[:-1], -1, SKETCH).sum(-2)
     return torch.nn.functional.normalize(values, dim=-1)
 
 
-def _moments(matrix: Float[Tensor, "n n"]) -> tuple[float, float, float]:
-    """The sum over the diagonal, and the mean and the variance of that over random orders."""
+def _center(matrix: Float[Tensor, "n n"]) -> tuple[float, float]:
+    """Take the mean out of a matrix, which is changed; the sum over its diagonal then, and the variance over orders."""
     n, double = len(matrix), torch.float64
-    rows, columns = matrix.mean(0, dtype=double), matrix.mean(1, dtype=double)
-    mean = rows.mean()
-    # The squares of what is left without the means of rows and columns.
-    squares = (matrix - mean).square().sum(dtype=double)
+    matrix -= matrix.mean()
+    rows, columns = (matrix.sum(axis).to(double) / n for axis in range(2))
     # Hoeffding (1951): the variance over orders is the sum of the squares, centered by rows and columns, over n - 1.
-    left = squares - n * ((rows - mean).square().sum() + (columns - mean).square().sum())
-    return float(matrix.trace()), n * float(mean), max(0.0, float(left)) / max(1, n - 1)
+    left = dot(matrix, matrix) - n * float(rows.square().sum() + columns.square().sum())
+    return float(matrix.trace()), max(0.0, left) / max(1, n - 1)

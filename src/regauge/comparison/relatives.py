@@ -70,6 +70,7 @@ class Relatives:
         draws: int = DRAWS,
         generator: torch.Generator | None = None,
         out: Output | str | Path | None = None,
+        exact: bool = False,
         progress: Progress = no_progress,
     ) -> Comparison:
         """Compare two of the networks as `rg.compare` does; tensors that are read for that are not kept."""
@@ -82,6 +83,7 @@ class Relatives:
             generator=generator,
             out=out,
             memory=self.limit,
+            exact=exact,
             progress=progress,
         )
 

@@ -52,6 +52,11 @@ def assign(profit: Floats) -> NDArray[np.int64]:
     return _solver()(reduced)
 
 
+def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
+    """The different columns, one for each of a few rows, that maximize the sum of profits, exactly: `[rows]`."""
+    return _scipy(-np.asarray(profit, dtype=np.float64))
+
+
 @dataclass(frozen=True)
 class Assignments:
     """The solutions of many problems: the column of each row, and column potentials to start similar problems from."""

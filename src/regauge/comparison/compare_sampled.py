@@ -1,0 +1,289 @@
+"""Large networks compared by a sample, where that decides: a verdict that all of their values would give, too."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from regauge.alignment import align
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.problem import bind_networks
+from regauge.alignment.streamed.memory import BASE, SLACK
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.representative_checkpoint import RepresentativeCheckpoint
+from regauge.comparison.common import Common
+from regauge.comparison.comparison import Comparison
+from regauge.comparison.matched import Matched, weigh
+from regauge.comparison.origins import Origins
+from regauge.comparison.pair import Pair
+from regauge.comparison.sample import Indices, Read, Sample, layer_of, select
+from regauge.comparison.strangers import explain, scramble
+from regauge.comparison.tensor_shares import mean_share, measure_shares
+from regauge.comparison.verdicts import RELATED, STRANGE, beyond_chance, by_chance
+from regauge.core.movable import VALUES
+from regauge.core.params import Params, work_dtype
+from regauge.core.symmetry import Symmetry
+
+LARGE = 1 << 26
+"""Values from which on networks are compared by a sample first."""
+MOST = 1 << 25
+"""Most values of a sample."""
+MARGIN = 0.1
+"""Distance of a share beyond chance from the thresholds of verdicts, from which on a sample decides."""
+SPREAD = 5.0
+"""Standard errors of the mean over sampled layers that are added on both sides: 98.5% of Student's t with 3 degrees."""
+FEW = 4
+"""Sampled layers below which they say nothing about others."""
+TELLING = 512
+"""Values of a unit that matches rest on, at least, where a sample calls networks unrelated."""
+NEAR = 0.95
+"""Share from which on networks may be one network in another gauge, which all values decide."""
+UNMOVED = 0.75
+"""Share of the distance as stored that is left after alignment from which on they are not."""
+ORDERED = 3.0
+"""Standard deviations of the order of units from which on all values decide."""
+ROTATED = 0.5
+"""Correlation of inner products along axes that nothing moves from which on a stream may have been rotated."""
+PROBED = 512
+"""Entries along such an axis whose inner products are compared."""
+ALIGNED_COPIES, READ_COPIES = 12, 4
+"""Copies of a sample, and of its largest tensor with all units, that are held at once."""
+PIECE = 1 << 23
+"""Bytes of a tensor that are read at once."""
+
+
+def compare_sampled(
+    a: Mapping[str, Tensor] | Checkpoint,
+    b: Mapping[str, Tensor] | Checkpoint,
+    symmetry: Symmetry,
+    origins: Origins,
+    *,
+    draws: int,
+    generator: torch.Generator,
+    memory: MemoryLimit | None = None,
+) -> Comparison | None:
+    """Compare two networks by a sample of their tensors; None where they are small, or the sample leaves it open.
+
+    Of each stack of layers some are read, and of each large group some units of the first network, with the units of
+    the second one that resemble them most. Both are then compared as smaller networks, as in `rg.compare`. Two facts
+    tie their numbers to those of all values:
+
+    - The objective of an element on sampled units and entries is an unbiased estimate of its objective on all of them.
+      So the best objective on a sample is, in expectation, at least the best on all: a sample explains too much of
+      strangers, not too little, and so do the strangers that it is measured against.
+    - The mean share over all layers lies around that of the sampled layers, by their standard error.
+
+    The sample decides "descended" or "unrelated" where the share beyond chance is farther from the thresholds than
+    that, by a margin, and nothing speaks for another case: that one network is the other one in another gauge, that a
+    stream is rotated, that the order of units was chosen, or that units were matched by too few values.
+
+    Args:
+        a: The first network.
+        b: The second one, with tensors of the same shapes.
+        symmetry: The symmetry of both.
+        origins: The origins of both.
+        draws: Random orders of the test of independence.
+        generator: The source of chance; a copy of it is used.
+        memory: The limit on memory, for networks in files: there is no sample where it would hold more.
+    """
+    blank = a.on_meta() if isinstance(a, Checkpoint) else a
+    values = sum(math.prod(tensor.shape) for tensor in blank.values())
+    if values < LARGE or any(undo is not None for undo in origins.undo):
+        return None
+    symmetry = symmetry.bind(blank)
+    has_empty = any(math.prod(blank[name].shape) == 0 for name in symmetry.sites)
+    if has_empty or symmetry.structure or symmetry.moves_statistics:
+        return None
+    generator = torch.Generator().set_state(generator.get_state())
+    sample = Sample.of(symmetry, {name: tuple(tensor.shape) for name, tensor in blank.items()}, generator)
+    if sample.values > MOST or (memory is not None and _peak(sample, draws) + memory.held() > memory.nbytes):
+        return None
+    return _Sampled(a, b, symmetry, sample).compare(origins, values, draws, generator)
+
+
+def _peak(sample: Sample, draws: int) -> int:
+    """Bound on the bytes that comparing a sample holds: while it is aligned, or while the order of units is tested."""
+    largest = max(math.prod(shape) for shape in sample.shapes.values())
+    testing = max((group.size * (8 * group.size + 24 * draws) for group in sample.symmetry.groups), default=0)
+    aligning = ALIGNED_COPIES * 4 * sample.values
+    return int(SLACK * (max(aligning, testing + 8 * sample.values) + READ_COPIES * 4 * largest)) + BASE
+
+
+class _Sampled:
+    """Two networks of which a sample is read."""
+
+    def __init__(
+        self,
+        a: Mapping[str, Tensor] | Checkpoint,
+        b: Mapping[str, Tensor] | Checkpoint,
+        symmetry: Symmetry,
+        sample: Sample,
+    ) -> None:
+        self._symmetry, self._sample = symmetry, sample
+        self._networks = a, b
+        self._stored = partial(_read, a), partial(_read, b)
+        self._behind: tuple[Read, Read] = self._stored
+        if symmetry.translations:
+            one, other = (_representative(network, symmetry) for network in (a, b))
+            self._behind = partial(_read, one), partial(_read, other)
+
+    def compare(self, origins: Origins, values: int, draws: int, generator: torch.Generator) -> Comparison | None:
+        """The comparison, if the sample decides."""
+        sample = self._sample
+        a, b = (sample.cut(read, sample.units) for read in self._stored)
+        narrow = bind_networks((a, b), sample.narrow, "compare single networks, two at a time")
+        stored = Pair(a, b, narrow)
+        before = mean_share(measure_shares(stored, narrow.identity()), is_after=False)
+        is_ordered = before is not None and before > RELATED
+        units, least = (sample.units, TELLING) if is_ordered else sample.match(*self._behind)
+        is_stored = self._behind is self._stored
+        first = self._narrow(a if is_stored else sample.cut(self._behind[0], sample.units), narrow)
+        second = self._narrow(b if is_stored and is_ordered else sample.cut(self._behind[1], units), narrow)
+        pair = Pair(first, second, narrow.on_representatives())
+        result = align(first, second, pair.symmetry, method=WeightMatching())
+
+        def chance() -> float | None:
+            stranger = partial(_scrambled, self._behind[1], sample)
+            own = sample.units if is_ordered else sample.match(self._behind[0], stranger)[0]
+            other = self._narrow(sample.cut(stranger, own), narrow)
+            return by_chance([explain(Pair(first, other, pair.symmetry))])
+
+        matched = Matched(
+            pair,
+            result.element,
+            chance,
+            tested=_Stored(*self._networks, sample.symmetry, sample, tuple(stored.shapes)),
+            stored=stored,
+            units={name: (own, units[name]) for name, own in sample.units.items()},
+            notes=result.notes,
+        )
+        common = Common(narrow, sample.shapes, sample.values / values, (self._note,), is_whole=True)
+        found = weigh(matched, common, origins, draws=draws, generator=generator)
+        return replace(found, is_sampled=True) if self._is_sure(found, least) else None
+
+    @cached_property
+    def _note(self) -> str:
+        """A sentence about the sample."""
+        layers, every = self._sample.layers
+        most = max((len(own) for own in self._sample.units.values()), default=0)
+        return (
+            f"a sample decided: {layers} of {every} layers, and up to {most} units of each group with their "
+            "counterparts. All numbers are those of the sample; `exact` compares all values"
+        )
+
+    def _narrow(self, params: Params, narrow: Symmetry) -> Params:
+        """A representative of a network of the sampled units, in one dtype."""
+        wide = functools.reduce(torch.promote_types, {t.dtype for t in params.values() if t.dtype in VALUES})
+        params = {name: t.to(work_dtype(wide)) if t.dtype in VALUES else t for name, t in params.items()}
+        return narrow.split(params)[0] if narrow.translations or narrow.gains else params
+
+    def _is_sure(self, found: Comparison, least: int) -> bool:
+        """Whether all values would give the same verdict."""
+        low, high = (beyond_chance(share, found.share_by_chance) for share in _interval(found, self._sample.layers))
+        if low is None or high is None:
+            return False
+        if found.verdict == "descended":
+            is_moved = found.orbit_distance < UNMOVED * found.distance
+            return low >= RELATED + MARGIN and not (is_moved and (found.share_after or 0.0) > NEAR)
+        is_free = (found.z_score is None or found.z_score < ORDERED) and least >= TELLING
+        return found.verdict == "unrelated" and high <= STRANGE - MARGIN and is_free and not self._may_be_rotated
+
+    @cached_property
+    def _may_be_rotated(self) -> bool:
+        """Whether a rotation of a stream may explain what orders do not: it keeps inner products of other axes.
+
+        With E = X - Y R, the Gram matrices differ by at most |E| (|X| + |Y|), so that where a rotation explains nearly
+        all their entries correlate.
+        """
+        names = self._symmetry.rotatable
+        seen = False
+        for tensor, sites in self._symmetry.sites.items() if names else ():
+            own = [site for site in sites if site.group.name in names]
+            if len(sites) == 1 and own and len(self._symmetry.shapes[tensor]) == 2:
+                axis = 1 - own[0].placement.axis
+                length = self._symmetry.shapes[tensor][axis]
+                index = {axis: torch.arange(min(length, PROBED)) * length // min(length, PROBED)}
+                x, y = (read(tensor, index).float().movedim(axis, 0) for read in self._stored)
+                above = torch.ones(len(x), len(x)).triu(1) > 0
+                products = torch.stack([(x @ x.mT)[above], (y @ y.mT)[above]])
+                seen = True
+                if float(torch.corrcoef(products)[0, 1]) > ROTATED:
+                    return True
+        return bool(names) and not seen
+
+
+@dataclass(frozen=True)
+class _Stored(Pair):
+    """The sampled tensors of two networks as they are stored, with all of their units."""
+
+    sample: Sample
+    names: tuple[str, ...]
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: self.sample.shapes[name] for name in self.names}
+
+    def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        indices = self.sample.entries.get(name, {})
+        pair = [_read(network, name, indices) for network in (self.first, self.second)]
+        dtype = work_dtype(*(tensor.dtype for tensor in pair))
+        return pair[0].to(dtype), pair[1].to(dtype)
+
+
+def _interval(found: Comparison, layers: tuple[int, int]) -> tuple[float | None, float | None]:
+    """Bounds of the mean share over all layers, by what sampled layers differ."""
+    if found.share_after is None:
+        return None, None
+    by_layer: dict[str, list[float]] = {}
+    for share in found.shares:
+        layer = layer_of(share.name)
+        if layer is not None and share.after is not None and len(share.shape) > 1:
+            by_layer.setdefault(layer, []).append(share.after)
+    means = torch.tensor([sum(own) / len(own) for own in by_layer.values()], dtype=torch.float64)
+    chosen, every = layers
+    if chosen == every:
+        return found.share_after, found.share_after
+    if len(means) < FEW:
+        return 0.0, 1.0
+    error = SPREAD * float(means.std()) * math.sqrt((1 - chosen / every) / len(means))
+    return max(0.0, found.share_after - error), min(1.0, found.share_after + error)
+
+
+def _representative(network: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry) -> Mapping[str, Tensor]:
+    is_lazy = isinstance(network, Checkpoint) and network.is_lazy
+    if is_lazy:
+        assert isinstance(network, Checkpoint)
+        return RepresentativeCheckpoint(network, symmetry)
+    return symmetry.split(network)[0]
+
+
+def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indices) -> Tensor:
+    """A part of a tensor of a network; of one in a file piece by piece, if it is large."""
+    if not isinstance(network, Checkpoint) or not network.is_lazy:
+        return select(network[name].detach().cpu(), indices)
+    stored = network.stored[name]
+    rows = max(1, PIECE * len(stored.shape[:1]) * (stored.shape or (1,))[0] // max(1, stored.nbytes))
+    if not indices or not stored.shape or rows >= stored.shape[0] or isinstance(network, RepresentativeCheckpoint):
+        return select(network.read(name), indices)
+    index = indices.get(0, torch.arange(stored.shape[0]))
+    parts, places = [], []
+    for start in range(0, stored.shape[0], rows):
+        own = ((index >= start) & (index < start + rows)).nonzero().flatten()
+        if len(own):
+            piece = network.read(name, rows=(start, min(start + rows, stored.shape[0])))
+            parts.append(select(piece, {**indices, 0: index[own] - start}))
+            places.append(own)
+    return torch.cat(parts)[torch.cat(places).argsort()]
+
+
+def _scrambled(read: Read, sample: Sample, name: str, indices: Indices) -> Tensor:
+    """A part of a tensor of a stranger."""
+    tensor = read(name, sample.entries.get(name, {}))
+    moved = scramble(sample.symmetry, name, tensor.to(work_dtype(tensor.dtype)), 0)
+    entries = sample.entries.get(name, {})
+    return select(moved, {axis: index for axis, index in indices.items() if axis not in entries})

@@ -1,0 +1,128 @@
+"""Large networks compared by a sample: where it decides, all values give the same verdict, and few of them are read."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from symmetries import generator
+from torch import nn
+
+import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.writing import save
+from regauge.comparison import compare_sampled as _sampled
+from regauge.comparison import sample as _sample
+from regauge.comparison.sample import Sample, select
+from regauge.core.params import Params
+from regauge.nets.transformer import GPT, Llama
+
+TOKENS = torch.zeros(2, 4, dtype=torch.long)
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "Llama": lambda: Llama(700, width=48, layers=6, heads=4, kv_heads=2),
+    "GPT": lambda: GPT(700, 16, width=48, layers=6, heads=4),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks are large ones here, with fewer units, layers and values."""
+    monkeypatch.setattr(_sampled, "LARGE", 0)
+    monkeypatch.setattr(_sampled, "TELLING", 96)
+    monkeypatch.setattr(_sample, "UNITS", 32)
+    monkeypatch.setattr(_sample, "LAYERS", 4)
+    monkeypatch.setattr(_sample, "ENTRIES", 512)
+
+
+@pytest.fixture(scope="module", params=NETS)
+def net(request: pytest.FixtureRequest) -> tuple[rg.Symmetry, Params, Params]:
+    """A symmetry and two strangers."""
+    make = NETS[request.param]
+    symmetry = rg.discover(make().eval(), (TOKENS,), verify=False)
+    a, b = (network(make, seed) for seed in (0, 1))
+    return symmetry.bind(a), a, b
+
+
+def network(make: Callable[[], nn.Module], seed: int) -> Params:
+    """A network away from its initialization."""
+    torch.manual_seed(seed)
+    state, chance = make().state_dict(), generator(seed)
+    return {n: t + (t.std() if t.ndim > 1 else 0.1) * torch.randn(t.shape, generator=chance) for n, t in state.items()}
+
+
+def away(params: Params, share: float) -> Params:
+    """A network with noise of a share of the size of each matrix."""
+    chance = generator(7)
+    return {n: t + share * t.std() * torch.randn(t.shape, generator=chance) * (t.ndim > 1) for n, t in params.items()}
+
+
+def relatives(symmetry: rg.Symmetry, a: Params, b: Params) -> dict[str, tuple[Params, bool]]:
+    """Second networks, and whether a sample must decide on them."""
+    child, element = away(a, 0.3), symmetry.random(generator(3))
+    unrotated = symmetry.random(generator(3), ("permutation", "sign", "scale", "linear"))
+    return {
+        "identical": (a, False),
+        "copy, moved": (symmetry.act(element, a), False),
+        "child": (child, True),
+        "child, moved": (symmetry.act(unrotated, child), True),
+        "child, moved and rotated": (symmetry.act(element, child), False),
+        "stranger": (b, not symmetry.translations),
+        "aligned stranger": (rg.align(a, b, symmetry).params, False),
+        "half of the layers": ({n: b[n] if re.search(r"\.[135]\.", n) else child[n] for n in a}, False),
+    }
+
+
+def test_a_sample_decides_as_all_values_do(net: tuple[rg.Symmetry, Params, Params]) -> None:
+    symmetry, a, b = net
+    for name, (other, is_decided) in relatives(symmetry, a, b).items():
+        quick, exact = (rg.compare(a, other, symmetry, draws=99, exact=one) for one in (False, True))
+        assert quick.verdict == exact.verdict, f"{name}: {quick.reason}; {exact.reason}"
+        assert (quick.is_sampled, exact.is_sampled) == (is_decided, False), name
+        if is_decided:
+            assert quick.share_after == pytest.approx(exact.share_after, abs=0.03)
+            assert quick.compared < 1
+            assert "4 of 6 layers, and up to 32 units" in quick.notes[-1]
+        else:
+            assert str(quick) == str(exact)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_few_tensors_are_read_unless_the_answer_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, read = NETS["Llama"], dict[str, set[str]]()
+    symmetry = rg.discover(make().eval(), (TOKENS,), verify=False)
+    a = network(make, 0)
+    files = {"a": a, "child": away(a, 0.3), "copy": symmetry.bind(a).act(symmetry.bind(a).random(generator(3)), a)}
+    paths = {name: save(params, tmp_path / f"{name}.safetensors") for name, params in files.items()}
+    known = Checkpoint.read
+
+    def spy(self: Checkpoint, name: str, **settings: Any) -> torch.Tensor:
+        read.setdefault(self.path.stem, set()).add(name)
+        return known(self, name, **settings)
+
+    monkeypatch.setattr(Checkpoint, "read", spy)
+    assert rg.compare(paths["a"], paths["child"], symmetry, memory="2GB").is_sampled
+    skipped = {name for name in a if name.startswith(("blocks.1.", "blocks.4."))}
+    assert len(skipped) > 10
+    assert {one: a.keys() - names for one, names in read.items()} == {"a": skipped, "child": skipped}
+    read.clear()
+    assert not rg.compare(paths["a"], paths["child"], symmetry, memory="2GB", exact=True).is_sampled
+    assert {one: a.keys() - names for one, names in read.items()} == {"a": set(), "child": set()}
+    read.clear()
+    found = rg.compare(paths["a"], paths["copy"], symmetry, memory="2GB")
+    assert (found.is_sampled, found.verdict) == (False, "same network in another gauge")
+    assert {one: a.keys() - names for one, names in read.items()} == {"a": set(), "copy": set()}
+
+
+def test_a_sample_has_units_of_the_whole_group_and_all_entries_of_small_axes(
+    net: tuple[rg.Symmetry, Params, Params],
+) -> None:
+    symmetry, a, _ = net
+    shapes = {name: tuple(t.shape) for name, t in a.items()}
+    sample = Sample.of(symmetry, shapes, generator(0))
+    cut = sample.cut(lambda name, indices: select(a[name], indices), sample.units)
+    assert {name: tuple(t.shape) for name, t in cut.items() if name in sample.narrow.shapes} == sample.narrow.shapes
+    assert sum(t.numel() for t in cut.values()) == sample.values
+    stream, tokens = next(iter(sample.units.items()))[1], next(n for n in a if n.startswith("tok") or "embed" in n)
+    assert torch.equal(cut[tokens], a[tokens][torch.arange(512) * 700 // 512][:, stream])
