@@ -122,8 +122,8 @@ def align(
         TypeError: A network is no dictionary of tensors, or the method no object; or the method takes tuples of
             dictionaries and got single ones, or the other way around.
         ValueError: The networks have different parameters, do not fit the symmetry, hold NaN or Inf, or are
-            populations; no element carries the structure of the second into that of the first; the method needs a task
-            or a generator; or the memory does not suffice.
+            populations. No element carries the structure of the second into that of the first. The method needs a task
+            or a generator. Or the memory does not suffice.
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
@@ -196,9 +196,9 @@ def align_pairs(
     Raises:
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: The method takes tuples of dictionaries.
-        ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or
-            hold NaN or Inf; no element carries the structure of one into that of its partner; or the method needs a
-            task or a generator.
+        ValueError: The networks have different parameters, do not fit the symmetry or one another in number, or hold
+            NaN or Inf. No element carries the structure of one into that of its partner. Or the method needs a task or
+            a generator.
     """
     method = WeightMatching() if method is None else method
     require_method(method)
@@ -273,9 +273,9 @@ def align_many(
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: The networks are no list; or the method takes tuples of dictionaries and got single ones, or the
             other way around.
-        ValueError: There is no network, or the networks have different parameters, do not fit the symmetry,
-            hold NaN or Inf, or are populations; no element carries the structure of one into that of the first; or the
-            method needs a task or a generator.
+        ValueError: There is no network, or the networks have different parameters, do not fit the symmetry, hold NaN or
+            Inf, or are populations. No element carries the structure of one into that of the first. Or the method needs
+            a task or a generator.
 
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.

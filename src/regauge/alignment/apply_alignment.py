@@ -20,7 +20,7 @@ def apply(
     inverse: bool = False,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Write a checkpoint that is moved by an alignment, tensor by tensor, so that it may be larger than memory.
+    """Write a checkpoint that is moved by an alignment, tensor by tensor: it may be larger than memory.
 
     Args:
         alignment: What `load_alignment` read, or the path of its file.

@@ -67,11 +67,11 @@ class Correspondence:
     def apply(self, params_b: Mapping[str, Tensor]) -> Params:
         """The second network in the widths of the first.
 
-        With the plan T of a group, an axis that gives its units their values becomes the average over the units
-        that belong together, `T / rows`; an axis that sums over the units shares their values out, `T / columns`.
-        Both are the permutation where the plan is one. Where B has every unit of A several times, with the outgoing
-        weights divided among the copies, the result computes what A computes; and where A is wider by a whole
-        factor and every unit of B goes to several units of A, the result computes what B computes.
+        Let T be the plan of a group. An axis that gives its units their values becomes the average over the units that
+        belong together, `T / rows`. An axis that sums over the units shares their values out, `T / columns`. Both are
+        the permutation if the plan is one. If B has every unit of A several times, with the outgoing weights divided
+        among the copies, the result computes what A computes. If A is wider by a whole factor and every unit of B goes
+        to several units of A, the result computes what B computes.
 
         Args:
             params_b: A network of the second one's shapes, unchanged. Buffers are mapped like parameters.
@@ -112,28 +112,28 @@ def correspond(
     """Find which units of B belong to which units of A, where the two have different widths.
 
     Every group of units gets a transport plan T `[n_a, n_b]` with uniform masses. With all plans fixed but one, the
-    cost of a pair of units is the squared distance of their weights, B's being mapped by the other plans; since the
-    masses are fixed, minimizing the total cost is maximizing the inner product `<a, map(b)>`, which is linear in
-    each plan. For equal widths that is the objective of weight matching, and without regularization every plan is a
-    permutation. Signs are chosen for each pair of units; scales stay as they are (balance them before), and shifts
-    of periodic units stay at zero.
+    cost of a pair of units is the squared distance of their weights, with B's mapped by the other plans. The masses are
+    fixed: minimizing the total cost is maximizing the inner product `<a, map(b)>`, which is linear in each plan. For
+    equal widths that is the objective of weight matching, and without regularization every plan is a permutation. Signs
+    are chosen for each pair of units; scales stay as they are (balance them before), and shifts of periodic units stay
+    at zero.
 
     Coordinate ascent as in weight matching: unknown plans begin uniform, the group that inputs, outputs and known
     plans determine best comes first; each step is the exact optimum of one plan.
 
-    Departures from the paper: plans see incoming and outgoing weights and are improved in sweeps, not set once from
-    the input to the output; and outgoing weights are shared out by the masses of B's units, not averaged, so that
-    networks of different widths which compute the same are recognized as such.
+    Departures from the paper. Plans see incoming and outgoing weights and are improved in sweeps, not set once from the
+    input to the output. Outgoing weights are shared out by the masses of B's units, not averaged: networks of different
+    widths which compute the same are recognized.
 
     Args:
         params_a: The network that stays.
         params_b: The network that will be mapped, of the same architecture in other widths.
         symmetry_a: The symmetry of the first network; the same groups act on the same parameters in both.
         symmetry_b: The symmetry of the second network.
-        regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical
-            product of the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less.
-            An average of units that differ varies less than each of them, so that the mapped network computes less
-            well the softer the plans are; exact plans average as little as the widths allow.
+        regularization: Strength of the entropy that makes plans soft. It is counted in units of the typical product of
+            the norms of two units' weights: at 0.01, pairs whose cosine is 0.01 worse get e times less. An average of
+            units that differ varies less than each of them. Softer plans therefore make the mapped network worse; exact
+            plans average as little as the widths allow.
         readers: The axes (parameter, axis) along which parameters sum over the units of a group. Unless given
             those that discovery saw; where a symmetry does not say, axis 1 of linear and convolutional weights, axis 0
             of transposed convolutions, none of embeddings.

@@ -101,9 +101,8 @@ def canonicalize(
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
-        ValueError: Parameters do not fit the symmetry or are not finite; a part is unknown, or "rotation" stands
-            without "translation"; `parts` or a method were given in a way that does not go with the reference; or the
-            memory does not suffice.
+        ValueError: Parameters do not fit the symmetry or are not finite. A part is unknown, or "rotation" stands
+            without "translation". `parts` or a method do not go with the reference. Or the memory does not suffice.
 
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
@@ -157,8 +156,8 @@ def factorize(
     """A network of the same function whose products of matrices have factors of no more than their rank.
 
     Where a product has less than full rank, by its shapes or its values, one side has coordinates that the other one
-    never reads. They are gone here. No element of the group leads there, so that it is the same function and not the
-    same orbit. `canonicalize` begins with this.
+    never reads. They are gone here. No element of the group leads there: it is the same function, but not the same
+    orbit. `canonicalize` begins with this.
 
     Args:
         params: A network, or a population with one leading model axis.
@@ -315,8 +314,8 @@ def normalize_logits(
 ) -> Params:
     """The last layer scaled as a whole such that its weight has a given Euclidean norm.
 
-    This is no symmetry: all logits are multiplied by the same positive number, so that the predicted class and its
-    ranking stay, but probabilities, the loss and their calibration change. `canonicalize` never does it.
+    This is no symmetry: all logits are multiplied by the same positive number. The predicted class and its ranking
+    stay, but probabilities, the loss and their calibration change. `canonicalize` never does it.
 
     Args:
         params: A network, or a population with one leading model axis.

@@ -24,7 +24,7 @@ from regauge.merging import RULES
 
 RULE_HELP = (
     "Rule that combines the aligned checkpoints; docs/merging.md has the formulas. "
-    + "; ".join(f"{name}: {row.help}" for name, row in RULES.items())
+    + ". ".join(f"{name}: {row.help}" for name, row in RULES.items())
     + ". Those for task vectors need --base; slerp, karcher and multislerp may have one."
 )
 
@@ -46,36 +46,36 @@ class Matching(JudgedOptions):
     """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
 
     method: MethodName = "auto"
-    """Method of matching; docs/alignment.md compares them. Unless given: data where there are any, else weights;
-    `merge` matches the weights of each network to the mean of the others, or to the base."""
+    """Method of matching; docs/alignment.md compares them. Unless given: data with --data, else weights. `merge`
+    matches the weights of each network to the mean of the others, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """File that `regauge learn matching` wrote, for the method learned."""
     refine: bool = False
     """Continue from what the method finds by Sinkhorn re-basin on the loss halfway between two networks; needs data."""
     restarts: int = 0
-    """Further matchings of weights from random starting points; the best is kept, by the loss where there is data."""
+    """Further matchings of weights from random starting points; the best is kept, with --data by the loss."""
     statistic: Literal["correlation", "covariance", "product"] = "correlation"
     """Statistic by which activations are compared; product, which is not centered, is what Git Re-Basin published."""
     scales: Literal["balance", "recompute", "keep"] = "balance"
-    """Match weights where the positive scales and invertible matrices of the networks are balanced, so that all take
-    over those of A, and copies of A with moved running statistics these, too; the same without such copies; or keep
-    all, so that values are moved and never multiplied (but by signs and rotations)."""
+    """Positive scales and invertible matrices. balance: weights are matched at balanced scales, and the result has
+    those of A; copies of A with moved running statistics take these over, too. recompute: the same without that
+    exception. keep: values are moved and never multiplied, except by signs and rotations."""
     rotate: Literal["auto", "always", "never"] = "auto"
     """Rotate residual streams behind the gains of norms, or reorder them: auto rotates where orders do not explain
     nearly all, as for networks from different seeds."""
     untie: bool = False
-    """Give the tied head of a folder a tensor of its own, so that streams may rotate; config.json says so."""
+    """Give the tied head of a folder its own tensor: streams may then rotate, and config.json says so."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     batch: Batch = 512
     overwrite: OverwriteAll = False
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more are read
-    in sweeps over their files: matching looks at weights then, and networks are combined tensor by tensor."""
+    in sweeps over their files. Matching then uses weights only, and networks are combined tensor by tensor."""
     dry_run: bool = False
     """Print what would be read, held and written, and stop."""
     resume: bool = False
-    """Continue what an interrupted run left in OUT.partial; what is done in memory is done anew."""
+    """Continue an interrupted run from OUT.partial; a run in memory begins anew."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Align(Matching):
     """The aligned B: a .safetensors file or a folder."""
     tokenizer: Tokenizer = None
     """The tokens of the aligned B and of A while they are compared: those of both, of A (base), or of one of the
-    folders. Where B has the tokens of A with other numbers, it gets those of A by itself."""
+    folders. If B has the tokens of A with other numbers, it gets the numbers of A by default."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Merge(Matching):
     """Align checkpoints with one another and merge them into one; a model card with the numbers is written next to it.
 
     The result is in the coordinates of the first checkpoint, or of the base. Statistics of batch normalization are
-    averaged, and recomputed where there is data.
+    averaged, and with --data recomputed.
     """
 
     checkpoints: Positional[Checkpoints]
@@ -108,8 +108,8 @@ class Merge(Matching):
     """The merged checkpoint: a .safetensors file (the card gets the same name with .md) or a folder."""
     rule: Annotated[RuleName, arg(help=RULE_HELP)] = "average"
     weights: Settings = ()
-    """One for each checkpoint; equal where left out. This and the settings below are numbers, gradients over the depth
-    (0,0.5,1), or differ by pieces of names, what holds for all others last (mlp=0.5/attn=0,1/0.3)."""
+    """One for each checkpoint; equal where left out. This and the settings below are numbers or gradients over the
+    depth (0,0.5,1). They may differ by pieces of names, with the value for all others last (mlp=0.5/attn=0,1/0.3)."""
     base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
     """The checkpoint that the others were trained from; needed for task vectors."""
     scale: Annotated[str, arg(metavar="SETTING")] = ""
@@ -131,5 +131,5 @@ class Merge(Matching):
     """The tokens of the result, where those of the folders differ: of all, of the first one, or of this one. Rows that
     a network lacks are taken from others; docs/recipes.md has the rules."""
     recipe: Annotated[Path | None, Existing("there is no recipe {path}; check the path"), arg(metavar="FILE")] = None
-    """A mergekit YAML file with the models and the way of merging, instead of CHECKPOINTS and the options above; models
-    that differ by more than fine-tuning are aligned first. docs/recipes.md lists what is understood."""
+    """A mergekit YAML file with the models and the way of merging, instead of CHECKPOINTS and the options above. Models
+    that differ by more than fine-tuning are aligned first. docs/recipes.md lists the keys."""

@@ -33,7 +33,7 @@ class Canonicalize(ModelOptions):
 class Apply:
     """Apply a stored alignment to another checkpoint of the same architecture, or undo it.
 
-    The checkpoint is read, moved and written tensor by tensor, so that it may be larger than memory.
+    The checkpoint is read, moved and written tensor by tensor: it may be larger than memory.
     """
 
     alignment: Positional[Path]

@@ -12,11 +12,11 @@ from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, Lo
 class Compare(JudgedOptions):
     """Judge whether B is the same network as A, in another gauge, its descendant, or neither.
 
-    B is aligned to A, and what is left is measured: distances, what B explains of each layer of A, and whether units
-    correspond in their order as stored, with a p-value that is exact where nobody chose that order. Order alone makes
-    no descendant: a network that somebody aligned to A is none. docs/comparison.md explains the verdicts.
-    Of three checkpoints or more, or of all in a folder, every pair is compared, related ones make a tree, and averages
-    of others are listed.
+    B is aligned to A. Then distances are measured, the share of each layer of A that B explains, and whether units
+    correspond in their order as stored. The p-value of that order is exact unless the order was chosen. Order alone
+    makes no descendant: a network that was aligned to A is none. docs/comparison.md explains the verdicts. For three or
+    more checkpoints, or all in a folder, every pair is compared, related ones make a tree, and averages of others are
+    listed.
     """
 
     checkpoints: Positional[Checkpoints]

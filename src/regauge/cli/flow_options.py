@@ -19,7 +19,7 @@ NET_HELP = (
     "--aligned."
 )
 JUDGE_DATA_HELP = (
-    f"Data to run networks on: {BATCHES_HELP}or a set that populations are trained on, such as breast-cancer or "
+    f"Data to run networks on: {BATCHES_HELP}Or a set that populations are trained on, such as breast-cancer or "
     "mnist: the examples that are kept from training."
 )
 
@@ -34,8 +34,8 @@ JUDGE_DATA_HELP = (
 class FlowFit(LearnRun):
     """Fit a flow, a generative model of networks, to the trained networks of a store.
 
-    Networks are split by run; those of the test runs are never read, so that `regauge flow judge` can compare with
-    them. An interrupted training continues with --resume.
+    Networks are split by run. Those of the test runs are never read: `regauge flow judge` compares with them. An
+    interrupted training continues with --resume.
     """
 
     stores: Annotated[
@@ -51,10 +51,9 @@ class FlowFit(LearnRun):
     depth: int = 4
     """Number of layers."""
     prior: Literal["matched", "uniform", "plain", "full", "initialization"] = "matched"
-    """Distribution at time 0: independent normal values with the networks' means and deviations (matched); the same,
-    but uniform on spheres (uniform); normal values with a deviation of 0.1 (plain); a normal distribution with all
-    covariances of --aligned networks (full); or normal values matched to the initialization of the population
-    (initialization)."""
+    """Distribution at time 0. matched: independent normal values with the networks' means and deviations. uniform: the
+    same, but uniform on spheres. plain: normal values with a deviation of 0.1. full: a normal distribution with all
+    covariances of --aligned networks. initialization: normal values matched to the initialization of the population."""
     coupling: Annotated[tuple[Literal["assignment", "alignment"], ...], arg(metavar="PART ...")] = ()
     """assignment: pair the starts and ends of a batch such that the sum of squared distances is least; alignment: align
     each end to its start."""
@@ -109,7 +108,7 @@ class FlowGuide(Sampling):
     start: float = 0.0
     """Time, from 0 to 1, before which there is no guidance."""
     dropout: float = 0.0
-    """Share of the inputs' values that are set to zero, others in each step, so that DATA is fitted less closely."""
+    """Share of the inputs' values that are set to zero, others in each step: DATA is then fitted less closely."""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     batch: int = 512

@@ -22,15 +22,13 @@ class Gauge(JudgedOptions):
     output: Output
     """The moved checkpoint: a .safetensors file or a folder."""
     method: Literal["best", "equalize", "smooth", "hadamard", "random", "learned"] = "best"
-    """best: equalize, hadamard and learned are tried, and what loses least by rounding is kept. equalize: scales until
-    ranges agree; smooth: scales between activations and weights, as AWQ searches them, which needs data; hadamard and
-    random: rotations of the residual stream and of attention's values, queries and keys; learned: the same by descent
-    on the rounding error, with --by function of scales, too. See docs/quantization.md."""
+    """best: equalize, hadamard and learned are tried, and the one that loses least by rounding is kept. equalize:
+    scales until ranges agree. smooth: scales between activations and weights, as AWQ searches them, which needs data.
+    hadamard and random: rotations of the residual stream and of attention's values, queries and keys. learned: the same
+    by descent on the rounding error, with --by function of scales, too. See docs/quantization.md."""
     always: bool = False
     """Keep the moved network even where rounding loses more there than in the one that the checkpoint has."""
-    data: Annotated[
-        str | None, arg(metavar="DATA", help=BATCHES_HELP + "the loss after rounding, which then decides.")
-    ] = None
+    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "The loss after rounding then decides.")] = None
     batch: Batch = 16
     bits: int = 4
     """Bits of the rounding that a gauge is chosen for."""
@@ -40,17 +38,17 @@ class Gauge(JudgedOptions):
     """Steps of the method learned; by function some 400 are of use."""
     by: Literal["weights", "function"] = "weights"
     """Objective of the method learned: the rounding error of the weights, or, with --data, the divergence of the
-    rounded model's outputs from those of the model; the best is chosen on the last quarter of the batches."""
+    rounded model's outputs from those of the model. The best is chosen on the last quarter of the batches."""
     mappings: Literal["llm-compressor", "autoawq"] | None = None
     """Move nothing: write the scale pairs that hold for the model to OUT, .json or .yaml, as this tool takes them."""
     untie: bool = False
-    """Give a tied head of a folder a tensor of its own, so that the gain before it is no obstacle to rotations; the
-    output is larger by that tensor, and config.json says so."""
+    """Give a tied head of a folder its own tensor: the gain before it is then no obstacle to rotations. The output is
+    larger by that tensor, and config.json says so."""
     overwrite: bool = False
     """Replace the output and the files next to it if they exist."""
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """Limit on memory, for example 4GB; half of the machine's memory where left out. Of what does not fit,
-    rotations alone are tried, tensor by tensor, and the model is not run."""
+    """Limit on memory, for example 4GB; half of the machine's memory where left out. For a checkpoint that needs more,
+    only rotations are tried, tensor by tensor, and the model is not run."""
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
 
 

@@ -18,12 +18,12 @@ TRAINING = "epochs batch lr weight_decay patience seconds device"
 Parts = Annotated[tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")]
 INPUTS_HELP = (
     "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
-    f"of coordinates; or {BATCHES_HELP}of which the inputs of the first 512 examples are used."
+    f"of coordinates; or {BATCHES_HELP}The inputs of their first 512 examples are used."
 )
 COMPARED_HELP = (
     "Inputs at which networks are compared: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of "
-    f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}of which the "
-    "inputs of the first 512 examples are used."
+    f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}The inputs "
+    "of their first 512 examples are used."
 )
 LAYER_HELP = (
     "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
@@ -40,7 +40,7 @@ class Varied:
     translate: float = 0.0
     """Shift the inputs of networks of coordinates by up to so much along each axis, which changes their first layer."""
     rotate: float = 0.0
-    """Rotate these inputs by up to so many degrees."""
+    """Rotate these inputs by up to this number of degrees."""
     scale: float = 0.0
     """Multiply these inputs by a factor that differs from 1 by up to so much."""
     noise: float = 0.0
@@ -81,7 +81,7 @@ class LearnNet(LearnRun):
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON, for example '{"channels": 8}'."""
     fourier: int = 0
-    """Encode values with so many sines and cosines each."""
+    """Encode each value with this number of sines and cosines."""
     logarithms: bool = False
     """Encode values with logarithms of their sizes, for networks that differ by orders of magnitude."""
     parts: Parts = ()
@@ -103,7 +103,7 @@ class LearnPredictor(LearnNet):
     """The column that is predicted; `regauge zoo info STORE` lists the columns of a store."""
     inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
     probes: Annotated[str, arg(metavar="N|NxN")] = "0"
-    """Run the networks on so many learned inputs, which begin as some of the inputs, and read what they compute; 16x16
+    """Run the networks on this number of learned inputs, which begin as some of the inputs, and read the outputs. 16x16
     lie on a sheet, which begins as a grid or as the inputs in their order, and are read by convolutions. With --depth,
     weights are read too, and the mean is weighed such that it is no worse in validation than the probes alone."""
 
@@ -147,7 +147,7 @@ class LearnMatching(LearnRun):
     ]
     output: Output
     """File of the matcher, which ends in .safetensors, for --matcher."""
-    data: Annotated[str, arg(metavar="DATA", help=f"Data to run the networks on: {BATCHES_HELP}by default none.")] = ""
+    data: Annotated[str, arg(metavar="DATA", help=f"Data to run the networks on: {BATCHES_HELP}None by default.")] = ""
     loss: Loss = "cross-entropy"
     """The loss on the data."""
     examples: int = 128

@@ -24,8 +24,8 @@ from regauge.cli.options import (
 )
 
 STATISTICS_HELP = (
-    "the statistics of batch normalization are recomputed from them for every network, A and B too. DATA where left "
-    "out."
+    "The statistics of batch normalization are recomputed from them for every network, A and B too; from those of "
+    "--data where left out."
 )
 
 

@@ -15,19 +15,19 @@ MODEL_HELP = (
 )
 CHECKPOINT_HELP = (
     f"{', '.join(FORMATS['safetensors'].suffixes)}, .index.json of a sharded checkpoint, "
-    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, or a folder with one of them; FILE:NAME for one of "
-    "several networks in a file, such as b.pt:state_dict_ema; BASE+ADAPTER for a network with a LoRA adapter in a "
-    "folder of PEFT's format, or such folders alone."
+    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, or a folder with one of them. FILE:NAME is one of "
+    "several networks in a file, such as b.pt:state_dict_ema. BASE+ADAPTER is a network with a LoRA adapter in a "
+    "folder of PEFT's format; such folders alone can be given, too."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
-    "with the arrays inputs and targets; "
+    "with the arrays inputs and targets. "
 )
 TEST_HELP = (
     "DATA that judge what --data chose, such as matching and statistics. Where left out and something is chosen by "
     "--data, half of its examples, drawn at random, judge and choose nothing."
 )
-DATA_HELP = BATCHES_HELP + "for networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
+DATA_HELP = BATCHES_HELP + "For networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, 
 class Prune(JudgedOptions):
     """Remove units of a checkpoint everywhere at once: hidden units, channels, heads; a smaller checkpoint that runs.
 
-    What the network does not need goes first, checked on outputs: without --share, the function stays. The report is
-    next to the output: OUT.prune.json and the page OUT.prune.html, in a folder regauge.prune.json and .html.
+    Units that the network does not need are removed first, checked on outputs: without --share, the function stays. The
+    report is next to the output: OUT.prune.json and the page OUT.prune.html, in a folder regauge.prune.json and .html.
     """
 
     checkpoint: Checkpoint
@@ -22,12 +22,12 @@ class Prune(JudgedOptions):
     share: float = 0.0
     """Share of the units of each group that are removed in all, from 0 to below 1."""
     criterion: Literal["magnitude", "taylor", "output", "random"] | None = None
-    """Criterion by which units are removed; output with --data, and magnitude without, where left out. magnitude: sums
-    of squares; taylor: gradient times weight; output: the change of what layers put out, with the weights that read the
+    """Criterion by which units are removed. Where left out: output with --data, and magnitude without. magnitude: sums
+    of squares. taylor: gradient times weight. output: the change of what layers put out, with the weights that read the
     other units fitted. See docs/pruning.md."""
     groups: tuple[str, ...] = ()
     """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
-    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "for criteria and the loss.")] = None
+    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "They serve criteria and the loss.")] = None
     batch: Batch = 64
     overwrite: bool = False
     """Replace the output and the files next to it if they exist."""

@@ -44,7 +44,7 @@ class ZooTrain:
     """Seed of all random numbers; as the config says where left out."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
     shard: int | None = None
-    """Networks of a shard, which one worker trains; by itself at most 512, and what is trained in some minutes."""
+    """Networks of a shard, which one worker trains; by default the work of some minutes, at most 512."""
     device: str = "cpu"
     """Device on which they are trained: cpu, cuda or another device of torch."""
     storage: Storage = None

@@ -10,7 +10,7 @@ from regauge.cli.options import BATCHES_HELP, Json, Loss, Picture, Seed
 from regauge.cli.store_options import KeptCheckpoints, NewStore, StoreFolder, Where
 
 COMPARE_DATA_HELP = (
-    f"{BATCHES_HELP}or a set that populations are trained on, such as breast-cancer or mnist: the examples that are "
+    f"{BATCHES_HELP}Or a set that populations are trained on, such as breast-cancer or mnist: the examples that are "
     "kept from training."
 )
 
@@ -88,8 +88,8 @@ class ZooMap(Sampled):
     """Draw networks as points in the plane, near one another where their orbits are near; and divide them."""
 
     by: Literal["orbits", "universe", "weights", "latent"] = "orbits"
-    """Distances of orbits, every pair aligned by itself; of networks aligned to the mean of their universe, for many
-    networks; of the weights as they are; or of the latent vectors of --autoencoder."""
+    """Distances between networks. orbits: every pair is aligned. universe: all are aligned to the mean of their
+    universe, for many networks. weights: as they are. latent: of the latent vectors of --autoencoder."""
     autoencoder: Path | None = None
     """File that `regauge learn autoencoder` wrote, for --by latent."""
     clusters: int = 1

@@ -84,7 +84,7 @@ def compare(
             second one would be. `reference_p_value` is then the rank of the second network's fingerprint among theirs,
             by distance from the first one's. It is exact wherever on their orbits the networks are.
         draws: Random elements of the test of independence.
-        generator: Their source; one with seed 0 unless given, so that the outcome is always the same.
+        generator: Their source; one with seed 0 unless given: the outcome is always the same.
         out: The page of the comparison, a self-contained `.html` file: a path, or an `Output`.
         memory: The limit on memory for networks in files: bytes, or text such as "2GB"; half of the machine's memory
             unless given. Those that need more are streamed, without fingerprints.
@@ -97,9 +97,9 @@ def compare(
         FileExistsError: The page exists and may not be replaced.
         KeyError: A parameter that the symmetry moves is missing.
         TypeError: One network is in a file and the other one is not.
-        ValueError: The networks have nothing in common that the symmetry moves, or one lacks single tensors; they do
-            not fit the symmetry, hold NaN or Inf, or are populations; the memory does not suffice; networks that are
-            streamed come with a task or references, or networks of different shapes with a task.
+        ValueError: The networks have nothing in common that the symmetry moves, or one lacks single tensors. They do
+            not fit the symmetry, hold NaN or Inf, or are populations. The memory does not suffice. Streamed networks
+            come with a task or references, or networks of different shapes with a task.
     """
     generator = given_or_seed(generator)
     if draws < 1:

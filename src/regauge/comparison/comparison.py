@@ -31,7 +31,7 @@ class Comparison:
         share_by_chance: The share that alignment alone explains: the largest share of a stranger plus their range.
             None where the verdict rests on something else, as where both networks are the same.
         p_value: The probability, by random elements, that independently trained networks correspond as much in the
-            order of their units as stored; None where no group has an order. It is exact where nobody chose that order.
+            order of their units as stored; None where no group has an order. It is exact unless that order was chosen.
             Where files name and hold an alignment, it is of the order before that. See `measure_independence`.
         z_score: The statistic behind it, in standard deviations of the null.
         tested_groups: The groups that the test reorders.

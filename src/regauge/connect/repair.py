@@ -122,18 +122,18 @@ def repair(
 ) -> RepairResult:
     """Give every unit of an interpolated network the mean and spread that it has between the endpoints.
 
-    For each linear layer and convolution with another one behind it, each unit's value before the nonlinearity gets
-    the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints, by rescaling the
-    unit's incoming weights and moving its bias. The network keeps its architecture. Layers are repaired in the
-    order of the graph: the statistics of a layer are measured after all layers before it were repaired, so that
-    all goals are met at the end. That takes one pass over the batches for each endpoint and one for each layer on
-    the longest way through the model, as far as that layer; statistics are over all examples and positions.
+    For each linear layer and convolution with another one behind it, each unit's value before the nonlinearity gets the
+    mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints, by rescaling the unit's
+    incoming weights and moving its bias. The network keeps its architecture. Layers are repaired in the order of the
+    graph: the statistics of a layer are measured after all layers before it were repaired. All goals are therefore met
+    at the end. That takes one pass over the batches for each endpoint and one for each layer on the longest way through
+    the model, as far as that layer; statistics are over all examples and positions.
 
-    What is left as it is: the last layer; layers whose weight is used twice; transposed convolutions in groups; the
-    mean where a layer has no bias of its own; the spread of units that are constant in the interpolated network;
-    embeddings, and the gates of recurrent layers. Blocks of residual networks are repaired at the layers that write
-    to the stream. Layers before a batch normalization keep their weights: there, running statistics are recomputed
-    (`reset_batchnorm`), in models with other layers to repair before each of these and at the end.
+    What is left as it is: the last layer, layers whose weight is used twice, transposed convolutions in groups,
+    embeddings, and the gates of recurrent layers. So are the mean if a layer has no bias of its own, and the spread of
+    units that are constant in the interpolated network. Blocks of residual networks are repaired at the layers that
+    write to the stream. Layers before a batch normalization keep their weights: there, running statistics are
+    recomputed (`reset_batchnorm`), in models with other layers to repair before each of these and at the end.
 
     Args:
         params: The interpolated network, unchanged: parameters by name, or the path of a checkpoint.

@@ -107,8 +107,8 @@ def straighten(
     """Train the second network until the loss on the line from the first network is small.
 
     This is the loss of `hyper_match` without its network, which for a single pair only parametrizes the result anew.
-    Align the second network first, so that it has little left to move. Nothing ties the result to its start, and the
-    first network itself is a minimum too: `FlatLine.approach` tells how far the result collapsed onto it.
+    Align the second network first: it then has little to move. Nothing ties the result to its start, and the first
+    network itself is a minimum too: `FlatLine.approach` tells how far the result collapsed onto it.
 
     Parameters are trained, buffers are kept. Any model and loss will do.
 

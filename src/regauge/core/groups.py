@@ -15,10 +15,10 @@ Matrix = Literal["none", "orthogonal", "linear"]
 class Placement:
     """The action of a group on one axis of one parameter.
 
-    Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all
-    `0 <= k_j < size_j`, with one pair `(size_j, stride_j)` per entry of `repeats`. A plain axis has
-    stride 1 and no repeats; a flattened convolution output of C x (H W) has stride H W and the repeat
-    (H W, 1); a head axis of H x d has stride d and the repeat (d, 1).
+    Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all `0 <= k_j < size_j`,
+    with one pair `(size_j, stride_j)` per entry of `repeats`. A plain axis has stride 1 and no repeats. A flattened
+    convolution output of C x (H W) has stride H W and the repeat (H W, 1). A head axis of H x d has stride d and the
+    repeat (d, 1).
 
     The unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and
     `(-1) ** (parity * shift)` over the group's families; `shift * amount` is then added.
@@ -145,7 +145,7 @@ class Group:
         return "permutation"
 
     def without(self, *exponents: Literal["scale", "sign", "parity", "shift"]) -> "Group":
-        """The group without what some exponents of its placements do; its families stay, so that its elements fit."""
+        """The group without some exponents of its placements; its families stay, and its elements fit."""
         counts = {"scale": self.scales, "sign": self.signs, "parity": self.shifts, "shift": self.shifts}
         zeros: dict[str, Any] = {name: (0,) * counts[name] for name in exponents}
         return replace(self, placements=tuple(replace(place, **zeros) for place in self.placements))

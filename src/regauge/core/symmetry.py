@@ -169,7 +169,7 @@ class Symmetry:
             batch: Leading batch shape of the element.
 
         Raises:
-            TypeError: The generator is none.
+            TypeError: `generator` is no `torch.Generator`.
             ValueError: A part is unknown.
         """
         require_generator(generator)
@@ -472,7 +472,7 @@ class Symmetry:
     def given(self, params: Mapping[str, Tensor]) -> "Symmetry":
         """This symmetry with the classes of units that the structure of a network, or of all of a population, leaves.
 
-        On the meta device there is none to see, and classes stay as they are.
+        On the meta device there are no values, and classes stay as they are.
         """
         held = [name for name in self.structure if name in self.sites and name in params] if self._keeping else []
         if any(params[name].is_meta for name in held):
@@ -593,7 +593,7 @@ class Symmetry:
         return replace(last, evaluations=last.evaluations + (0 if check is None else check.evaluations))
 
     def to_json(self) -> str:
-        """The stable text form. Fields with default values are left out, so that people can edit it."""
+        """The stable text form. Fields with default values are left out, which makes it easy to edit."""
         values = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         late = ("ones", "readers", "structure", "gains", "translations", "added")
         rest = {name: value for name, value in values.items() if value or name not in late}

@@ -94,7 +94,7 @@ def discover(
         The symmetry, with the reason for every axis that is frozen.
 
     Raises:
-        TypeError: The module is none, or the example inputs are none of these.
+        TypeError: `module` is no module, or the example inputs have another form.
         TraceError: `torch.export` cannot trace the module; quantized and lazy ones are refused.
         ValueError: The module returns no tensor that counts, or has no parameter of a name in `ones`, or no tensor of a
             name in `keep` or `move`.

@@ -209,12 +209,12 @@ class Flow:
         """The log density of networks, in nats: equal for all networks of an orbit; on the device of `velocity`.
 
         It is the density of one point for each orbit, with respect to the surface area of spheres and the volume
-        elsewhere: of the network with the scales of the space, aligned to the reference of the fit as `fit` aligned its
-        networks. Of a flow that was not fitted to aligned networks, it is that of the network in sorted order. So it is
-        no density over functions, nor over all parameters, and depends on the representation; compare it only with that
-        of other networks under the same flow. With `scales="keep"`, scales and translations are part of the point, and
-        networks that differ by them have densities of their own. That of a flow of principal components is the density
-        of the components alone.
+        elsewhere. The point is the network with the scales of the space, aligned to the reference of the fit as `fit`
+        aligned its networks. Of a flow that was not fitted to aligned networks, it is that of the network in sorted
+        order. So it is no density over functions, nor over all parameters, and depends on the representation; compare
+        it only with that of other networks under the same flow. With `scales="keep"`, scales and translations are part
+        of the point, and networks that differ by them have densities of their own. That of a flow of principal
+        components is the density of the components alone.
 
         Args:
             population: Networks with a leading model axis. What is computed has their precision.

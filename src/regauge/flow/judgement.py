@@ -121,8 +121,9 @@ class Judgement:
     def is_copier(self) -> bool:
         """Whether the generated networks are copies, of training networks or of one another.
 
-        They are if more than a fifth of them are repeated, or copied and more than chance explains with so few held-out
-        networks, or if their median distance to the nearest training network is less than 0.8 of that of these.
+        They are if more than a fifth of them are repeated, or copied and more than chance explains with few held-out
+        networks. They also are if their median distance to the nearest training network is less than 0.8 of that of
+        held-out networks.
         """
         return self._is_copied or self.is_collapsed
 

@@ -45,9 +45,9 @@ def judge(
 
     All networks are made canonical and aligned to one middle of the training networks. Distances in this common gauge
     say which networks may be near one another; these few are aligned pair by pair, since in the common gauge small
-    distances come out too large. There are as many controls of each kind as samples: copies, copies with as much noise
-    as brings them to the distance of held-out networks, means of 2 and of 16 aligned training networks, and normal
-    distributions with the deviations and with all covariances of aligned training networks.
+    distances come out too large. There are as many controls of each kind as samples. They are copies, copies with noise
+    that brings them to the distance of held-out networks, and means of 2 and of 16 aligned training networks. There are
+    also normal distributions with the deviations and with all covariances of aligned training networks.
 
     Args:
         samples: Generated networks with a leading model axis; two at least.

@@ -75,8 +75,8 @@ class Perceptron:
 class Tokens:
     """A transformer whose tokens are units, in their order: for networks that were aligned.
 
-    A token reads all values that a unit has a part in, such as its incoming weights, its bias and its outgoing ones,
-    by maps that all units of a group share; a value of two units is the mean of what both say. Values of no unit are
+    A token reads all values that a unit has a part in, such as its incoming weights, its bias and its outgoing ones.
+    All units of a group share the maps. A value of two units is the mean of the outputs of both. Values of no unit are
     one more token.
 
     Attributes:

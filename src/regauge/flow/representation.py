@@ -13,16 +13,16 @@ class Representation:
 
     Attributes:
         scales: sphere: the incoming weights of each unit whose scale is a symmetry get norm one, which changes no
-            function, and the flow stays on the unit spheres; flat: the same norm, but the flow is Euclidean, and drawn
-            networks are brought to norm one at the end; keep: weights as they are. Unless they are kept, translations
+            function, and the flow stays on the unit spheres. flat: the same norm, but the flow is Euclidean, and drawn
+            networks are brought to norm one at the end. keep: weights as they are. Unless they are kept, translations
             are taken out, too (`Symmetry.split`), and drawn networks have none.
         head: Weight of the last layer, for `head_form`.
-        head_form: keep: the last layer as it is; direction: its direction on a unit sphere and the logarithm of its
-            norm; unit: its direction alone, which changes the loss of networks but not their classes, for studies of
+        head_form: keep: the last layer as it is. direction: its direction on a unit sphere and the logarithm of its
+            norm. unit: its direction alone, which changes the loss of networks but not their classes, for studies of
             the thesis.
         head_bias: Name of the head's bias, which "unit" divides by the norm, too.
-        components: Fit the flow in so many principal components of aligned networks, with a perceptron and scales that
-            are flat or kept, and draw what is left over from a normal distribution: for many values. None: in all
+        components: Fit the flow in this number of principal components of aligned networks, with a perceptron and
+            scales that are flat or kept, and draw the rest from a normal distribution: for many values. None: in all
             values.
 
     References:

@@ -67,10 +67,10 @@ def orbit(
     """Move a network by random elements of its symmetry: without noise, every copy computes the same function.
 
     Permutations and signs are uniform, factors lie in [1/2, 2], and shifts are uniform among the whole numbers of half
-    periods up to `reach`. Noise is normal and added before the network moves, so that it is relative to the original's
-    tensors also where factors and shifts change how large the copy's are; for permutations and signs the distribution
-    is that of noise which is added afterwards. A tensor that holds a single value gets none: it has no standard
-    deviation.
+    periods up to `reach`. Noise is normal and added before the network moves. It is therefore relative to the
+    original's tensors, even if factors and shifts change the size of the copy's. For permutations and signs the
+    distribution is that of noise which is added afterwards. A tensor that holds a single value gets none: it has no
+    standard deviation.
 
     Args:
         params: One network, unchanged.

@@ -52,11 +52,11 @@ class LearnedMatching(Method):
     ascent on the sum follow. Rotations, and what vectors leave open, are chosen by the parameters in closed form, and
     scales are taken over, as in `WeightMatching`.
 
-    Given a task, what comes out with the sweeps is compared with what vectors say alone, and with the identity, by the
-    loss halfway between the networks, and the best is kept; then that loss with its sign turned is the objective.
+    Given a task, the result with the sweeps is compared with that of the vectors alone, and with the identity, by the
+    loss halfway between the networks. The best is kept, and the objective is that loss with its sign turned.
 
-    The vectors of a unit do not depend on the other network, so that a network is read once, and they do not know how
-    many units there are: networks with other widths than those of the training are matched, too.
+    The vectors of a unit do not depend on the other network: a network is read once. They do not depend on the number
+    of units: networks with other widths than those of the training are matched, too.
 
     Attributes:
         net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.

@@ -91,9 +91,9 @@ def merge(
     Raises:
         FileExistsError: The output exists, and may not be replaced.
         TypeError: The networks are no list, one is no dictionary of tensors, or the rule or the method no object.
-        ValueError: There are too few networks for the rule, or too many; weights, settings or labels do not fit, the
-            networks cannot be aligned, the rule needs a base, a task or a generator that is not there, or has no use
-            for the base, or the memory does not suffice.
+        ValueError: There are too few networks for the rule, or too many. Weights, settings or labels do not fit, or the
+            networks cannot be aligned. The rule needs a base, a task or a generator that is missing, or has no use for
+            the base. Or the memory does not suffice.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin; Crisostomi et al. (2024), C2M3; those of the rules.

@@ -53,7 +53,7 @@ class DescentConfig(TrainingConfig):
             raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; the one given must be positive")
 
     def count_steps(self, examples: int) -> int:
-        """Steps of a training on so many examples, where an epoch ends with a smaller batch."""
+        """Steps of a training on this number of examples; an epoch may end with a smaller batch."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -71,10 +71,10 @@ class NetTrainingConfig(TrainingConfig):
         weight_decay: Weight decay of AdamW.
         schedule: Change of the learning rate; by default up for a twentieth of the steps, then down as a cosine.
         clip: Largest norm of a gradient; longer ones are shortened.
-        patience: End the training after so many epochs without a better validation; None: never.
-        seconds: End the training after so many seconds and keep the best net so far; None: no limit. The learning rate
-            follows the steps or the seconds, whichever are nearer to their end; a run that the seconds cut short
-            depends on the machine's speed.
+        patience: End the training after this number of epochs without a better validation; None: never.
+        seconds: End the training after this number of seconds and keep the best net so far; None: no limit. The
+            learning rate follows the steps or the seconds, whichever are nearer to their end; a run that the seconds
+            cut short depends on the machine's speed.
         is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
             the clock.
         average: Decay of the moving average of the weights, which is validated and kept; at first less,

@@ -23,13 +23,13 @@ class ActivationMatching(Method):
 
     It maximizes the sum over all units of the correlation (or covariance, or mean product) between a unit of the first
     network and the unit, with its sign, that the element puts in its place. All groups that discovery finds take part,
-    with what they do to the values that layers read: outputs of activation functions, every state of a residual
-    stream, queries, keys and values of attention heads. Values on which a group acts alike are summed. Entries of all
-    other axes (images, positions, tokens) are samples; units that a rotation mixes share their
-    mean variance in correlations, so that the result does not depend on the basis.
+    with what they do to the values that layers read: outputs of activation functions, every state of a residual stream,
+    queries, keys and values of attention heads. Values on which a group acts alike are summed. Entries of all other
+    axes (images, positions, tokens) are samples. Units that a rotation mixes share their mean variance in correlations:
+    the result does not depend on the basis.
 
-    The data are read once, for both networks and all groups; what is held is one matrix of units against units for
-    each value. Groups are independent of one another here, so that nothing depends on an order.
+    The data are read once, for both networks and all groups; what is held is one matrix of units against units for each
+    value. Groups are independent of one another here, and their order does not matter.
 
     The papers maximize the product of activations that are not centered, and keep scales; for permutations this is
     the least squared distance between the activations of both networks. That is
@@ -97,9 +97,9 @@ class MixedMatching(ActivationMatching):
 
     where the first term is the objective of `ActivationMatching` divided by what it could be at most (every unit
     correlated perfectly), and the second that of `WeightMatching` divided by its largest value (every tensor of the
-    second network parallel to that of the first). Activations are matched first, which is no matter of local optima;
-    coordinate ascent on the sum goes on from there. Parameters are compared where the positive scales of both networks
-    are balanced, as in `WeightMatching`, and the element brings the second network to the scales of the first.
+    second network parallel to that of the first). Activations are matched first, which has no local optima; coordinate
+    ascent on the sum continues from there. Parameters are compared where the positive scales of both networks are
+    balanced, as in `WeightMatching`, and the element brings the second network to the scales of the first.
 
     On networks that learn the same function with different features the weights alone are a poor guide, most of all
     in residual networks; activations alone ignore how units are connected. The sum is better than either.

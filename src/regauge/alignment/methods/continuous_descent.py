@@ -30,10 +30,10 @@ CHANGE = 1e-3
 class ContinuousDescent(Method):
     """Gradient descent on the continuous part of the symmetry, on the task loss between the two networks.
 
-    The second network, moved by the initial element g, is moved further by `h = exp(X)`: for every orthogonal
-    group X is a skew-symmetric matrix, for every linear group any matrix, and for the families of positive scales
-    the logarithms of those factors that leave running statistics as they are. Adam changes X, from zero on, such that
-    the task loss of `(1 - t) a + t h g b` falls, on one batch after the other.
+    The second network, moved by the initial element g, is moved further by `h = exp(X)`. X is a skew-symmetric matrix
+    for every orthogonal group, and any matrix for every linear group. For the families of positive scales it has the
+    logarithms of those factors that leave running statistics as they are. Adam changes X, from zero on, such that the
+    task loss of `(1 - t) a + t h g b` falls, on one batch after the other.
 
     Orders, signs and half periods stay where the initial element puts them: give a method that chooses these as
     `init`, and this method as `init` of `Sinkhorn` or `StraightThrough` for another turn. A few times h is judged by

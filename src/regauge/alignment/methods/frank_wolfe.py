@@ -25,17 +25,17 @@ class FrankWolfe(ManyMethod):
     """The Frank-Wolfe method over relaxed elements of all groups at once, for two networks or many.
 
     It maximizes what `WeightMatching` maximizes, for many networks summed over all pairs (`universe_objective`).
-    Elements are relaxed to convex combinations of them: doubly stochastic matrices for permutations, and the like
-    for signed ones, rotations and nested groups. Each step goes from the current point towards the hard elements
-    that maximize the gradient, one exact `closest` for each group and network, and stops where the objective,
-    a polynomial in the step size whose coefficients are computed exactly, is largest. In the end the groups are
-    made hard one after the other, which never costs anything where the objective is linear in each of them, and
-    climb on by coordinate ascent (`MergeMany`'s rounds) until no group of any network can be improved.
+    Elements are relaxed to convex combinations of them: doubly stochastic matrices for permutations, and the like for
+    signed ones, rotations and nested groups. Each step goes from the current point towards the hard elements that
+    maximize the gradient, one exact `closest` for each group and network. It stops where the objective is largest, a
+    polynomial in the step size whose coefficients are computed exactly. In the end the groups are made hard one after
+    the other, which costs nothing if the objective is linear in each of them. They climb further by coordinate ascent
+    (`MergeMany`'s rounds) until no group of any network can be improved.
 
-    Because all groups move a little at once, it is less easily caught than coordinate ascent: planted permutations
-    of a residual MLP (stream of 64, six blocks, noise as large as the weights, three inputs and outputs as its only
-    anchors) are found in 20 of 20 trials. `WeightMatching` finds them as often from the barycenter, its default start,
-    and never from the identity. Frank-Wolfe takes about three to eight times as long.
+    All groups move a little at once, which avoids some local optima of coordinate ascent. Planted permutations of a
+    residual MLP (stream of 64, six blocks, noise as large as the weights, three inputs and outputs as its only anchors)
+    are found in 20 of 20 trials. `WeightMatching` finds them as often from the barycenter, its default start, and never
+    from the identity. Frank-Wolfe takes about three to eight times as long.
 
     Departures from the paper: the line search is exact; relaxed elements start at the barycenter; the first
     network stays as it is, since the universe is free up to an element common to all; the end is polished.

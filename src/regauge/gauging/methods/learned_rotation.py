@@ -33,14 +33,14 @@ class LearnedRotation(GaugeMethod):
     layer, and the objective is the ratio of signal to rounding noise of the weights of all layers, in dB.
 
     With `by="function"` descent follows the outputs on the batches of the task: the distance of those of the rounded
-    network from those of the network as it was, which is the divergence of the softmax in nats where the task has
-    cross entropy, else the relative squared error. It moves, besides the rotations, all of the linear groups (queries
-    against keys, values against outputs; by matrix exponentials) and every family of positive scales, and begins at the
-    network as it is. First descends the distance that is expected of rounding errors, to second order: weights to
-    which the outputs are sensitive get small steps. Then descends the distance itself, with gradients that go straight
-    through the rounding and through the steps that the ranges set. The objective is that distance on the last quarter
-    of the batches, which are held out from both descents, with its sign turned. Targets are not needed. Signs are left:
-    they change no rounding. It holds `PROBES` gradients of the layers in memory.
+    network from those of the network as it was. This is the divergence of the softmax in nats if the task has cross
+    entropy, else the relative squared error. It moves, besides the rotations, all of the linear groups (queries against
+    keys, values against outputs; by matrix exponentials) and every family of positive scales, and begins at the network
+    as it is. First descends the distance that is expected of rounding errors, to second order: weights to which the
+    outputs are sensitive get small steps. Then descends the distance itself, with gradients that go straight through
+    the rounding and through the steps that the ranges set. The objective is that distance on the last quarter of the
+    batches, which are held out from both descents, with its sign turned. Targets are not needed. Signs are left: they
+    change no rounding. It holds `PROBES` gradients of the layers in memory.
 
     Either way the best element with true rounding that is met on the way is kept. Rounding makes the function rugged,
     by how much depends on the network: the second descent on the function is taken in rounds, each from the best

@@ -29,12 +29,12 @@ LARGEST_FACTOR = 1e4
 class Smooth(GaugeMethod):
     """Scales between activations and the weights that read them: SmoothQuant and AWQ for any architecture.
 
-    For every family of positive scales that moves what layers read (behind gains of norms, values of attention, hidden
-    units, channels), activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the weights that
-    read them multiplied; a is the size of each unit's activations, and w the largest weight that reads it. Of a grid of
-    alphas that one is kept for which the layers, with their weights rounded, put out most nearly what they did before;
-    none where all make it worse. Routers, shared experts and whatever else reads the same values are found by the
-    symmetry, and nothing is scaled through what does not commute with scales.
+    Families of positive scales move the inputs of layers: behind gains of norms, values of attention, hidden units,
+    channels. For each of them, activations are divided by `s = a^alpha / w^beta`, up to a common factor, and the
+    weights that read them multiplied; a is the size of each unit's activations, and w the largest weight that reads it.
+    Of a grid of alphas that one is kept for which the layers, with their weights rounded, put out most nearly what they
+    did before; none where all make it worse. Routers, shared experts and whatever else reads the same values are found
+    by the symmetry, and nothing is scaled through what does not commute with scales.
 
     `Smooth()` searches as AWQ does; `Smooth(alpha=0.5, statistic="max", is_against_weights=True)` is SmoothQuant.
 

@@ -13,9 +13,9 @@ from regauge.weightspace.layers.reading import Pooling
 class DWS(Layer):
     """The layers of deep weight space networks, for any layout.
 
-    Every tensor is pooled once over the axes that others lack, and what meets at the units of a set is mapped at once
-    to all tensors that have these units; a layer of the paper has a map of its own for each pair of tensors, which are
-    four times the square of the number of layers. With `sets="mean"` and `pooling="mean"` these are the linear maps
+    Every tensor is pooled once over the axes that others lack. The pooled features at the units of a set are mapped at
+    once to all tensors that have these units. A layer of the paper has a map of its own for each pair of tensors, which
+    are four times the square of the number of layers. With `sets="mean"` and `pooling="mean"` these are the linear maps
     that the paper derives; with its code's defaults, as here, sets hear by attention and pooling takes maxima. Around
     the map stand layer normalization, SiLU, and a residual connection. Inputs and classes are projected once by the
     encoder.
@@ -24,8 +24,8 @@ class DWS(Layer):
         sets: `"attention"` among the units of a set, besides the linear map, or `"mean"`: by what is pooled alone.
         pooling: `"max"` or `"mean"`.
         heads: The number of heads of the attention; they divide the width.
-        is_diagonal: Whether tensors hear only from those with units in common, as in Deep-Align, so that cost and
-            parameters grow with the number of layers and not with its square.
+        is_diagonal: Whether tensors read only those with common units, as in Deep-Align: cost and parameters then grow
+            with the number of layers and not with its square.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;

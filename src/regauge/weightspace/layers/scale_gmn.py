@@ -44,8 +44,9 @@ class ScaleGMN(Layer):
     Attributes:
         expansion: Width of the hidden layers of the MLPs, as a multiple of the width.
         is_scaled: Whether scales are respected by what is multiplied, too. A canonical form remains for architectures
-            in which no features have the exponents that messages need (squared ReLU), where other canonical forms or
-            matrices depend on scales, and for nets that count units by shares, read moments or run networks on probes.
+            in which no features have the exponents that messages need (squared ReLU), or in which other canonical forms
+            or matrices depend on scales. It also remains for nets that count units by shares, read moments or run
+            networks on probes.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.

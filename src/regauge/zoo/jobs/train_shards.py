@@ -234,8 +234,8 @@ def plan_training(
     """The store of a population, new or as an interrupted run left it, and the jobs that fill it.
 
     A store of the first networks of the population, complete or not, is extended to all of them: network i does not
-    depend on their count, but where the worst of a group are given up and the last group is not whole. Examples are
-    read where networks are missing.
+    depend on their count. The exception is a population in which the worst of a group are given up and the last group
+    is not whole. Examples are read where networks are missing.
 
     Args:
         config: The whole population.
