@@ -29,7 +29,7 @@ copyright = author
 version = release = VERSION
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -53,6 +53,9 @@ napoleon_use_rtype = False
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
 suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"

@@ -36,6 +36,7 @@ def rest(text: str) -> str:
     parts = text.split("`")
     parts[::2] = [re.sub(r"[|*]", r"\\\g<0>", part) for part in parts[::2]]
     text = "`".join(parts)
+    text = re.sub(r"\b(file):", r"\1\\:", text, flags=re.IGNORECASE)  # no address
     return re.sub(r"docs/(\w+)\.md", r":doc:`/\1`", text)
 
 
