@@ -1,4 +1,6 @@
 from .align_tokens import align_tokens as align_tokens
+from .extract_adapter import ExtractedAdapter as ExtractedAdapter
+from .extract_adapter import extract_adapter as extract_adapter
 from .merge_networks import merge as merge
 from .merge_record import MergeRecord as MergeRecord
 from .merge_record import MergeResult as MergeResult

@@ -1,0 +1,233 @@
+"""An adapter made of a network and what it was trained from: their difference, in low rank, as PEFT stores it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.formats.adapters import PREFIX
+from regauge.checkpoints.formats.headers import TensorSpec
+from regauge.checkpoints.location import ADAPTER_CONFIG
+from regauge.checkpoints.names.from_transformers import name_for
+from regauge.checkpoints.output import Output
+from regauge.checkpoints.outputs.provenance import Input, Provenance
+from regauge.checkpoints.outputs.staging import Staging
+from regauge.checkpoints.writing import Shard, save_text
+from regauge.core.arguments import check_arguments
+from regauge.core.progress import Progress, no_progress
+from regauge.core.rounding import round_to
+from regauge.hub import open_model
+from regauge.hub.build_model import name_model
+
+WEIGHTS = "adapter_model.safetensors"
+MATRICES = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+"""Modules whose weights PEFT changes by factors."""
+
+
+@dataclass(frozen=True)
+class ModuleChange:
+    """The change of one matrix in low rank.
+
+    Attributes:
+        name: The module.
+        rank: The rank of the factors.
+        left: The share of the change's squared norm that they leave out.
+    """
+
+    name: str
+    rank: int
+    left: float
+
+
+@dataclass(frozen=True)
+class ExtractedAdapter:
+    """An adapter that was made of two networks.
+
+    Attributes:
+        path: Its folder.
+        modules: The matrices that it changes in low rank.
+        whole: The tensors that it stores as a whole: those of embeddings and norms, and biases.
+    """
+
+    path: Path
+    modules: tuple[ModuleChange, ...]
+    whole: tuple[str, ...]
+
+    @property
+    def left(self) -> float:
+        """The largest share that is left out of a matrix."""
+        return max((one.left for one in self.modules), default=0.0)
+
+    def __str__(self) -> str:
+        ranks = sorted({one.rank for one in self.modules})
+        span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
+        return (
+            f"{len(self.modules)} matrices in {span}, which leave out {self.left:.2%} of a change at most; "
+            f"{len(self.whole)} tensors as a whole"
+        )
+
+
+@check_arguments
+def extract_adapter(
+    base: str | Path,
+    tuned: str | Path,
+    out: Output | str | Path,
+    *,
+    rank: int = 16,
+    least: float = 0.0,
+    model: str | None = None,
+    progress: Progress = no_progress,
+) -> ExtractedAdapter:
+    """Make an adapter of the difference of two networks: `BASE+ADAPTER` is the tuned network, in low rank.
+
+    The change of the weight of every linear layer and convolution is cut off after its largest singular values, which
+    is the closest matrix of that rank. Other tensors that differ are stored as a whole, so that nothing else is lost.
+    Both networks are read one tensor at a time. A network in other coordinates than the base's differs from it in full
+    rank: align it first.
+
+    Args:
+        base: A folder, or a file with a `model`.
+        tuned: A network that was trained from it.
+        out: The folder of the adapter.
+        rank: The largest rank.
+        least: Singular values that are not above this are left out, too.
+        model: The name of the model that both are of; that of the base's folder unless given.
+        progress: Shows the tensors.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+        ValueError: The rank is not positive, the networks differ in names or shapes, nothing differs, or a tensor that
+            differs is tied to another one.
+
+    References:
+        Eckart and Young (1936), The approximation of one matrix by another of lower rank; Hu et al. (2022), LoRA,
+        section 4.1.
+    """
+    if rank < 1 or not least >= 0:
+        raise ValueError(f"rank is {rank} and least {least}; a rank is positive, and a singular value is not negative")
+    place = Output.of(out)
+    if place.is_file:
+        raise ValueError(f"{str(place.path)!r} is one file, but an adapter is a folder; give a folder as the output")
+    opened = [Checkpoint.open(path) for path in (base, tuned)]
+    named = model or name_model(opened[0])
+    if named is None:
+        raise ValueError(f"the model of {opened[0].label} is unknown: name it with `model=`")
+    module = open_model(named, values="never").module
+    first, second = (name_for(one, module) for one in opened)
+    if first.stored.keys() != second.stored.keys():
+        raise ValueError(
+            f"{first.label} and {second.label} have different tensors; an adapter changes one architecture"
+        )
+    kinds = dict(module.named_modules())
+    tensors: dict[str, Tensor] = {}
+    modules: list[ModuleChange] = []
+    whole: list[str] = []
+    turned: set[bool] = set()
+    advance = progress("extracting", len(first.stored))
+    for name in first.stored:
+        change = _difference(first, second, name)
+        advance(1)
+        if change is None:
+            continue
+        owner, _, part = name.rpartition(".")
+        is_turned = type(kinds.get(owner)).__name__ == "Conv1D"  # GPT-2's, which stores W^T
+        is_matrix = is_turned or isinstance(kinds.get(owner), MATRICES)
+        if part == "weight" and is_matrix:
+            turned.add(is_turned)
+            down, up, left = _factors(change.T if is_turned else change, rank, least)
+            kept = second.stored[name].dtype
+            tensors[f"{PREFIX}{owner}.lora_A.weight"] = round_to(down, kept, name)
+            tensors[f"{PREFIX}{owner}.lora_B.weight"] = round_to(up, kept, name)
+            modules.append(ModuleChange(owner, len(down), left))
+        else:
+            _require_free(name, module)
+            whole.append(name)
+            is_inside = part == "bias" and is_matrix  # PEFT has the layer inside of its own, and its bias with it
+            tensors[f"{PREFIX}{owner}.base_layer.bias" if is_inside else f"{PREFIX}{name}"] = second.read(name)
+    if not tensors:
+        raise ValueError(f"{first.label} and {second.label} are equal; there is nothing to extract")
+    config = _configuration(base, modules, whole, kinds, is_turned=turned == {True})
+    inputs = (Input("base", str(base)), Input("tuned", str(tuned)))
+    provenance = Provenance("rg.merging.extract_adapter", {"rank": rank, "least": least}, inputs)
+    shard = Shard(WEIGHTS, tuple(TensorSpec(n, tuple(t.shape), t.dtype) for n, t in tensors.items()), {"format": "pt"})
+    settings: Any = {"resume": place.resume, "overwrite": place.overwrite, "nbytes": shard.nbytes}
+    with Staging(place.path, None, provenance=place.provenance or provenance, **settings) as staging:
+        staging.write([shard], lambda name: iter([tensors[name]]), progress)
+        save_text(json.dumps(config, indent=2) + "\n", staging.content / ADAPTER_CONFIG)
+        staging.publish([shard])
+    return ExtractedAdapter(place.path, tuple(modules), tuple(whole))
+
+
+def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None:
+    """The difference of a tensor of both, in float64; None where it is zero."""
+    if base.stored[name].shape != tuned.stored[name].shape:
+        raise ValueError(f"{name!r} has shape {tuple(base.stored[name].shape)} in {base.label}, but in {tuned.label} "
+                         f"{tuple(tuned.stored[name].shape)}; give networks of one architecture")  # fmt: skip
+    if not base.stored[name].dtype.is_floating_point:
+        return None
+    change = tuned.read(name, dtype=torch.float64).sub_(base.read(name, dtype=torch.float64))
+    return change if bool(change.count_nonzero()) else None
+
+
+def _factors(change: Tensor, rank: int, least: float) -> tuple[Tensor, Tensor, float]:
+    """The factors of the closest matrix of a rank, each with the roots of the singular values, and what is left."""
+    u, s, v = torch.linalg.svd(change.flatten(1), full_matrices=False)
+    count = max(1, min(rank, int((s > least).sum())))
+    root = s[:count].sqrt()
+    left = float(s[count:].square().sum() / s.square().sum())
+    down, up = root[:, None] * v[:count], u[:, :count] * root
+    return (
+        down.reshape(count, *change.shape[1:]).contiguous(),
+        up.reshape(len(change), count, *[1] * (change.ndim - 2)).contiguous(),
+        left,
+    )
+
+
+def _require_free(name: str, module: nn.Module) -> None:
+    """Raise if a tensor that is stored as a whole is one with another one, which the adapter would leave as it is."""
+    tensors = module.state_dict(keep_vars=True)
+    others = [other for other, tensor in tensors.items() if other != name and tensor is tensors.get(name)]
+    if others:
+        raise ValueError(
+            f"{name!r} differs, and is one tensor with {others[0]!r}: no adapter can change both; untie them in both "
+            "networks first"
+        )
+
+
+def _configuration(
+    base: str | Path,
+    modules: Sequence[ModuleChange],
+    whole: Sequence[str],
+    kinds: Mapping[str, nn.Module],
+    *,
+    is_turned: bool,
+) -> dict[str, Any]:
+    """The content of adapter_config.json: with alpha as the rank, so that the change is B A."""
+    ranks = {one.name: one.rank for one in modules}
+    most = max(ranks.values(), default=1)
+    other = {name: rank for name, rank in ranks.items() if rank != most}
+    owners = {name.rpartition(".")[0] for name in whole}
+    outside = sorted(owner for owner in owners if not isinstance(kinds.get(owner), MATRICES) and owner)
+    return {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": str(base),
+        "inference_mode": True,
+        "r": most,
+        "lora_alpha": most,
+        "lora_dropout": 0.0,
+        "rank_pattern": other,
+        "alpha_pattern": other,
+        "target_modules": sorted(ranks),
+        "modules_to_save": outside or None,
+        "fan_in_fan_out": is_turned,
+        "bias": "all" if len(owners) > len(outside) else "none",
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+    }
