@@ -161,7 +161,7 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
         weights: One for each, not negative, made to sum to one; equal unless given. Buffers are averaged alike.
 
     Raises:
-        ValueError: There is none, they are of different architectures, or the weights do not fit.
+        ValueError: There are no posteriors, they are of different architectures, or the weights do not fit.
 
     References:
         Agueh and Carlier (2011), Barycenters in the Wasserstein space, section 6.
@@ -208,7 +208,7 @@ def one_gaussian(
         members: Two networks or more, or one posterior or more.
         symmetry: The symmetry of all of them.
         spread: Factor of the standard deviations, not negative.
-        method: `MergeMany()` unless given for networks, so that each is matched to the mean of the others;
+        method: `MergeMany()` unless given for networks, which matches each to the mean of the others;
             `GaussianMatching()` for posteriors. A method for pairs aligns all to the first member.
         task: For methods that use data, and for networks the choice between restarts by the loss of the mean.
         generator: Random generator, for methods that use chance.

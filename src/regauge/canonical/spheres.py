@@ -103,8 +103,8 @@ class Manifold:
         """The velocity at the first network that reaches the second after unit time.
 
         Raises:
-            ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each
-                other, so that no geodesic between them is the shortest.
+            ValueError: The networks are not canonical or not of one architecture, or two units lie opposite each other,
+                and no geodesic between them is the shortest.
         """
         self._require_pair(params_a, params_b)
         self._require_near(params_a, params_b)

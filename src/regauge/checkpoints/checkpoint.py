@@ -113,8 +113,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
         Raises:
             FileNotFoundError: The file, or a shard that its index names, is not there.
-            ValueError: The file is none of these, is damaged or not complete, holds something else than tensors or a
-                quantized network, or is an index that names what is not there.
+            ValueError: The file has another form, is damaged or not complete, holds something else than tensors or a
+                quantized network, or is an index that names missing files.
         """
         if isinstance(path, Checkpoint):
             return path
@@ -219,7 +219,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it was named as a folder or by its index, so that its result may be a folder, too."""
+        """Whether it was named as a folder or by its index: its result may then be a folder, too."""
         return Path(self.home).is_dir() or self.path.name.endswith(".index.json")
 
     def on_meta(self) -> Params:

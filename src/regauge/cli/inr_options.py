@@ -12,9 +12,9 @@ from regauge.inr.fit_config import RATE, FitConfig, Represented
 
 SIGNAL_HELP = (
     "A shape (spot, teapot, fandisk, ...) or a voxel grid (chair:0, monitor:0) from the folder that REGAUGE_DATA "
-    "names; a file of a mesh (.ply, .obj, .stl, .npz) or of points (.ply, .xyz, .npz), which is moved into the unit "
-    "ball; or an image. Of a mesh, SIGNAL:points means distances to 2,048 points of it, SIGNAL:mesh to itself; the "
-    "former if neither is given and distances have no sign."
+    "names. Or a file: an image, a mesh (.ply, .obj, .stl, .npz) or points (.ply, .xyz, .npz), which are moved into "
+    "the unit ball. Of a mesh, SIGNAL:points means distances to 2,048 points of it, SIGNAL:mesh to itself; the former "
+    "if neither is given and distances have no sign."
 )
 Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge inr fit` wrote.")]
 

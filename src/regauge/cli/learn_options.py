@@ -18,11 +18,11 @@ TRAINING = "epochs batch lr weight_decay patience seconds device"
 Parts = Annotated[tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")]
 INPUTS_HELP = (
     "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
-    f"of coordinates; or {BATCHES_HELP}The inputs of their first 512 examples are used."
+    f"of coordinates. Or data: {BATCHES_HELP}The inputs of their first 512 examples are used."
 )
 COMPARED_HELP = (
     "Inputs at which networks are compared: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of "
-    f"coordinates; points:4096x3, random points of [-1, 1]^3; or {BATCHES_HELP}The inputs "
+    f"coordinates; points:4096x3, random points of [-1, 1]^3. Or data: {BATCHES_HELP}The inputs "
     "of their first 512 examples are used."
 )
 LAYER_HELP = (

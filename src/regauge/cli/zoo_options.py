@@ -80,7 +80,7 @@ class ZooImport:
     input_shape: tuple[str, ...] = ()
     """Shapes of the model's inputs, for example 2x784."""
     activation: str | None = None
-    """Activation of the networks to take from the small CNN zoo, where there are several."""
+    """Activation of the networks to take from the small CNN zoo, which has several."""
     dataset: str | None = None
     """Name of the data set in an HDF5 file, "dataset" unless given."""
     storage: Storage = None

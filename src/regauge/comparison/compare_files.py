@@ -141,7 +141,7 @@ def compare_files(
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:
-    """Find the checkpoints that are named; for a folder that is none those in it, as files and as folders.
+    """Find the named checkpoints; for a folder that is not one itself, those in it, as files and as folders.
 
     Raises:
         ValueError: A folder holds no checkpoint.

@@ -47,7 +47,7 @@ class Comparison:
         function: With a task: agreement of outputs, losses, barriers before and after, and the loss of the merge.
         is_sampled: Whether a sample of both networks decided. Then all numbers are those of the sample, and `units` has
             its units.
-        notes: Sentences about what is left out, cut or could not be taken over.
+        notes: Sentences about parts that are left out, cut or could not be taken over.
     """
 
     verdict: Verdict

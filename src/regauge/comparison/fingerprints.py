@@ -52,19 +52,18 @@ def fingerprint(
 
     Translations are taken out (`Symmetry.split`), and gains behind which a stream may be rotated. The representative is
     brought to the point of smallest norm on its orbit under scales and invertible matrices (`regauge.core.balance`),
-    which leaves reorderings, signs and rotations.
-    What these keep is measured. For each tensor: its norm, the norms of its Gram matrices, and the norms of what is
-    left when axes that nothing moves are contracted with fixed random vectors. For each group: sorted norms of its
-    units over all tensors, averaged in eight parts, for four mixtures of the tensors. A periodic unit's bias enters by
-    its sine. Entries that no element brings to one another have different fixed weights, so that a reordering of the
-    inputs changes the numbers. Tensors are divided by their norms, and a fixed random projection, which keeps
-    distances, makes 256 numbers of all features.
+    which leaves reorderings, signs and rotations. What these keep is measured. For each tensor: its norm, the norms of
+    its Gram matrices, and the norms of its contractions with fixed random vectors along axes that nothing moves. For
+    each group: sorted norms of its units over all tensors, averaged in eight parts, for four mixtures of the tensors. A
+    periodic unit's bias enters by its sine. Entries that no element brings to one another have different fixed weights:
+    a reordering of the inputs changes the numbers. Tensors are divided by their norms, and a fixed random projection,
+    which keeps distances, makes 256 numbers of all features.
 
-    Each feature changes by no more than its balanced tensor does, so that small noise changes the numbers little. An
-    exception are units under scales of which everything that comes in, or everything that goes out, is exactly zero.
+    Each feature changes by no more than its balanced tensor does: small noise changes the numbers little. An exception
+    are units under scales of which everything that comes in, or everything that goes out, is exactly zero.
 
-    Of a checkpoint that does not fit in memory tensors are read one at a time, in float32 where they are stored in no
-    more, so that its numbers are those of the network in memory up to rounding.
+    Of a checkpoint that does not fit in memory tensors are read one at a time, in float32 unless they are stored in
+    more. Its numbers are those of the network in memory up to rounding.
 
     Args:
         params: A network, or a population with one leading model axis; or the path of a checkpoint. Buffers that move

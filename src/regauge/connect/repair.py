@@ -129,7 +129,7 @@ def repair(
     at the end. That takes one pass over the batches for each endpoint and one for each layer on the longest way through
     the model, as far as that layer; statistics are over all examples and positions.
 
-    What is left as it is: the last layer, layers whose weight is used twice, transposed convolutions in groups,
+    These stay as they are: the last layer, layers whose weight is used twice, transposed convolutions in groups,
     embeddings, and the gates of recurrent layers. So are the mean if a layer has no bias of its own, and the spread of
     units that are constant in the interpolated network. Blocks of residual networks are repaired at the layers that
     write to the stream. Layers before a batch normalization keep their weights: there, running statistics are

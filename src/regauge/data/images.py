@@ -211,7 +211,7 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
     """CIFAR-10: 50,000 photographs of 32 x 32 pixels for training and 10,000 for testing.
 
     In `REGAUGE_DATA` they may be the original archive, or recompressed as JPEG: that loses detail (30 dB against the
-    original), so that accuracies are a little below published ones. The name of what is returned tells.
+    original), and accuracies are a little below published ones. The name of what is returned tells.
 
     Args:
         folder: Holds `cifar-10-binary.tar.gz`, or `cifar10_jpeg_train.npz` and `cifar10_jpeg_test.npz`; `cifar10` in

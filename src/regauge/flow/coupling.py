@@ -20,8 +20,8 @@ class Coupling:
     Attributes:
         assignment: Whether the starts of a batch are paired with its ends such that the sum of squared distances is
             least; each is used once. Coordinates are compared in units of their deviations.
-        alignment: Whether each end is moved along its orbit as near to its start as weight matching brings it, so that
-            the flow need not undo a random order of units.
+        alignment: Whether each end is moved along its orbit as near to its start as weight matching brings it. The flow
+            then need not undo a random order of units.
 
     References:
         Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches; here they are exact and without

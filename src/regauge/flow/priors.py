@@ -67,7 +67,7 @@ class PlainGaussian:
 
 @dataclass(frozen=True)
 class FullGaussian:
-    """Normal values with the mean and all covariances of aligned networks, so that a flow begins near its end.
+    """Normal values with the mean and all covariances of aligned networks: a flow begins near its end.
 
     On spheres as `MatchedGaussian`.
     """

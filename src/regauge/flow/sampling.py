@@ -141,7 +141,7 @@ class Guidance:
     """A loss that pulls a flow towards networks for which it is small.
 
     The gradient is taken at the predicted end of the way and projected to tangent vectors; over the whole way its
-    factors sum to `strength`, so that this compares with the number of gradient steps times their learning rate.
+    factors sum to `strength`, which compares with the number of gradient steps times their learning rate.
 
     Attributes:
         loss: Function from networks with a leading model axis to the loss of each, `[models]`.

@@ -30,8 +30,8 @@ class Finding:
         row: The number of the row.
         smooth: The module that is divided.
         balance: The modules whose inputs are multiplied.
-        verdict: "holds"; "broken"; "skipped" where sizes do not agree, so that no tool scales the pair; "unmatched"
-            where the row names no modules.
+        verdict: "holds"; "broken"; "skipped" if sizes do not agree and no tool scales the pair; "unmatched" if the row
+            names no modules.
         change: The relative change of the outputs when the pair is scaled by random factors in [1/2, 2].
         missing: Parameters that must be scaled, too, and are not.
         extra: Parameters that must not be scaled so.

@@ -25,7 +25,7 @@ class GaugeProblem:
         symmetry: With every size known.
         task: Model and data, for methods that run it; None otherwise.
         generator: The source of chance; None for methods without.
-        test: Other data, which choose nothing; None where there are none.
+        test: Other data, which choose nothing; None without them.
         dtypes: The dtypes of the tensors as they were given, where they are others.
         can_learn: Whether memory suffices for learning by function, which moves gradients along with the values.
     """
@@ -53,7 +53,7 @@ class GaugeProblem:
 
     @cached_property
     def uncovered(self) -> Uncovered:
-        """The rotations, behind gains of one where there is a task whose model can be traced."""
+        """The rotations, behind gains of one with a task whose model can be traced."""
         if self.symmetry.ones:
             self.symmetry.require_ones(self.params)
         if self.task is None or self.symmetry.ones:

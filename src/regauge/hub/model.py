@@ -213,8 +213,8 @@ def open_model(
 ) -> Model:
     """Open a model by its name: its module, inputs on which it runs, and its symmetry.
 
-    Nothing is built or traced before it is asked for. The symmetry of a folder is kept in the user's cache, so that the
-    next process need not trace it. Code in a folder is never run, and nothing is fetched.
+    Nothing is built or traced before it is asked for. The symmetry of a folder is kept in the user's cache: the next
+    process need not trace it. Code in a folder is never run, and nothing is fetched.
 
     Args:
         name: A folder with config.json in Hugging Face style; `org/model`, which is read from the cache of the Hugging

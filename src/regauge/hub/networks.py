@@ -97,7 +97,7 @@ def read_symmetry(path: str | Path) -> Symmetry:
     """Read the symmetry that `regauge discover -o` wrote.
 
     Raises:
-        ValueError: There is none, or the file holds something else.
+        ValueError: There is no network, or the file holds something else.
     """
     path = Path(path)
     if not path.is_file():

@@ -280,7 +280,7 @@ def fit_many(
 ) -> list[Minimum]:
     """`fit` for several signals at once, each on one thread; the results do not depend on the number of workers.
 
-    Networks of shapes are large enough for one to fill a core, so that nothing is gained by stacking them.
+    Networks of shapes are large enough for one to fill a core: stacking them gains nothing.
 
     Args:
         starts: Initial parameters of each network; the same ones may be given several times.

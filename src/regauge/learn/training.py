@@ -36,8 +36,8 @@ def train(
 ) -> Trained:
     """Train a net in place; it ends with the weights of its best validation.
 
-    All chance follows from `seed` and the number of the step, also that of dropout, so that a training that is resumed
-    gives the bits of one that was not interrupted.
+    All chance follows from `seed` and the number of the step, also that of dropout. A resumed training gives the bits
+    of one that was not interrupted.
 
     Args:
         net: Its parameters are trained, but for those that need no gradient.

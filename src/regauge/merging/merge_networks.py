@@ -82,7 +82,7 @@ def merge(
         generator: Source of randomness for methods and rules that use one.
         rotate: Whether residual streams are rotated or reordered, as in `align`.
         untie: Whether tied heads of folders get a tensor of their own, as in `align`.
-        labels: Names of the networks in the record, the base last where there is one; numbers or paths unless given.
+        labels: Names of the networks in the record, the base last; numbers or paths unless given.
         out: Place of the result, which has the names, dtypes and header of the base or the first network: a path, or
             an `Output`. The record is written next to it. For networks on the disk only, as are the following.
         memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.

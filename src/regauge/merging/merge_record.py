@@ -22,7 +22,7 @@ class MergeRecord:
 
     Attributes:
         networks: A label for each network; the card has paths without the folders that all of them lie in.
-        base: The label of the base, where there is one.
+        base: The label of the base, if there is one.
         rule: The rule that combined the aligned networks.
         alignment: The method that aligned them.
         weights: Weight of each network in the result: shares of a mean, or factors of task vectors; settings as given

@@ -111,7 +111,7 @@ class Rule(ABC):
 
         Args:
             tensors: The tensor of each network, or its difference from the base, in float32 or float64; they may be
-                written into. They are read when they are asked for, so that a sum holds one at a time.
+                written into. They are read when they are asked for: a sum holds one at a time.
             factors: Their factors.
             target: The tensor of the result.
 

@@ -18,8 +18,8 @@ class Setting:
     """A number for each tensor of a network.
 
     With several `values` it is a gradient over the depth: they hold at equal distances from the first layer to the last
-    one, and between them the number is interpolated linearly. Tensors outside of layers have depth zero, so that they
-    take the first value.
+    one, and between them the number is interpolated linearly. Tensors outside of layers have depth zero and take the
+    first value.
 
     As text it is `0.5`, a gradient `0,0.5,1`, or `mlp=0.5/attn=0,1/0.3`: pieces of names first, and what holds for all
     other tensors last.

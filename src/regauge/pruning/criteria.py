@@ -23,7 +23,7 @@ class Criterion(ABC):
     """A way to choose the units that are removed: a small frozen dataclass. Subclasses define `scores`.
 
     The network that a criterion sees is balanced: it has the smallest norm that scales and invertible matrices can
-    reach without a change of the function, so that the choice is the same for all networks of an orbit.
+    reach without a change of the function. The choice is the same for all networks of an orbit.
     """
 
     needs_task = False

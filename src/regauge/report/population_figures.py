@@ -63,9 +63,9 @@ def map_figure(
 ) -> Figure:
     """Networks as points in the plane, in the color of their group; or, given values, in shades of these.
 
-    A column in place of groups is shown in either way: texts, truth values and few whole numbers are groups.
-    Distances are to scale. Groups are named in a legend where there are two to twenty; NaN is drawn gray. Below it
-    stands which share of the squared distances the plane shows.
+    A column in place of groups is shown in either way: texts, truth values and few whole numbers are groups. Distances
+    are to scale. A legend names two to twenty groups; NaN is drawn gray. Below it stands which share of the squared
+    distances the plane shows.
     """
     if column is not None:
         groups, values = list(map(str, column)), shades_of(column)

@@ -109,7 +109,7 @@ class Architecture:
         return module
 
     def to_json(self) -> str:
-        """The text form: stable, with the layout, so that reading it builds nothing."""
+        """The text form: stable, with the layout; reading it builds nothing."""
         document = {
             "format": FORMAT,
             "version": VERSION,

@@ -27,8 +27,8 @@ class Initialization:
         kinds: One of them is drawn for each network.
         scale: Factor of what is drawn: of all parameters for `isotropic`, else of the weights, which are the parameters
             with two axes or more.
-        is_common: Whether all networks have the same start, that of the first one, so that only what they are trained
-            on tells them apart.
+        is_common: Whether all networks have the same start, that of the first one: then they differ only by their
+            training.
     """
 
     kinds: tuple[Kind, ...] = ("factory",)

@@ -42,7 +42,7 @@ class Decoder(nn.Module):
     It makes one network for each vector, some point of the orbit that training is free to choose: behind an invariant
     reader this is an autoencoder of orbits, to be trained by what the networks compute. Each tensor is made in units of
     its own size, which `standardize` takes from networks. `begin_at` has all vectors begin near one network, whose
-    units are told apart. Buffers and what has no influence are not made: `like` gives them.
+    units differ. Buffers and what has no influence are not made: `like` gives them.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.

@@ -83,10 +83,10 @@ class Metanet(nn.Module):
 
     Permutations are respected by the layers. Products over the axes of invertible matrices (queries with keys) take the
     place of their factors. Scales, signs, half periods, and rotations that no products of moderate size describe, are
-    brought to a canonical form first, except for what the layers respect by themselves (`ScaleGMN`: signs;
-    `Propagation`: signs and half periods); with an `Equivariant` head the changes are brought back. A canonical form
-    jumps where a sum that decides a sign is zero. Of networks with translations representatives are read
-    (`Symmetry.split`), of which buffers are a part: populations have them, too.
+    brought to a canonical form first, except for the parts that layers respect (`ScaleGMN`: signs; `Propagation`: signs
+    and half periods); with an `Equivariant` head the changes are brought back. A canonical form jumps where a sum that
+    decides a sign is zero. Of networks with translations representatives are read (`Symmetry.split`), of which buffers
+    are a part: populations have them, too.
 
     Args:
         symmetry: Symmetry of the networks, with every size known; or those of several architectures, which then share
@@ -255,8 +255,8 @@ class Metanet(nn.Module):
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
         """Read networks with other numbers of units, too, with the parameters that there are.
 
-        Maps belong to roles of tensors and never to sizes, in every layer, so that all sizes that come from sets of
-        units may differ: widths, heads, experts, those of matrices whose products are read. Fixed axes (inputs,
+        Maps belong to roles of tensors and never to sizes, in every layer. All sizes that come from sets of units may
+        therefore differ: widths, heads, experts, those of matrices whose products are read. Fixed axes (inputs,
         classes, kernels) are inputs of maps, and must be as long as they were. The statistics of `standardize` stay.
 
         Args:

@@ -12,7 +12,7 @@ Layers = Literal["hidden", "all"]
 class RowEncoder(nn.Module):
     """Rows `[networks, rows, columns]` to codes `[networks, code]`.
 
-    Four layers act on every row by itself (512, 512, 1024 and 1024 units, batch normalization over the rows of all
+    Four layers act on every row alone (512, 512, 1024 and 1024 units, batch normalization over the rows of all
     networks, ReLU), then one linear layer, then the maximum over rows. Rows may come in any order, so the order of the
     units of *one* layer does not matter, but columns may not: the code is not invariant to permutations.
 

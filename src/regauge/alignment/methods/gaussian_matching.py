@@ -53,10 +53,10 @@ class GaussianMatching(Method):
     Attributes:
         cost: The cost that is minimized.
         std_weight: The weight of standard deviations under the Wasserstein cost; that of means is 1.
-        method: The method that matches the Gaussians, by parameters, without data. Unless given, weight matching
-            for two and `MergeMany` for many, which bring each to the Wasserstein barycenter of the others. Both leave
-            positive scales as they are, so that the distance itself is minimized; `WeightMatching()` makes the
-            outcome independent of how the posteriors are scaled.
+        method: The method that matches the Gaussians, by parameters, without data. Unless given, weight matching for
+            two and `MergeMany` for many, which bring each to the Wasserstein barycenter of the others. Both leave
+            positive scales as they are: the distance itself is minimized. `WeightMatching()` makes the outcome
+            independent of how the posteriors are scaled.
 
     Raises:
         ValueError: The cost is unknown, or the weight is negative, not finite, or has nothing to weigh.

@@ -30,9 +30,9 @@ class MergeMany(ManyMethod):
     of one network gains K - 1 times what its inner product with the mean of the others gains, so the objective
     never falls. The result is a local optimum: no single group of a single network can be improved.
 
-    Departures from the paper: networks are placed one after the other at first, each matched to the mean of
-    those that are placed already (the mean of networks that are not aligned knows little); they are then
-    visited in a fixed order, and a network is looked at again only where others moved.
+    Departures from the paper. Networks are first placed one after the other, each matched to the mean of those that are
+    placed already: the mean of networks that are not aligned says little. They are then visited in a fixed order, and a
+    network is visited again only if others moved.
 
     Of more than `core` networks only the first `core` are treated so. All are matched to the mean of these at once,
     then to their own mean, in rounds that lower the mean squared distance from it (`gather`). For many networks their

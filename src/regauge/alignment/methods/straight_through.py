@@ -28,9 +28,9 @@ class StraightThrough(Method):
     all batches with its sign turned. The initial element, the identity and the elements at a few checks are
     judged so, and the best is returned.
 
-    Departures from the paper: theta is matched over every group of the symmetry; the learning rate is thirty times
-    larger and the last element is preferred to the one of the best single batch, which on MNIST ended at lower
-    barriers; elements are judged on all batches.
+    Departures from the paper. Theta is matched over every group of the symmetry. The learning rate is thirty times
+    larger, and the last element is preferred to the one of the best single batch: on MNIST this ended at lower
+    barriers. Elements are judged on all batches.
 
     Attributes:
         init: An element, or a method whose result is the start; None is the identity.

@@ -36,10 +36,10 @@ class GaussianPosterior(NamedTuple):
     def draw(self, count: int, generator: torch.Generator) -> Params:
         """Standard normal noise, `[count, ...]` for every parameter that is not certain.
 
-        Names are drawn in alphabetical order, so that a posterior read from a file has the samples that it had before.
+        Names are drawn in alphabetical order: a posterior that is read from a file has the same samples.
 
         Raises:
-            ValueError: All parameters are certain, so that there is nothing to sample.
+            ValueError: All parameters are certain, and there is nothing to sample.
         """
         if not self.std:
             raise ValueError("all parameters are certain, so there is nothing to sample; use the mean as one network")

@@ -12,7 +12,7 @@ class Likelihood(Protocol):
     """The distribution of a target given a network's output; a small object that a user can write.
 
     Outputs may have leading axes that targets lack, such as the axis of samples; both methods keep these axes. An
-    example is an entry of the first axis of the targets. Results are float64, so that sums over examples are.
+    example is an entry of the first axis of the targets. Results, and sums over examples, are float64.
     """
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ class PosteriorPath(Protocol):
 class PosteriorCurve(Curve):
     """The predictive loss along a path of posteriors, sampled with the same noise at every point.
 
-    The loss is the *negative* log predictive likelihood per example, in nats, so that a barrier is positive and high
-    where predictions get worse on the way. The paper's L is a log likelihood and a sum over examples; its equation 10,
-    as printed, takes the largest improvement.
+    The loss is the *negative* log predictive likelihood per example, in nats: a barrier is positive and high if
+    predictions get worse on the way. The paper's L is a log likelihood and a sum over examples; its equation 10, as
+    printed, takes the largest improvement.
 
     Attributes:
         table: One row per point: "t" and `Predictive.metrics`, among them the Monte Carlo "error" of the "loss".
@@ -53,8 +53,8 @@ class PosteriorCurve(Curve):
     def excess_errors(self) -> tuple[float, ...]:
         """Monte Carlo standard errors of `excess`; NaN for a single sample, 0 at the ends.
 
-        The noise is common, so that what a sample does to the ends is taken off what it does between them: these are
-        often much smaller than the errors of the three losses would suggest.
+        The noise is common: the effect of a sample on the ends is subtracted from its effect between them. These errors
+        are often much smaller than those of the three losses would suggest.
         """
         ts = torch.tensor([row["t"] for row in self.table], dtype=torch.float64, device=self.influences.device)[:, None]
         rest = self.influences - ((1 - ts) * self.influences[0] + ts * self.influences[-1])
@@ -96,7 +96,7 @@ def posterior_line(
     Gaussians; elsewhere that end has the same distribution, in other samples.)
 
     With `path=mixture` nothing is sampled between the ends: a mixture's likelihood is exactly the average of those of
-    the ends, each with all samples, so that there is no barrier, by the convexity of -log.
+    the ends, each with all samples. There is no barrier, by the convexity of -log.
 
     Args:
         module, batches, likelihood, outputs, chunk: See `predict`; the module stands behind the posteriors.
@@ -189,7 +189,7 @@ def posterior_slice(
     With `q_0`, `q_1` and `q_1.push(s, g)`, the second moved to the first, it shows how deep the valleys between them
     are. The prior alone is often *higher* between networks, whose norms are smaller there; that is why likelihood and
     prior are apart. For the plane through samples give one network of each, `{n: t[0] for n, t in q.at(noise).items()}`
-    (with `push_noise` for the moved one, so that it is the same function).
+    (with `push_noise` for the moved one, which is then the same function).
 
     Args:
         first: The origin: a posterior, for its mean, or parameters.

@@ -54,7 +54,7 @@ class Predictive:
         targets: Targets of the examples, `[examples, ...]`.
         averages: Averages over samples of the likelihood's `statistics`, `[examples, ...]`, and of
             "log_likelihood" the average.
-        is_exact: Whether the samples are the whole distribution, as for one network, so that nothing was estimated.
+        is_exact: Whether the samples are the whole distribution, as for one network: nothing was estimated.
 
     References:
         Rossi et al. (2023), equation 5, which is a sum and not negated.

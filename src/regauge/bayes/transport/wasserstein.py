@@ -92,8 +92,8 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
     keeps both parts apart.
 
     The ends have the distributions of a and b. That of b is written with rotated roots or in another order of
-    particles, so that noise drawn once shows the whole path: a loss along it has the same Monte Carlo error
-    everywhere. What only one of the two is uncertain of has zero standard deviations in the other.
+    particles. Noise drawn once then shows the whole path: a loss along it has the same Monte Carlo error everywhere.
+    What only one of the two is uncertain of has zero standard deviations in the other.
 
     Raises:
         ValueError: The posteriors are of different kinds or architectures, Kronecker factors belong to different

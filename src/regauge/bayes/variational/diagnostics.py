@@ -72,9 +72,9 @@ def diagnose(
 
     The divergence is `sum(log(prior_std / std) + (std^2 + mean^2) / (2 prior_std^2) - 1/2)` over what is uncertain.
 
-    Which weights read a unit is taken from the symmetry: those on which one of its positive scales has a negative
-    exponent, or else, for a group without such (odd or smooth activations, residual streams), those that have it on
-    their second axis, the input axis of torch's linear and convolutional layers. A bias reads nothing.
+    The symmetry says which weights read a unit: those on which one of its positive scales has a negative exponent. In a
+    group without such scales (odd or smooth activations, residual streams) they are those that have it on their second
+    axis, the input axis of torch's linear and convolutional layers. A bias reads nothing.
 
     Args:
         posterior: A diagonal Gaussian.

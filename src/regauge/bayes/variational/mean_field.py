@@ -35,10 +35,10 @@ class VariationalConfig(DescentConfig):
 
     Learning rates belong to this bound per example. One for the bound summed over N examples becomes N times as large:
     the 1e-6 of Rossi et al. (2023), table 1, is 0.06 for 60,000 examples and makes no sense otherwise. It is small: the
-    divergence moves the logarithm of a standard deviation by at most 1e-5 in a step (with momentum 0.9), so that
-    standard deviations stay near their start unless there are 10^5 steps and more.
-    `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way; the defaults let them arrive
-    at their optimum in a few thousand steps.
+    divergence moves the logarithm of a standard deviation by at most 1e-5 in a step (with momentum 0.9). Standard
+    deviations stay near their start unless there are 10^5 steps and more. `VariationalConfig(optimizer=SGD(0.06,
+    momentum=0.9), lr_std=0.06)` trains in this way; the defaults let them arrive at their optimum in a few thousand
+    steps.
 
     Attributes:
         prior_std: Standard deviation of the prior.
@@ -90,8 +90,8 @@ def fit(
 ) -> GaussianPosterior:
     """Fit a diagonal Gaussian over the parameters of a network.
 
-    Gradients are those of sampled weights (the reparametrization theta = mean + std * noise), so that any module can
-    be trained. It runs in training mode, and its buffers end up in the mean.
+    Gradients are those of sampled weights (the reparametrization theta = mean + std * noise): any module can be
+    trained. It runs in training mode, and its buffers end up in the mean.
 
     Args:
         start: Means at the start.

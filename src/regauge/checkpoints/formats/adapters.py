@@ -74,7 +74,7 @@ def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
             `[rank, tokens]` and `lora_embedding_B` `[width, rank]`.
 
     Raises:
-        ValueError: A factor is missing, or two of one module have different ranks; or there are none.
+        ValueError: A factor is missing, two of one module have different ranks, or there are no factors.
     """
     groups: list[Group] = []
     shapes: dict[str, tuple[int, ...]] = {}

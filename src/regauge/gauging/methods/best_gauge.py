@@ -39,19 +39,19 @@ class BestGauge(GaugeMethod):
     The objectives of methods cannot be compared, and a smaller rounding error of weights does not mean a smaller loss.
     With a task, its loss decides, over all batches and with the weights of all layers rounded. Without one, the mean
     over layers of the relative squared rounding error of their weights decides, and nothing else is claimed: a network
-    is not kept either where that error grows at 8, 4 or 3 bits per row. The network as it is takes part, so that the
+    is not kept either where that error grows at 8, 4 or 3 bits per row. The unchanged network is a candidate: the
     result is never worse than it. The objective is what decides, with its sign turned.
 
-    Methods begin where the coordinates of translations are zero, which takes part itself, so that translated copies get
-    one gauge, but for a copy that is best as it is. In 16 bits translations are left alone: they would cost digits.
+    Methods begin where the coordinates of translations are zero; that gauge is a candidate, too. Translated copies get
+    one gauge, except a copy that is best as it is. In 16 bits translations are left alone: they would cost digits.
 
     Attributes:
         scheme: The rounding scheme of weights.
         methods: In the order in which they are tried; the first of equally good ones is kept. Unless given, scales are
             equalized, what can be rotated is turned by Hadamard matrices, and rotations are learned by the error of the
             weights, with a task by function, too.
-        by: Whether the loss of the task decides, or the rounding error of the weights; the loss unless given, where
-            there is a task.
+        by: Whether the loss of the task decides, or the rounding error of the weights; with a task the loss unless
+            given.
         steps: The number of steps of learned rotations, where no methods are given.
         is_kept_always: Whether the best network that a method moved is kept, even where the one as it is loses less.
     """

@@ -99,7 +99,7 @@ class Rotation(GaugeMethod):
 
 @dataclass(frozen=True)
 class Hadamard(Rotation):
-    """A Hadamard matrix for every orthogonal and linear group, with random signs where there is a generator.
+    """A Hadamard matrix for every orthogonal and linear group, with random signs given a generator.
 
     Of sizes without one it is the Kronecker product of the largest Hadamard matrix that divides them with the matrix of
     the Hartley transform. Streams behind LayerNorm get the rotation that keeps the ones; pairs of rotary positions are

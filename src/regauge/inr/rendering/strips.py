@@ -120,7 +120,7 @@ def render_networks(
 ) -> Strip:
     """Show networks in a row.
 
-    Every network is shown with the same random points, so that equal ones look the same.
+    Every network is shown with the same random points: equal ones look the same.
 
     Args:
         inr: Architecture of all networks.

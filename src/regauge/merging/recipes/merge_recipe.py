@@ -48,8 +48,8 @@ class AssemblySetting(TypedDict, total=False):
 def merge_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[AssemblySetting]) -> MergeResult:
     """Merge by a recipe: a YAML file as mergekit reads it, with models aligned where they differ.
 
-    Tensors are read, combined and written one after the other, so that models may be larger than memory. Notes about
-    the recipe, its models and their tokens are logged.
+    Tensors are read, combined and written one after the other: models may be larger than memory. Notes about the
+    recipe, its models and their tokens are logged.
 
     Args:
         path: The recipe; folders in it are seen from there.

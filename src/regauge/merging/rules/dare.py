@@ -15,10 +15,10 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Dare(SparseRule):
-    """Drop entries of the task vectors at random and enlarge the others, so that their expectation stays.
+    """Drop entries of the task vectors at random and enlarge the others, which keeps their expectation.
 
-    Each entry is dropped with probability `drop`, else divided by `1 - drop`; then another rule combines what is
-    left. With `TaskArithmetic` the result is unbiased: its expectation is that of no drop at all.
+    Each entry is dropped with probability `drop`, else divided by `1 - drop`; then another rule combines the task
+    vectors. With `TaskArithmetic` the result is unbiased: its expectation is that of no drop at all.
 
     Attributes:
         drop: Probability, in [0, 1); one number for each network, too.

@@ -20,7 +20,7 @@ class Della(SparseRule):
 
     In each row of a tensor, what has one index along its first axis, the entries are ranked by magnitude. The
     probability to be kept rises evenly with the rank from `density - epsilon` for the smallest to `density + epsilon`
-    for the largest; what is kept is divided by it, so that the expectation of every entry stays. Then another rule
+    for the largest; kept entries are divided by it, which keeps the expectation of every entry. Then another rule
     combines them.
 
     Attributes:

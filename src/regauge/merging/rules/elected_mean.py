@@ -21,8 +21,8 @@ class ElectedMean(VectorRule):
     """Elect a sign for each entry of the task vectors, and average those that agree with it.
 
     An entry's sign is that of the weighted sum over networks. The result is `base + scale * mean`, where the weighted
-    mean is over those networks whose entry, times its weight, has this sign; it is zero where there are none, and where
-    the sum is zero. Where negative weights make the weights of those networks cancel, their sum stays undivided.
+    mean is over those networks whose entry, times its weight, has this sign; it is zero without such networks, and
+    where the sum is zero. Where negative weights make the weights of those networks cancel, their sum stays undivided.
 
     Attributes:
         scale: Factor of the mean.

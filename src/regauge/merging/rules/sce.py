@@ -25,7 +25,7 @@ class Sce(VectorRule):
     For each tensor: of the n entries on which the task vectors differ, the `density n` with the largest variance over
     networks are kept in all of them. Each network weighs as the mean of the squares of what is kept. An entry's sign is
     that of the plain sum over networks; the result is `base + mean`, the weighted mean over those networks whose entry
-    has this sign, and zero where there are none.
+    has this sign, and zero without such networks.
 
     Attributes:
         density: Share of the entries on which networks differ that is kept, above zero and at most one; with one the

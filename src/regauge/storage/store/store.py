@@ -260,7 +260,7 @@ class Store:
     def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
         """Some networks, stacked in the order of their numbers in `indices`.
 
-        The shards are mapped into memory, so that the system reads the pages of these networks and nothing else.
+        The shards are mapped into memory: the system reads the pages of these networks and nothing else.
 
         Args:
             indices: Numbers from 0 to `len(self) - 1`, in any order and repeated if wanted; a slice; or a mask with a

@@ -42,7 +42,7 @@ class Propagation(Layer):
         channels: Functions of each weight.
         expansion: Width of the hidden layer of the MLP, as a multiple of the width.
         is_signed: Whether signs and half periods are respected this way, instead of by a canonical form before.
-        is_pass: Whether the maps `B` of `u` begin as the identity, so that layers begin as the network's own pass.
+        is_pass: Whether the maps `B` of `u` begin as the identity: layers then begin as the network's own pass.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.

@@ -26,10 +26,10 @@ class RelationalAttention(Layer):
 
         logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
 
-    with a softmax over everything that x attends to, in several heads. Before, `e <- e + MLP(e, x, y)`, and after,
-    `x <- x + MLP(x, messages)`; all norms are of single vectors. Only connections are computed, in dense blocks, and a
+    with a softmax over everything that x attends to, in several heads. Before, `e <- e + MLP(e, x, y)`, and after, `x
+    <- x + MLP(x, messages)`; all norms are of single vectors. Only connections are computed, in dense blocks, and a
     weight of zero is a connection like any other. Departures from the paper, whose units attend to all units: `c e`
-    takes the place of the product of `A e` and `B e`, and norms come first, so that deep nets keep what they read.
+    takes the place of the product of `A e` and `B e`, and norms come first: deep nets then keep what they read.
 
     Attributes:
         heads: Number of heads.

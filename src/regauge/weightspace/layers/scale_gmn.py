@@ -30,12 +30,12 @@ class ScaleGMN(Layer):
 
     Where a group has several families of signs, its units have such features for every product of them that occurs, and
     products of two make a third. Maps of features that signs change have no biases. Which products may be summed
-    follows from the exponents: they must cancel at the units that are summed over. Signs are their own inverses, so
-    that the same products serve for messages forward and backward.
+    follows from the exponents: they must cancel at the units that are summed over. Signs are their own inverses: the
+    same products serve for messages forward and backward.
 
     Positive scales may be respected in the same way, as published. Then `i(u)` are the direction of `u` and logarithms
     of ratios of sizes that no scale changes, and messages backward are made of features with the exponents of outgoing
-    weights, which come from the outputs: no weight is inverted, and kernels may be padded with zeros.
+    weights, which come from the outputs. No weight is inverted, and kernels may be padded with zeros.
 
     Departures from the paper: unless `is_scaled`, positive scales are brought to a canonical form first, which is
     smooth, as signs have none, and tells sizes from the first layer on. Norms keep the spread over networks through

@@ -32,9 +32,9 @@ class Probes:
     used. Networks are run in their canonical form, in the dtype of the module, and so scales are as canonical as they
     are in the weights; activations that signs change are features that signs change, where layers know these.
 
-    Floating-point inputs are learned. They begin as examples, drawn at random; where there are fewer examples than
-    probes, as normal numbers with their mean and deviation. Others (tokens, masks) stay examples. Arguments whose first
-    axis is not as long as that of the first tensor are taken as they are.
+    Floating-point inputs are learned. They begin as examples, drawn at random; with fewer examples than probes, as
+    normal numbers with their mean and deviation. Others (tokens, masks) stay examples. Arguments whose first axis is
+    not as long as that of the first tensor are taken as they are.
 
     With an `Invariant` head, an MLP of its own reads the outputs at all probes, too; see `Metanet.read_probes`. Probes
     may lie on a sheet (`inputs=(16, 16)`), which begins as 256 examples in their order, such as the pixels of an image;

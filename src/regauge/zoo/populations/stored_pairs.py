@@ -121,7 +121,7 @@ class PairMatrices:
         """The distances between all networks, `[networks, networks]`.
 
         Args:
-            by: "orbits": of orbits, each pair aligned by itself; "universe": of networks aligned to the mean of their
+            by: "orbits": of orbits, with each pair aligned; "universe": of networks aligned to the mean of their
                 universe; "weights": of the weights as they are.
             seed: The seed of the alignment.
         """

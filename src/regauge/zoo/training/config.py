@@ -197,7 +197,7 @@ class PopulationConfig(DescentConfig):
         return count if self.batch is None else min(self.batch, count)
 
     def reads_everything(self, examples: Examples) -> bool:
-        """Whether every step reads all examples, so that groups do not matter."""
+        """Whether every step reads all examples: groups then do not matter."""
         return self.subset is None and self.batch_of(len(examples.inputs)) == len(examples.inputs)
 
 

@@ -31,7 +31,7 @@ class Examples:
         is_signals: Whether each network learns a signal of its own, at points that all share.
         labels: The class of each signal, `[signals]`, which rows tell and no network learns; None if there are none.
         is_test: Whether signals are of the data's test set, `[signals]`: the column "split" of a network is "test" or
-            "train". None if nobody divided them.
+            "train". None if they are not divided.
 
     Raises:
         ValueError: Numbers of inputs and targets, or of signals and labels, differ, or targets are of another shape or
