@@ -115,6 +115,25 @@ def test_few_tensors_are_read_unless_the_answer_is_open(tmp_path: Path, monkeypa
     assert {one: a.keys() - names for one, names in read.items()} == {"a": set(), "copy": set()}
 
 
+@pytest.mark.usefixtures("streamed")
+def test_equal_networks_are_not_aligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = NETS["Llama"]
+    symmetry = rg.discover(make().eval(), (TOKENS,), verify=False)
+    a = network(make, 0)
+    paths = [save(a, tmp_path / f"{name}.safetensors") for name in "ab"]
+    for name in ("match_streamed", "match_whole", "compare_sampled"):
+        monkeypatch.setattr(f"regauge.comparison.compare_networks.{name}", None)
+    for pair in (paths, (a, dict(a))):
+        found = rg.compare(*pair, symmetry, memory="2GB" if pair is paths else None)
+        assert (found.verdict, found.distance, found.orbit_distance) == ("identical", 0, 0)
+        assert found.share_after == pytest.approx(1)
+        assert found.element[symmetry.groups[0].name].perm is not None
+        assert found.p_value == 1 / 1000
+    broken = {**a, "head.weight": a["head.weight"] * float("inf")}
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        rg.compare(broken, dict(broken), symmetry)
+
+
 def test_a_sample_has_units_of_the_whole_group_and_all_entries_of_small_axes(
     net: tuple[rg.Symmetry, Params, Params],
 ) -> None:

@@ -16,6 +16,7 @@ from regauge.comparison.compare_sampled import compare_sampled
 from regauge.comparison.comparison import Comparison
 from regauge.comparison.comparison_report import require_page, write_page
 from regauge.comparison.independence import DRAWS
+from regauge.comparison.match_equal import match_equal
 from regauge.comparison.match_streamed import match_streamed, without_widths
 from regauge.comparison.match_whole import match_whole
 from regauge.comparison.match_widths import match_widths
@@ -128,11 +129,15 @@ def compare(
         references = [_in_memory(common.of(one)) for one in references]
         if job is not None and isinstance(params_a, Checkpoint) and isinstance(params_b, Checkpoint):
             job = replace(job, checkpoints=(params_a, params_b))
-    found = None
-    if not (exact or references or has_widths) and task is None and (common is None or common.is_whole):
-        limit = None if job is None else job.limit
-        found = compare_sampled(params_a, params_b, symmetry, origins, draws=draws, generator=generator, memory=limit)
-    if found is None:
+    found, matched = None, None
+    if not (references or has_widths) and task is None and (common is None or common.is_whole):
+        matched = match_equal(params_a, params_b, symmetry)
+        if matched is None and not exact:
+            limit = None if job is None else job.limit
+            found = compare_sampled(
+                params_a, params_b, symmetry, origins, draws=draws, generator=generator, memory=limit
+            )
+    if found is None and matched is None:
         if common is not None and has_widths:
             a, b = _in_memory(params_a), _in_memory(params_b)
             matched = match_widths(a, b, symmetry, common, references=references)
@@ -141,6 +146,8 @@ def compare(
         else:
             a, b = _in_memory(params_a), _in_memory(params_b)
             matched = match_whole(a, b, symmetry, task=task, references=references)
+    if found is None:
+        assert matched is not None
         found = weigh(matched, common, origins, draws=draws, generator=generator)
     if has_widths and found.p_value is None:
         found = replace(found, notes=(*found.notes, NO_ORDER))
