@@ -59,6 +59,15 @@ docs: $(DOCS_STAMP)
 docs-test: $(DOCS_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_site.py
 
+# What would be published, both distributions, and whether an index takes it and its page has the README.
+dist: $(STAMP)
+	@$(INSTALL) --editable '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist papers
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 $(DOCS_STAMP): $(STAMP)
 	@$(INSTALL) --editable '.[docs]'
 	@touch $@
@@ -78,4 +87,4 @@ judges: $(STAMP)
 	$(BIN)/python judges/page.py
 
 clean:
-	rm -rf .venv out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv out dist docs/_build docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,7 @@ from typing import Any
 
 import lazy_loader
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """The version of regauge, as in pyproject.toml."""
 
 
