@@ -22,6 +22,10 @@ CPU = torch.device("cpu")
 TO_NUMPY = (Tensor.numpy, Tensor.__array__)
 INDEXING = (Tensor.__getitem__, torch.index_put, Tensor.index_put)
 PRODUCTS = (Tensor.matmul, Tensor.__matmul__, torch.matmul, torch.mm, torch.bmm, torch.einsum)
+WAITING = (
+    *(Tensor.item, Tensor.tolist, Tensor.nonzero, torch.nonzero),
+    *(Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
+)
 COPYING = (Tensor.copy_, Tensor.cpu, Tensor.to, Tensor.type_as, torch._has_compatible_shallow_copy_type)
 
 
@@ -32,13 +36,15 @@ class TwoDevicesError(RuntimeError):
 class PretendDevice(TorchFunctionMode):
     """While it is entered, `tensor.to(DEVICE)` marks a copy, and operators refuse to mix marked with other tensors.
 
-    `left` has the numbers of values of the tensors that were brought back to the CPU.
+    `left` has the numbers of values of the tensors that were brought back to the CPU, and `waits` counts how often the
+    CPU waited for values, those that decide a branch or a shape among them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._marked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self.left: list[int] = []
+        self.waits = 0
         self._one_thread = mock.patch.object(searches, "count_searches", return_value=1)
 
     def __enter__(self) -> "PretendDevice":
@@ -84,8 +90,10 @@ class PretendDevice(TorchFunctionMode):
             if target == self.holds(args[0]):
                 return self._mark(moved) if target else moved
             self.left += [] if target else [moved.numel()]
+            self.waits += not target
             moved = moved.clone() if moved is args[0] else moved
             return self._mark(moved) if target else moved
+        self.waits += bool(marked) and func in WAITING
         self._require_one_device(func, args, operands, marked)
         if "generator" in kwargs and kwargs["generator"] is not None and target:
             raise TwoDevicesError(f"{func} draws on the device with a generator of the CPU")

@@ -136,6 +136,18 @@ def test_the_next_cost_is_computed_while_the_last_is_searched(count: int, monkey
     assert seen == [count > 1]
 
 
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_a_search_waits_for_its_device_a_few_times(pairs: int) -> None:
+    """Once for the profits, and for a few numbers: whether they are finite, what is reached and what was."""
+    symmetry = mlp_symmetry(4, 64, 64, 64, 3, kind="permutation")  # larger than what is searched at once, without sums
+    a, b = far_pairs(symmetry, pairs)
+    with PretendDevice() as device:
+        ascent = make_ascent(symmetry, device.bring(a), device.bring(b))
+        device.waits = 0
+        ascent.sweep(torch.arange(pairs))
+        assert 0 < device.waits <= 5 * len(symmetry.groups)
+
+
 def test_searches_share_the_cores_on_a_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     symmetry = SYMMETRIES["permutation"]
     a, b = far_pairs(symmetry, 1)

@@ -18,13 +18,14 @@ class NeighborTerm:
 
     `update` adds to the cost what changed since the last update: the products with units that h moved. The group whose
     cost this is acts at the site `own` of the tensor, the other one at `neighbor`, on another axis.
+
+    Elements are on the CPU, and what they moved is told there: the device of the tensors is never waited for.
     """
 
     def __init__(self, networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> None:
         self._networks, self._name, self._own, self._neighbor = networks, name, own, neighbor
         self._is_signed = any(character(neighbor.placement))
-        device = networks.a[name].device
-        units = torch.arange(neighbor.group.size, device=device).expand(networks.pairs, -1)
+        units = torch.arange(neighbor.group.size).expand(networks.pairs, -1)
         self._perm: Int[Tensor, "pair unit"] = units.clone()
         self._factor: Int8[Tensor, "pair unit"] = torch.zeros_like(units, dtype=torch.int8)  # Nothing is added yet.
         self._b = self._by_unit(networks.b[name])
@@ -57,9 +58,9 @@ class NeighborTerm:
         if writes == self._seen:
             return
         self._seen = writes if len(rows) == self._networks.pairs else -1
-        value, rows = self._networks.value(self.group, rows), rows.to(sums.device)
-        perm = at(self._perm, rows) if value.perm is None else value.perm.to(sums.device)
-        factor = unit_factors(self._neighbor, value, rows.shape[0]).to(sums.device)
+        value = self._networks.value(self.group, rows)
+        perm = at(self._perm, rows) if value.perm is None else value.perm
+        factor = unit_factors(self._neighbor, value, rows.shape[0])
         if len(sums) == 1 and self._own.group.matrix == "none" and not bool(self._factor.any()):
             self._add_whole(sums)
         else:
@@ -117,7 +118,7 @@ class NeighborTerm:
         if len(rows) == len(sums):
             sums += change
         else:
-            sums.index_add_(0, rows, change.to(sums.dtype))
+            sums.index_add_(0, _send(rows, sums), change.to(sums.dtype))
 
     def _by_unit(self, tensor: Tensor) -> Tensor:
         """Copy the tensor of several pairs, contiguous, as `[pair, unit of the neighbor, rest, unit of the group]`.
@@ -142,12 +143,12 @@ class NeighborTerm:
         if len(self._perm) == 1:
             return self._take_single(tensor, perm, factor)
         if perm is None:
-            taken = tensor if len(rows) == len(tensor) else tensor[rows]
+            taken = tensor if len(rows) == len(tensor) else tensor[_send(rows, tensor)]
         else:
-            flat = (rows.unsqueeze(1) * tensor.shape[1] + perm).flatten()
+            flat = _send((rows.unsqueeze(1) * tensor.shape[1] + perm).flatten(), tensor)
             taken = tensor.flatten(0, 1).index_select(0, flat).reshape(*perm.shape, *tensor.shape[2:])
         if factor is not None:
-            taken = taken * factor.to(taken.dtype)[..., None, None]
+            taken = taken * _send(factor, taken).to(taken.dtype)[..., None, None]
         return taken
 
     def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
@@ -160,12 +161,12 @@ class NeighborTerm:
         if perm is None:
             tensor = _in_order(tensor, site)
         else:
-            index = perm[0] if site.is_plain else site.positions.to(perm.device).reshape(-1, copies)[perm[0]].flatten()
-            tensor = take(tensor, axis, index)
+            index = perm[0] if site.is_plain else site.positions.reshape(-1, copies)[perm[0]].flatten()
+            tensor = take(tensor, axis, _send(index, tensor))
         if factor is None:
             return tensor
         shape = [-1 if k == axis else 1 for k in range(tensor.ndim)]
-        return tensor * factor[0].to(tensor.dtype).repeat_interleave(copies).reshape(shape)
+        return tensor * _send(factor[0].repeat_interleave(copies), tensor).to(tensor.dtype).reshape(shape)
 
 
 def _in_order(tensor: Tensor, site: Site) -> Tensor:
@@ -173,4 +174,9 @@ def _in_order(tensor: Tensor, site: Site) -> Tensor:
     axis = 1 + site.placement.axis
     if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
         return tensor
-    return take(tensor, axis, site.positions.to(tensor.device))
+    return take(tensor, axis, _send(site.positions, tensor))
+
+
+def _send(index: Tensor, there: Tensor) -> Tensor:
+    """A small tensor on the device of another one, which is not waited for."""
+    return index.to(there.device, non_blocking=True)
