@@ -67,6 +67,74 @@ def near(q: Tensor) -> Tensor:
     return q * min(1.0, 0.4 / math.sqrt(2 * float(q.square().sum())))
 
 
+def circulant(kernel: Tensor) -> Tensor:
+    """Blocks of two rows, each the other turned, over the number of columns."""
+    rows = []
+    for own in kernel:
+        rows.append(torch.cat([torch.stack([x, y]) for x, y in own]))
+        rows.append(torch.cat([torch.stack([y, x]) for x, y in own]))
+    return torch.stack(rows) / 6
+
+
+def bounded(p: Mapping[str, Tensor]) -> Tensor:
+    """Outer products of unit vectors, of the length of the base's columns."""
+    pairs = zip(p["delora_A"], p["delora_B"].T, strict=True)
+    units = [torch.outer(b / b.norm(), a / a.norm()) for a, b in pairs]
+    return float(p["delora_lambda"]) / 2 * (units[0] + units[1]) * p["delora_w_norm"]
+
+
+def waves(spectrum: Tensor) -> Tensor:
+    """A sum of waves over the matrix, at places that a seed draws."""
+    found = torch.zeros(4, 6, dtype=torch.float64)
+    rows, columns = torch.arange(4.0).double()[:, None], torch.arange(6.0).double()
+    places = torch.randperm(24, generator=torch.Generator().manual_seed(11))[:5].tolist()
+    for value, place in zip(spectrum.tolist(), places, strict=True):
+        found += value * torch.cos(2 * math.pi * (place // 6 * rows / 4 + place % 6 * columns / 6)) / 24
+    return 12 * found
+
+
+def by_blocks(block: Tensor) -> Tensor:
+    """The change of every block of two rows and columns."""
+    found = WEIGHT.clone()
+    for row in range(0, 4, 2):
+        for column in range(0, 6, 2):
+            own = WEIGHT[row : row + 2, column : column + 2]
+            found[row : row + 2, column : column + 2] += own @ block[row // 2] + block[row // 2]
+    return found
+
+
+def turns(theta: Tensor, alpha: Tensor, variant: int, group: int) -> Tensor:
+    """The matrix that turns pairs of outputs, half a group apart."""
+    found, half = torch.zeros(4, 4, dtype=torch.float64), group // 2
+    for start in range(0, 4, group):
+        for k in range(half):
+            one, two = start + k, start + half + k
+            if variant == 4:
+                first, second = 2 * start, 2 * start + group
+                places = [(first + k, second + k), (first + half + k, second + half + k)]
+            else:
+                near = start // 2 + k if variant == 1 else one
+                places = [(near, near), (near, near) if variant == 1 else (two, two)]
+            (c1, s1), (c2, s2) = places
+            found[one, one], found[one, two] = alpha[c1] * theta[c1].cos(), -alpha[s1] * theta[s1].sin()
+            found[two, two], found[two, one] = alpha[c2] * theta[c2].cos(), alpha[s2] * theta[s2].sin()
+    return found
+
+
+def road(variant: int, group: int, count: int, row: tuple[float, ...], bias: tuple[float, ...]) -> "Case":
+    def turned(p: Mapping[str, Tensor], value: Tensor) -> Tensor:
+        return turns(p["road_theta"], p["road_alpha"], variant, group) @ value
+
+    return Case(
+        {"road_alpha": (count,), "road_theta": (count,)},
+        {"variant": f"road_{variant}", "group_size": group},
+        lambda p: turned(p, WEIGHT),
+        row,
+        also={"lin.bias": lambda p: turned(p, BASE["lin.bias"].double())},
+        bias=bias,
+    )
+
+
 @dataclass(frozen=True)
 class Case:
     """An adapter: its tensors in order, its settings, the formula, and row 1 of the matrix as peft made it."""
@@ -77,6 +145,7 @@ class Case:
     row: tuple[float, ...]
     name: str = "lin.weight"
     also: Mapping[str, Formula] = field(default_factory=dict)
+    bias: tuple[float, ...] | None = None
 
 
 LOHA = {"hada_w1_a": (4, 2), "hada_w1_b": (2, 6), "hada_w2_a": (4, 2), "hada_w2_b": (2, 6)}
@@ -166,6 +235,57 @@ CASES = {
         scattered,
         (-0.87158, -0.68322, -0.63127, -0.2481, 0.65699, 1.46995),
     ),
+    "BEFT": Case(
+        {"beft_bias": (1, 4)},
+        {},
+        lambda p: WEIGHT,
+        (-0.87158, -0.98245, -0.63127, 0.01681, 0.65699, 0.98817),
+        also={"lin.bias": lambda p: BASE["lin.bias"] + p["beft_bias"][0]},
+        bias=(1.0, 0.68806, -0.13383, -0.59833),
+    ),
+    "C3A": Case(
+        {"c3a_kernel": (2, 3, 2)},
+        {"block_size": 2},
+        lambda p: WEIGHT + circulant(p["c3a_kernel"]),
+        (-0.84695, -0.98245, -0.56599, 0.06387, 0.74011, 1.06584),
+    ),
+    "DELORA": Case(
+        {"delora_A": (2, 6), "delora_B": (4, 2), "delora_lambda": (1,), "delora_w_norm": (6,)},
+        {"r": 2},
+        lambda p: WEIGHT + bounded(p),
+        (-0.86509, -0.99086, -0.65601, -0.01998, 0.61662, 0.95396),
+    ),
+    "FOURIERFT": Case(
+        {"fourierft_spectrum": (5,)},
+        {"scaling": 12.0, "random_loc_seed": 11},
+        lambda p: WEIGHT + waves(p["fourierft_spectrum"]),
+        (-1.15926, -1.1356, -0.42344, 0.19515, 0.73685, 0.96298),
+    ),
+    "MISS": Case(
+        {"miss_block": (4, 4)},
+        {"init_weights": True},
+        lambda p: WEIGHT + torch.cat([p["miss_block"].T, p["miss_block"].T[:, :2]], 1),
+        (-0.72382, -0.48371, -0.41758, -0.32707, 0.80475, 1.48692),
+    ),
+    "MISS by products": Case(
+        {"miss_block": (2, 2, 2)},
+        {"init_weights": "bat"},
+        lambda p: by_blocks(p["miss_block"]),
+        (-0.86662, -1.10436, -0.3442, 0.32179, 1.21829, 1.86394),
+    ),
+    "MISS, small": Case(
+        {"miss_block": (3, 2)},
+        {"init_weights": "mini"},
+        lambda p: WEIGHT + p["miss_block"].T.repeat(2, 2),
+        (-0.72382, -0.59079, -0.13252, 0.16457, 1.04865, 1.48692),
+    ),
+    "ROAD": road(1, 2, 2, (0.0,) * 6, (0.0, 0.0, 0.01329, -0.15812)),
+    "ROAD by two": road(
+        2, 4, 4, (-0.11643, -0.17449, -0.15048, -0.0557, 0.06527, 0.15555), (0.0, 0.13853, 0.03218, -0.24871)
+    ),
+    "ROAD by four": road(
+        4, 4, 8, (-0.11907, -0.22709, -0.2283, -0.12215, 0.04146, 0.18557), (0.07628, 0.2163, -0.02194, -0.3403)
+    ),
     "LN_TUNING": Case(
         {"ln_tuning_layers.bias": (6,), "ln_tuning_layers.weight": (6,)},
         {},
@@ -220,6 +340,8 @@ def test_an_adapter_changes_its_base_by_the_formula(tmp_path: Path, name: str) -
         torch.testing.assert_close(found.read(key, rows=(1, 3)).double(), tensor[1:3].double(), rtol=0, atol=1e-6)
     row = found[case.name] if case.name == "norm.weight" else found[case.name][1]
     torch.testing.assert_close(row.double(), torch.tensor(case.row, dtype=torch.float64), rtol=0, atol=1e-5)
+    if case.bias is not None:
+        assert found["lin.bias"].tolist() == pytest.approx(case.bias, abs=1e-5)
 
 
 def test_every_kind_is_here() -> None:

@@ -7,7 +7,9 @@ References:
     Liu et al. (2022), (IA)3, section 3.3; Hyeon-Woo et al. (2022), FedPara, whose Hadamard product LoHa takes; Yeh et
     al. (2024), LyCORIS, section 3 (LoHa and LoKr); Zhang et al. (2023), AdaLoRA, equation 3; Kopiczko et al. (2024),
     VeRA, equation 2; Yuan et al. (2024), HRA, section 3.1; Qiu et al. (2023), OFT, section 4, and Cayley's transform;
-    Huang et al. (2025), HiRA, equation 2; Bhardwaj et al. (2024), SHiRA, section 4.
+    Huang et al. (2025), HiRA, equation 2; Bhardwaj et al. (2024), SHiRA, section 4; Chen et al. (2024), C3A; Bini et
+    al. (2025), DeLoRA, section 3; Gao et al. (2024), FourierFT, section 3; Kang and Yin (2024), MiSS; Petrushkov et al.
+    (2024), RoAd, section 3.
 """
 
 import math
@@ -216,6 +218,83 @@ def _tokens(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     yield "weight", trained_rows(module, parts["trainable_tokens_delta"], config.get("token_indices"))
 
 
+def _beft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
+    """`b + d`."""
+    yield "bias", _added(parts["beft_bias"].flatten()[:, None])
+
+
+def _c3a(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
+    """`W + d / in`, where every block of d is circulant: its entry (p, q) is that of the kernel at q - p."""
+    kernel = parts["c3a_kernel"].double()
+    rows, columns, size = kernel.shape
+    places = (torch.arange(size) - torch.arange(size)[:, None]) % size
+    whole = kernel[..., places].permute(0, 2, 1, 3).reshape(rows * size, columns * size)
+    yield "weight", _added(whole / whole.shape[1])
+
+
+def _delora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
+    """`d = l / rank B diag(1 / (|A_i| |B_i|)) A diag(w)`, with the norms w of the columns of the base's weight."""
+    a, b = parts["delora_A"].double(), parts["delora_B"].double()
+    norms = a.norm(dim=1).clamp(min=1e-4) * b.norm(dim=0).clamp(min=1e-4)
+    scale = parts["delora_lambda"].double() / len(a)
+    yield "weight", _added((b * (scale / norms)) @ a * parts["delora_w_norm"].double())
+
+
+def _fourier(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
+    """`d = s Re F^-1(E)`, the inverse Fourier transform of a few entries, whose places a seed draws."""
+    spectrum, seed = parts["fourierft_spectrum"].double(), int(config.get("random_loc_seed", 777))
+    scale = float(config.get("scaling", 150.0))
+
+    def add(weight: Tensor) -> Tensor:
+        places = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(seed))[: len(spectrum)]
+        entries = torch.zeros(weight.numel(), dtype=torch.float64).index_put((places,), spectrum)
+        change: Tensor = torch.fft.ifft2(entries.reshape(weight.shape)).real
+        return weight + scale * change.to(weight)
+
+    yield "weight", Mapped(add)
+
+
+def _miss(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
+    """`W + d`, whose columns repeat those of a block; by the variant "bat" of blocks, `W + W B + B`."""
+    block = parts["miss_block"].double()
+
+    def repeat(weight: Tensor) -> Tensor:
+        rows = block.repeat(1, len(weight) // block.shape[1]).to(weight)
+        return weight + rows[torch.arange(weight.shape[1]) % len(rows)].T
+
+    def multiply(weight: Tensor) -> Tensor:
+        size, own = block.shape[-1], block.to(weight)
+        parted = weight.reshape(len(weight) // size, size, -1, size)
+        made: Tensor = torch.einsum("apbq,aqr->apbr", parted, own) + own[:, :, None]
+        return weight + made.reshape(weight.shape)
+
+    yield "weight", Mapped(multiply if config.get("init_weights") == "bat" else repeat)
+
+
+def _road(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
+    """`R W` and `R b`, where R turns the two halves of every group of outputs into one another."""
+    theta, alpha = parts["road_theta"].double(), parts["road_alpha"].double()
+    half = int(config.get("group_size", 64)) // 2
+    if config.get("variant", "road_1") == "road_4":
+        one, two = theta.reshape(-1, 2, 2 * half).unbind(1)
+        first, second = alpha.reshape(-1, 2, 2 * half).unbind(1)
+        cosines, sines = (first * one.cos()).flatten(), (second * two.sin()).flatten()
+    else:
+        shape = (-1, 1 if config.get("variant", "road_1") == "road_1" else 2, half)
+        cosines, sines = (
+            (alpha * turned).reshape(shape).expand(-1, 2, -1).flatten() for turned in (theta.cos(), theta.sin())
+        )
+    cosines, sines = (one.reshape(-1, 2, half, 1) for one in (cosines, sines))
+
+    def turn(weight: Tensor) -> Tensor:
+        parted = weight.reshape(-1, 2, half, weight.shape[1])
+        across = torch.stack([-parted[:, 1], parted[:, 0]], 1)
+        return (cosines.to(weight) * parted + sines.to(weight) * across).reshape(weight.shape)
+
+    yield "weight", Mapped(turn, (cosines.numel(), None))
+    yield "bias", Mapped(turn, (cosines.numel(), 1), is_optional=True)
+
+
 KINDS: Mapping[str, Kind] = {
     "IA3": Kind("ia3_l", _ia3),
     "LOHA": Kind("hada_(w[12]_[ab]|t[12])", _loha),
@@ -225,6 +304,12 @@ KINDS: Mapping[str, Kind] = {
     "HRA": Kind("hra_u", _hra),
     "OFT": Kind(r"oft_(embedding_)?R\.weight", _oft),
     "HIRA": Kind("hira_(embedding_)?[AB]", _hira),
+    "BEFT": Kind("beft_bias", _beft),
+    "C3A": Kind("c3a_kernel", _c3a),
+    "DELORA": Kind("delora_(A|B|lambda|w_norm)", _delora),
+    "FOURIERFT": Kind("fourierft_spectrum", _fourier),
+    "MISS": Kind("miss_block", _miss),
+    "ROAD": Kind("road_(theta|alpha)", _road),
     "SHIRA": Kind("shira_(weight|indices)", _shira),
     "LN_TUNING": Kind(r"ln_tuning_layers\.(weight|bias)", _norms),
     "TRAINABLE_TOKENS": Kind("trainable_tokens_delta", _tokens),
