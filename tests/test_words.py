@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 LONG = 40
 """Words; no sentence should have more."""
 
-MEAN = {"README": 10.8, "pages": 15.6, "docstrings": 13.3, "help": 14.3, "errors": 14.4}  # goal: 15 words
+MEAN = {"README": 10.8, "pages": 15.3, "docstrings": 13.3, "help": 14.3, "errors": 14.4}  # goal: 15 words
 LONG_SENTENCES = {"README": 0, "pages": 0, "docstrings": 10, "help": 0, "errors": 4}  # goal: 0
-IDIOMS = {"README": 0, "pages": 0, "docstrings": 15, "help": 0, "errors": 41}  # goal: 0
+IDIOMS = {"README": 0, "pages": 0, "docstrings": 16, "help": 0, "errors": 41}  # goal: 0
 
 IDIOM = re.compile(
     r"\b(?:beside|by (?:itself|themselves)|what (?:is left|counts|stays)|(?:is|are) (?:told|worth|none(?! of))|nobody|"
