@@ -18,7 +18,7 @@ import regauge as rg
 from regauge.alignment.engine.frames import Scales, balances_of
 from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.alignment.streamed.match import StreamedResult, align_streamed
-from regauge.alignment.streamed.plan import Plan, make_plan
+from regauge.alignment.streamed.plan import Plan, can_be_blocked, make_plan
 from regauge.alignment.streamed.source import Total, part_cost
 from regauge.alignment.streamed.state import State, load_state, save_state
 from regauge.checkpoints.checkpoint import Checkpoint
@@ -30,6 +30,7 @@ from regauge.core.families import inner_products
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.nets.mlp import mlp
 from regauge.nets.transformer import Llama
 
 BY_NAME = {case.name: case for case in CASES}
@@ -120,6 +121,21 @@ def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, t
         assert found.is_converged
         assert found.objective == pytest.approx(expected.objective, rel=1e-7)
         assert found.initial == pytest.approx(expected.initial, abs=1e-7 * abs(expected.objective))
+
+
+@pytest.mark.parametrize("noise", [0.02, 1])
+@pytest.mark.parametrize("name", ["mlp_relu", "mlp_tanh", "cnn_flatten", "llama", "gpt", "resnet20_batch_B"])
+def test_working_sets_in_blocks_give_the_same(name: str, noise: float, tmp_path: Path) -> None:
+    pair, method = _pair(name, tmp_path, noise), rg.WeightMatching()
+    plan = pair.smaller()
+    sets = [replace(one, is_blocked=can_be_blocked(pair.symmetry, one)) for one in plan.sets]
+    assert any(one.is_blocked for one in sets)
+    expected = align_streamed(*pair.files, plan, method)
+    found = align_streamed(*pair.files, replace(plan, sets=tuple(sets)), method)
+    _require_same(found.element, expected.element)
+    assert found.history == pytest.approx(expected.history, rel=1e-12)
+    assert found.initial == pytest.approx(expected.initial, rel=1e-12)
+    assert found.is_converged
 
 
 @pytest.mark.parametrize("name", ["resnet20_batch_B", "torch_transformer", "mlp_relu"])
@@ -267,6 +283,30 @@ def test_the_plan_bounds_the_memory(tmp_path: Path, resident: Callable[[str], in
     assert held <= plan.peak
 
 
+def test_the_plan_bounds_the_memory_of_blocks(tmp_path: Path, resident: Callable[[str], int]) -> None:
+    with torch.device("meta"):
+        module = mlp(1024, 4096, 1024, activation=torch.tanh)
+    symmetry = rg.discover(module, (torch.zeros(2, 1024, device="meta"),))
+    generator = torch.Generator().manual_seed(0)
+    for letter in "ab":
+        params = {n: torch.randn(t.shape, generator=generator) for n, t in module.state_dict().items()}
+        save(params, tmp_path / f"{letter}.safetensors")
+    del params
+    files = (Checkpoint.open(tmp_path / "a.safetensors"), Checkpoint.open(tmp_path / "b.safetensors"))
+    symmetry = symmetry.bind(files[0].on_meta())
+    dtypes = {name: entry.dtype for name, entry in files[0].stored.items()}
+    whole = make_plan(symmetry, [dtypes, dtypes], memory=UNLIMITED, balances=())
+    plan = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, balances=())
+    assert [one.is_blocked for one in plan.sets] == [True]
+    assert plan.peak < whole.peak / 2
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    found = align_streamed(*files, plan, rg.WeightMatching(scales="keep"))
+    held = resident("VmHWM") - before
+    assert 4 * 4096**2 < held <= plan.peak
+    assert found.objective > 100 * abs(found.initial)
+
+
 COMMAND = """
 import re, sys
 from pathlib import Path
@@ -281,6 +321,7 @@ print("held", int(peak[1]) * 1024 - base)
 """
 LARGER = """
 import torch
+from regauge.nets.mlp import mlp
 from regauge.nets.transformer import Llama
 
 

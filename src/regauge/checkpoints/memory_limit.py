@@ -50,6 +50,9 @@ class MemoryLimit:
         if self.base is None:
             return 0
         gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+        if trim is not None:
+            trim(0)
         return max(0, resident() - self.base)
 
 

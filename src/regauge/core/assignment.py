@@ -125,6 +125,29 @@ def assign_many(
     return Assignments(columns, start.index_copy(0, here, v))
 
 
+def assign_in_place(profits: Float[Tensor, "target source"], *, slack: float = 0.0) -> Int[Tensor, " target"]:
+    """`assign_many` for one problem, in the memory of its profits, which are overwritten.
+
+    Raises:
+        ValueError: A profit is NaN or Inf.
+    """
+    if len(profits) < WARM_SIZE:
+        limit = torch.tensor([slack], dtype=torch.float64)
+        return assign_many(profits.unsqueeze(0), slack=limit, is_repeated=False).columns[0]
+    _require_finite(profits, "this assignment")
+    reduced = profits.neg_()
+    reduced -= reduced.amin(1, keepdim=True)
+    if float(reduced.diagonal().sum(dtype=torch.float64)) <= slack:
+        return torch.arange(len(reduced))
+    reduced -= reduced.amin(0)
+    return _search(reduced.unsqueeze(0))[0]
+
+
+def assigning_bytes(itemsize: int) -> int:
+    """Bytes of another matrix entry that the solver holds besides each of the costs, which have `itemsize`."""
+    return 8 if _solver() is _scipy and itemsize < 8 else 0
+
+
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
     """Column potentials that (nearly) certify the optimum: a few rounds of shortest paths from `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)

@@ -50,6 +50,13 @@ class Cost:
     matrices: Mapping[Character, Float[Tensor, "*lead target source"]]
     shifts: tuple[ShiftCost, ...] = ()
 
+    def __add__(self, other: "Cost") -> "Cost":
+        """The sum of two objectives."""
+        matrices = dict(self.matrices)
+        for key, matrix in other.matrices.items():
+            matrices[key] = matrices[key] + matrix if key in matrices else matrix
+        return Cost(matrices, (*self.shifts, *other.shifts))
+
     def at_identity(self) -> Float64[Tensor, "*lead"]:
         """The objective of the identity."""
         return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()

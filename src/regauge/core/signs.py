@@ -43,6 +43,11 @@ class SignCode:
     def __init__(self, characters: Sequence[Sequence[int]]) -> None:
         self.words = [sum((e % 2) << k for k, e in enumerate(c)) for c in characters]
 
+    @property
+    def is_independent(self) -> bool:
+        """Whether each character is a component of its own."""
+        return all(len(component.members) == 1 for component in self._components)
+
     def best(self, costs: Sequence[Tensor]) -> Tensor:
         """`max over s of sum_chi chi(s) c_chi`, entry by entry of costs of the same shape."""
         values = [self._solve(component, costs)[0] for component in self._components]

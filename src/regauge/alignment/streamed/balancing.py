@@ -1,10 +1,10 @@
 """Balance networks on the disk, and fit the scales of nearly equal ones, part by part.
 
-Tensors whose scales depend on one another are read together. Of those that are read in pieces only sums over the first
-axis are kept, on which nothing acts.
+Tensors whose scales depend on one another are read together, one after the other. Only sums over the axes on which no
+scales act are kept of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,8 +16,8 @@ from regauge.alignment.streamed.passes import Passes
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts, count_frozen_gains
 from regauge.core.element import Element, Value
-from regauge.core.families import row_ranges
-from regauge.core.groups import Group
+from regauge.core.families import CHUNK, row_ranges
+from regauge.core.groups import Group, Placement
 from regauge.core.matrices import root_of
 from regauge.core.params import Params, require_finite, work_dtype
 from regauge.core.symmetry import Symmetry
@@ -92,68 +92,103 @@ def _join(known: Value, found: Value) -> Value:
 
 
 def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
-    """The symmetry on some parameters alone, of these shapes."""
-    groups = (
-        replace(group, placements=tuple(p for p in group.placements if p.parameter in params))
-        for group in symmetry.groups
-    )
+    """The symmetry on some parameters alone, of these shapes, without what acts on axes that were summed up."""
     shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
+
+    def is_kept(place: Placement) -> bool:
+        name, axis = place.parameter, place.axis
+        return name in shapes and shapes[name][axis] == symmetry.shapes[name][axis]
+
+    groups = (replace(g, placements=tuple(p for p in g.placements if is_kept(p))) for g in symmetry.groups)
     buffers = tuple(name for name in symmetry.buffers if name in params)
     kept = tuple(group for group in groups if group.placements)
     return Symmetry(kept, shapes, buffers=buffers, added=symmetry.added)
 
 
+def summed_axes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
+    """The axes of a tensor over which products may be summed up: no scales act there, and no matrices anywhere.
+
+    Where matrices act, it is the first axis of a tensor that is read in pieces.
+    """
+    sites, ndim = symmetry.sites[name], len(symmetry.shapes[name])
+    if any(site.group.matrix == "linear" for site in sites):
+        return (0,) if len(row_ranges(symmetry, name)) > 1 else ()
+    used = {axis for site in sites if any(site.placement.scale) for axis in site.axes}
+    return tuple(axis for axis in range(ndim) if axis not in used)
+
+
+def _is_mixed(symmetry: Symmetry, name: str) -> bool:
+    return any(site.group.matrix == "linear" for site in symmetry.sites[name])
+
+
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
-    """A tensor, or of one that is read in pieces another one with the same sums over the first axis.
+    """A tensor, or another one with the same sums over the axes that may be summed up.
 
     These are sums of squares, or where matrices act the inner products of all columns.
     """
-    ranges, sums = row_ranges(symmetry, name), torch.zeros(())
-    is_mixed = any(site.group.matrix == "linear" for site in symmetry.sites[name])
-    for rows in ranges:
-        piece = checkpoint.read(name, rows=rows, dtype=None if len(ranges) == 1 else torch.float32)
+    axes = summed_axes(symmetry, name)
+    if not axes:
+        tensor = checkpoint.read(name)
+        require_finite({name: tensor}, str(checkpoint.path), symmetry.structure)
+        return tensor
+    sums = _Sums(symmetry, name)
+    for rows in row_ranges(symmetry, name):
+        piece = checkpoint.read(name, rows=rows)
         require_finite({name: piece}, str(checkpoint.path), symmetry.structure)
-        if len(ranges) == 1:
-            return piece
-        if is_mixed:
-            flat = piece.flatten(1).double()
-            sums = sums + flat.mT @ flat
-        else:
-            sums = sums + piece.square_().sum(0, keepdim=True, dtype=torch.float64)
-    return root_of(sums).reshape(len(sums), *symmetry.shapes[name][1:]) if is_mixed else sums.sqrt()
+        sums.add([piece])
+    if _is_mixed(symmetry, name):
+        (gram,) = sums.found
+        return root_of(gram).reshape(len(gram), *symmetry.shapes[name][1:])
+    return sums.found[0].sqrt()
 
 
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
     """Both tensors of a name as a batch of one pair.
 
-    Of those that are read in pieces others with the same sums of squares and of products over the first axis, or where
+    Of those with axes that may be summed up, others with the same sums of squares and of products over these, or where
     matrices act of the products of all columns, so that what acts on the other axes brings them as close.
     """
     dtype = work_dtype(a.stored[name].dtype, b.stored[name].dtype)
-    ranges = row_ranges(symmetry, name)
-    if len(ranges) == 1:
+    axes, sums = summed_axes(symmetry, name), _Sums(symmetry, name)
+    if not axes:
         x, y = (one.read(name, dtype=dtype).unsqueeze(0) for one in (a, b))
         return x, y
-    if any(site.group.matrix == "linear" for site in symmetry.sites[name]):
-        width = torch.Size(symmetry.shapes[name][1:]).numel()
-        gram = torch.zeros(2 * width, 2 * width, dtype=torch.float64)
-        for rows in ranges:
-            both = torch.cat([one.read(name, rows=rows, dtype=dtype).flatten(1) for one in (a, b)], 1).double()
-            gram += both.mT @ both
-        roots = root_of(gram).reshape(2 * width, 2, *symmetry.shapes[name][1:])
+    for rows in row_ranges(symmetry, name):
+        sums.add([one.read(name, rows=rows, dtype=dtype) for one in (a, b)])
+    if _is_mixed(symmetry, name):
+        (gram,) = sums.found
+        roots = root_of(gram).reshape(len(gram), 2, *symmetry.shapes[name][1:])
         return roots[None, :, 0], roots[None, :, 1]
-    squares, others, products = torch.stack(list(_sums(a, b, name, ranges, dtype))).sum(0)
+    squares, products, others = sums.found
     roots = squares.sqrt()
     along = torch.where(roots > 0, products / roots, 0.0)
     across = (others - along.square()).clamp_min(0).sqrt()
-    return torch.stack([roots, torch.zeros_like(roots)])[None], torch.stack([along, across])[None]
+    x, y = (torch.cat(pair, axes[0])[None] for pair in ((roots, torch.zeros_like(roots)), (along, across)))
+    return x, y
 
 
-def _sums(
-    a: Checkpoint, b: Checkpoint, name: str, ranges: Sequence[tuple[int, int] | None], dtype: torch.dtype
-) -> Iterator[Tensor]:
-    """Sums over the first axis of the squares of both tensors and of their products, float64, piece by piece."""
-    for rows in ranges:
-        x, y = (one.read(name, rows=rows, dtype=dtype) for one in (a, b))
-        products = (x * y).sum(0, dtype=torch.float64)
-        yield torch.stack([x.square_().sum(0, dtype=torch.float64), y.square_().sum(0, dtype=torch.float64), products])
+class _Sums:
+    """Sums of products of some tensors over axes that may be summed up, in float64, some rows at a time.
+
+    They are those of each tensor with itself and with later ones, value by value, or where matrices act one matrix of
+    the products of all columns of all tensors.
+    """
+
+    def __init__(self, symmetry: Symmetry, name: str) -> None:
+        self._axes, self._is_mixed = summed_axes(symmetry, name), _is_mixed(symmetry, name)
+        self.found: list[Tensor] = []
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Add a range of rows of all tensors."""
+        rows = max(1, CHUNK // (16 * max(1, tensors[0][:1].numel())))
+        parts = [self._products(part) for part in zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)]
+        for sums in parts if 0 in self._axes else [[torch.cat(own) for own in zip(*parts, strict=True)]]:
+            self.found = [have + new for have, new in zip(self.found, sums, strict=True)] if self.found else sums
+
+    def _products(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        wide = [tensor.double() for tensor in tensors]
+        if self._is_mixed:
+            both = torch.cat([tensor.flatten(1) for tensor in wide], 1)
+            return [both.mT @ both]
+        pairs = [(x, y) for k, x in enumerate(wide) for y in wide[k:]]
+        return [(x * y).sum(self._axes, keepdim=True) for x, y in pairs]

@@ -1,8 +1,9 @@
 """A climb between two checkpoints that stay on the disk: the engine climbs in one working set after the other."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,12 +14,17 @@ from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import batch_of_one
+from regauge.alignment.streamed.blocked import BlockedClimb
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.plan import Plan, WorkingSet
 from regauge.alignment.streamed.source import Source, Total, part_cost
 from regauge.alignment.streamed.state import ClimbState
+from regauge.core.act import Site
+from regauge.core.closest import Cost
 from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, barycenter, row_ranges, unfold
+from regauge.core.groups import Group
+from regauge.core.lazy_chart import Rows
 from regauge.core.products import matmul
 
 SAVE_SECONDS = 20.0
@@ -86,10 +92,7 @@ class StreamedAscent:
             self.source.refresh()
             for names, own in self.plan.parts(name):
                 sites = {n: self._symmetry.sites[n] for n in names if self._is_telling(name, n, unknown)}
-                is_loose = names[0] in self.plan.loose
-                for rows in row_ranges(self._symmetry, names[0]) if is_loose else [None]:
-                    tensors = {n: self.source.load(n, rows)[:2] for n in sites}
-                    total.add(part_cost(total.group, sites, tensors.__getitem__, unknown), own)
+                total.add(self._part_cost(total.group, sites, unknown), own)
                 self.passes.advance(self.source.nbytes(names))
             self._compose({name: total.closest()[0]})
 
@@ -117,13 +120,11 @@ class StreamedAscent:
         is_better = True
         while is_better and turning.steps < STEPS:
             self._set(name, turning.matrix)
-            for products in filter(None, found):
-                names = dict.fromkeys(part.name for one in products for part in (one.first, one.second))
-                a, b = {}, {}
+            for one in (one for products in found for one in products):
+                names, a, b = dict.fromkeys((one.first.name, one.second.name)), {}, {}
                 for n in names:
                     a[n], b[n] = (t.unsqueeze(0) for t in self.source.load(n)[:2])
-                for one in products:
-                    turning.see(one.of(a), one.of(b))
+                turning.see(one.of(a), one.of(b))
                 self.passes.advance(self.source.nbytes([*names]))
             is_better = turning.step()
         self._set(name, turning.best)
@@ -183,6 +184,8 @@ class StreamedAscent:
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """Climb in one working set, and add it to the costs of spread groups."""
+        if one.is_blocked:
+            return self._visit_blocks(k, one, totals)
         a, b, norms = {}, {}, {}
         for name in one.names:
             a[name], b[name], norms[name] = self.source.load(name)
@@ -195,15 +198,42 @@ class StreamedAscent:
         moving, _ = ascent.climb(torch.arange(1), self.method.max_sweeps)
         values, second = dict(ascent.networks.element.item(0)), {n: t[0] for n, t in ascent.networks.second().items()}
         del ascent
-        for name, own in one.signs.items():
-            sign, chosen = self._symmetry.identity()[name].sign, values[name].sign
-            assert sign is not None
-            assert chosen is not None
-            values[name] = Value(sign=sign.index_copy(0, torch.tensor(own), chosen))
-        self._compose(values)
+        self._compose({name: one.whole_value(self._symmetry, name, value) for name, value in values.items()})
         gained = sum(self.source.objective(name, a[name], second[name], norms[name]) for name in one.names)
         self._add(totals, a, second, one.signs)
         return gained, not len(moving)
+
+    def _visit_blocks(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
+        """Climb in one working set with one tensor in memory after the other, and add it to the costs."""
+        climb = BlockedClimb(self.source, self._symmetry, one, self.method.tolerance)
+        is_settled = climb.run(self.method.max_sweeps, is_first=k >= self.state.matched)
+        self.state.matched = max(self.state.matched, k + 1)
+        gained, costs = 0.0, {name: Cost({}) for name in totals}
+        for name in one.names:
+            for rows in row_ranges(self._symmetry, name):
+                gained += self._sum_up(name, rows, totals, costs)
+        for spread, total in totals.items():
+            total.add(costs[spread], one.signs.get(spread, ()))
+        return gained, is_settled
+
+    def _sum_up(self, name: str, rows: Rows, totals: Mapping[str, Total], costs: dict[str, Cost]) -> float:
+        """The objective of a tensor, or of some rows, which is added to costs and then forgotten."""
+        x, y, norm = self.source.load(name, rows)
+        for spread, total in totals.items():
+            costs[spread] += part_cost(total.group, {name: self._symmetry.sites[name]}, {name: (x, y)}.__getitem__)
+        return self.source.objective(name, x, y, norm)
+
+    def _part_cost(self, group: Group, sites: Mapping[str, Sequence[Site]], unknown: Collection[str]) -> Cost:
+        """The cost of a spread group on some tensors, which are read one after the other."""
+        cost = Cost({})
+        for name, local in sites.items():
+            for rows in row_ranges(self._symmetry, name):
+                cost += part_cost(group, {name: local}, partial(self._load, rows=rows), unknown)
+        return cost
+
+    def _load(self, name: str, rows: Rows = None) -> tuple[Tensor, Tensor]:
+        x, y, _ = self.source.load(name, rows)
+        return x, y
 
     def _add(
         self, totals: Mapping[str, Total], a: Tensors, b: Tensors, signs: Mapping[str, tuple[int, ...]] | None = None

@@ -18,6 +18,7 @@ from regauge.alignment.streamed.plan import Plan
 from regauge.alignment.streamed.source import Moved, Source, measure_square
 from regauge.alignment.streamed.state import ClimbState, State
 from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.memory_limit import large_blocks_returned
 from regauge.core.balance import count_frozen_gains
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
@@ -89,7 +90,8 @@ def align_streamed(
         ValueError: A tensor holds NaN or Inf.
     """
     state = state or State()
-    _Matching(a, b, plan, method, state, keep, Passes((a, b), state.timings, progress)).run()
+    with large_blocks_returned():
+        _Matching(a, b, plan, method, state, keep, Passes((a, b), state.timings, progress)).run()
     climb = state.climbs[state.chosen]
     assert state.found is not None
     assert climb.initial is not None

@@ -4,14 +4,16 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from regauge.alignment.engine.nested_blocks import is_compressed
+from regauge.alignment.streamed.balancing import summed_axes
+from regauge.core.assignment import assigning_bytes
 from regauge.core.chart import charted
 from regauge.core.closest import character
 from regauge.core.families import CHUNK, Family, row_ranges
 from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
-SLACK = 1.15
-"""Factor for memory that the allocator holds without using it."""
+SLACK = 1.1
+"""Factor for memory that the allocator holds without using it; large blocks go back to the system."""
 BASE = 96 << 20
 """Buffers (of matrix products also, in every thread), indices, and the graph of the symmetry."""
 
@@ -25,17 +27,23 @@ FITTED = 4
 """Copies of a tensor, in float64, that fitting it holds besides those of all."""
 GRAMS = 5
 """Copies of a matrix of inner products that taking its root holds."""
-PAIRED = 8
+PAIRED = 4.25
 """Copies of the blocks of a nested group, for all pairs of blocks, that its exact step holds."""
-CHARTED = 5
-"""Copies of a tensor, in float64, that taking translations out of it or adding them holds while it is read."""
+CHARTED, SCALED = 4, 2.5
+"""Copies of a tensor, in the next wider dtype, that taking translations or gains alone out of it holds."""
+TRANSLATED = 5
+"""Copies of a tensor, in float64, that moving it by translations and rotations holds."""
+ROTATED = 2.5, 1
+"""Copies in the next wider dtype, and in float64, of a tensor that is rotated and to which nothing is added."""
 ROTATIONS = 6
 """Elements with the matrices of groups that a climb holds."""
+WRITTEN = 4
+"""The same while tensors are moved by one of them."""
 TURNED = 4
 """Matrices that the first value of a rotation of a spread group holds besides these."""
 
-Part = tuple[Sequence[str], Sequence[Family]]
-"""A working set: its tensors and its families."""
+Part = tuple[Sequence[str], Sequence[Family], bool]
+"""A working set: its tensors, its families, and whether it is read in blocks."""
 
 
 class Sizes:
@@ -43,14 +51,17 @@ class Sizes:
 
     Args:
         symmetry: The symmetry under which they are matched.
-        itemsizes: The bytes of a value of each of them.
+        stored: The bytes of a value of each of them in the files.
         chart: The symmetry whose representatives they are.
     """
 
-    def __init__(self, symmetry: Symmetry, itemsizes: Mapping[str, int], chart: Symmetry | None = None) -> None:
+    def __init__(self, symmetry: Symmetry, stored: Mapping[str, int], chart: Symmetry | None = None) -> None:
         self.symmetry = symmetry
-        self._itemsizes, self._chart = itemsizes, chart
+        self._itemsizes, self._chart = {name: max(4, size) for name, size in stored.items()}, chart
+        self._wider = {name: min(8, 2 * size) for name, size in stored.items()}
         self._charted = frozenset[str]() if chart is None else charted(chart)
+        families = () if chart is None else chart.translations
+        self._added = {name for family in families for name in family.parameters}
 
     def has(self, name: str) -> bool:
         """Whether a tensor is compared."""
@@ -88,21 +99,40 @@ class Sizes:
         spread = [self.spread_peak(self.symmetry[name], count) for name, count in shared.items()]
         roots = [group for group in self.symmetry.groups if group.matrix != "none" and not group.within]
         turned = [_matrix(self.symmetry[name]) for name in shared if self.symmetry[name].matrix == "orthogonal"]
-        kept = sum(sums for sums, _ in spread) + ROTATIONS * sum(map(_matrix, roots)) + TURNED * sum(turned)
+        kept = sum(sums for sums, _ in spread) + ROTATIONS * sum(map(_matrix, roots))
         peaks = [self.set_peak(*part) for part in sets]
         others = [*(self.loose_peak(name) for name in loose), *(solving for _, solving in spread)]
+        if turned:
+            names = [name for names, *_ in sets for name in names]
+            piece = max(map(self._piece, names), default=0)
+            others.append(TURNED * sum(turned) + max(5 * piece, 3 * piece + self._reading(names)))
         balancing = [*(self.balance_peak(part) for part in balanced), *(self.fit_peak(part) for part in fitted)]
         highest = max([*(kept + peak for peak in (*peaks, *others)), *balancing, self.chart_peak()], default=0)
         return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
-    def set_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
+    def set_peak(self, names: Collection[str], families: Sequence[Family], is_blocked: bool = False) -> int:
         """Bytes while a working set is in memory: both networks, moved values, costs, and what is summed up."""
+        if is_blocked:
+            return self._blocked_peak(names, families)
         own, largest = self.nbytes(names), max((self.nbytes([name]) for name in names), default=0)
         costs = sum(_characters(f.root) * _matrix(f.root) for f in families if not f.is_nested)
         solving = max((self._solving(f) for f in families), default=0)
-        climbing = 3 * own + 3 * largest + costs + solving
+        climbing = 3 * own + costs + max(3 * largest, solving)
         inside = {group.name for family in families for group in family.members}
         return max(climbing, 2 * own + self._summing(names, inside), 2 * own + self._reading(names))
+
+    def _blocked_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
+        """Bytes while a working set is read in blocks: one tensor of both networks, one matrix of profits or two."""
+        largest, profits = max(map(self._piece, names)), 0
+        for root in (family.root for family in families):
+            own = [p for p in root.placements if self.has(p.parameter)]
+            itemsize = max(self._itemsizes[p.parameter] for p in own)
+            count = min(2, len({character(p) for p in own if any(character(p))}) or 1)
+            profits = max(profits, (count * itemsize + assigning_bytes(itemsize)) * root.size**2)
+        inside = {group.name for family in families for group in family.members}
+        reading = self._reading(names)
+        climbing = profits + max(4 * largest + min(CHUNK, profits), 2 * largest + reading)
+        return max(climbing, 5 * largest + max(self._summing(names, inside), reading))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
         """Bytes of the sums of a spread group, and of choosing its value from them."""
@@ -111,8 +141,7 @@ class Sizes:
 
     def loose_peak(self, name: str) -> int:
         """Bytes while a tensor is read that no working set holds."""
-        piece = CHUNK if self.is_pieced(name) else self.nbytes([name])
-        return 6 * piece + self._summing([name]) + self._reading([name])
+        return 6 * self._piece(name) + self._summing([name]) + self._reading([name])
 
     def balance_peak(self, part: Collection[str]) -> int:
         """Bytes while some tensors are balanced: squares in float64, one of them once more.
@@ -121,39 +150,54 @@ class Sizes:
         """
         mixed = [n for n in part if self._is_mixed(n)]
         squares = [8 * self._kept(n) for n in part]
-        reading = [2 * min(CHUNK, self.nbytes([n])) if self.is_pieced(n) else 2 * self.nbytes([n]) for n in part]
+        reading = max(2 * self._piece(n) + self._products(n) for n in part)
         moving = sum(12 * self._kept(n) for n in mixed) + MOVED * max((8 * self._kept(n) for n in mixed), default=0)
-        return sum(squares) + 2 * max(squares) + max(*reading, self._reading(part)) + moving
+        return sum(squares) + 2 * max(squares) + reading + self._reading(part) + moving
 
     def fit_peak(self, part: Collection[str]) -> int:
         """Bytes while scales and matrices are fitted on some tensors: both networks, and one of them moved."""
         kept, widest, reading = 0, 0, 0
         for name in part:
-            if self.is_pieced(name):  # Two rows stand for it, or twice as many as there are columns.
+            if summed_axes(self.symmetry, name):  # Two values stand for each sum, or twice as many rows as columns.
                 own = 16 * self._kept(name)
-                reading = max(reading, 8 * CHUNK + (GRAMS * 2 * own if self._is_mixed(name) else 0))
+                sums = GRAMS * 2 * own if self._is_mixed(name) else 0
+                reading = max(reading, 2 * self._piece(name) + self._products(name) + sums)
                 kept, widest = kept + own, max(widest, own)
             else:
                 kept, widest = kept + self.nbytes([name]), max(widest, 8 * self.numel(name))
-        return 2 * kept + max(FITTED * widest, reading, self._reading(part))
+        return 2 * kept + max(FITTED * widest, reading) + self._reading(part)
 
     def chart_peak(self) -> int:
         """Bytes while coordinates are found, from some tensors as a whole, and while tensors are moved."""
         families = () if self._chart is None else self._chart.translations
         whole = {name for one in families for name in (one.entries.parameter, *one.coefficients)}
-        return max(8 * CHARTED * max(map(self.numel, whole), default=0), self.moving_peak(1))
+        return max(8 * TRANSLATED * max(map(self.numel, whole), default=0), self.moving_peak(1))
 
     def moving_peak(self, networks: int) -> int:
         """Bytes while a tensor of one of some networks is moved by translations and rotations."""
         if self._chart is None:
             return 0
         turned = {place.parameter for name in self._chart.rotatable for place in self._chart[name].placements}
-        matrices = ROTATIONS * sum(_matrix(self._chart[name]) for name in self._chart.rotatable)
-        return 8 * CHARTED * max(map(self._at_once, turned | self._charted), default=0) + networks * matrices
+        matrices = WRITTEN * sum(_matrix(self._chart[name]) for name in self._chart.rotatable)
+        wider, double = ROTATED
+        each = (
+            self._at_once(n) * (8 * TRANSLATED if n in self._added else wider * self._wider.get(n, 8) + 8 * double)
+            for n in turned | self._charted
+        )
+        return int(max(each, default=0)) + networks * matrices
 
     def _reading(self, names: Iterable[str]) -> int:
         """Bytes while one of some tensors is read and charted."""
-        return 8 * CHARTED * max((self._at_once(name) for name in names if name in self._charted), default=0)
+        copies = {n: CHARTED if n in self._added else SCALED for n in names if n in self._charted}
+        return int(max((k * self._wider.get(n, 8) * self._at_once(n) for n, k in copies.items()), default=0))
+
+    def _products(self, name: str) -> int:
+        """Bytes of products that are summed up at once."""
+        return min(2 * CHUNK, 24 * self.numel(name)) if summed_axes(self.symmetry, name) else 0
+
+    def _piece(self, name: str) -> int:
+        """Bytes of a tensor that are read at once, in the precision of the computation."""
+        return min(CHUNK, self.nbytes([name])) if self.is_pieced(name) else self.nbytes([name])
 
     def _at_once(self, name: str) -> int:
         """The number of values of a tensor that are read at once."""
@@ -161,10 +205,9 @@ class Sizes:
 
     def _kept(self, name: str) -> int:
         """The number of values that balancing keeps of a tensor."""
-        if not self.is_pieced(name):
-            return self.numel(name)
-        values = self.numel(name) // self.symmetry.shapes[name][0]
-        return values * (values if self._is_mixed(name) else 1)
+        axes, shape = summed_axes(self.symmetry, name), self.symmetry.shapes[name]
+        values = math.prod(length for axis, length in enumerate(shape) if axis not in axes)
+        return values * (values if axes and self._is_mixed(name) else 1)
 
     def _is_mixed(self, name: str) -> bool:
         return any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
@@ -185,18 +228,17 @@ class Sizes:
         if not family.is_nested:
             return self.spread_peak(root, 0)[1]
         pairs = root.size * (root.size if root.is_permuted else 1)
-        blocks = 3 * self.nbytes(family.sites)
+        blocks = 2 * self.nbytes(family.sites)
         entries = 0
         for name in family.sites:
-            whole = self.nbytes([name])
             lengths = {s.placement.axis: s.positions.numel() for s in family.sites[name] if s.group.name == root.name}
             for length in lengths.values():
                 rows = length // root.size
                 rest = self.numel(name) // self.symmetry.shapes[name][next(iter(lengths))]
                 one = rows * (rows if is_compressed(pairs, rows, rest) else rest)
-                entries += 4 * pairs * one + 2 * whole
+                entries += 4 * pairs * one
         inner = sum(pairs * _characters(g) * _matrix(g) for g in family.members[1:])
-        return blocks + PAIRED * entries + 6 * inner
+        return int(blocks + PAIRED * entries) + 6 * inner
 
 
 def _matrix(group: Group) -> int:

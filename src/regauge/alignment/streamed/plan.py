@@ -6,19 +6,23 @@ after the other. Families of signs of a spread group that act within one working
 gain) are chosen there, too.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from regauge.alignment.engine.ascent import Neighborhoods
 from regauge.alignment.engine.refit import fitted_groups, fitted_parts
 from regauge.alignment.streamed.memory import Sizes
 from regauge.core.act import resolve
 from regauge.core.balance import Buffers, balanced_parts, count_frozen_gains
+from regauge.core.closest import character
 from regauge.core.counted import shorten
-from regauge.core.families import Family, families
+from regauge.core.element import Value
+from regauge.core.families import Family, coupled_tensors, families
 from regauge.core.groups import Group
-from regauge.core.params import work_dtype
+from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
 MAX_SHARED = 4
@@ -29,16 +33,29 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Tensors that are in memory together, and what acts on them alone: groups, and signs of each spread group."""
+    """Tensors that are in memory together, and what acts on them alone: groups, and signs of each spread group.
+
+    Where `is_blocked`, there is one group at most, and one tensor in memory after the other; see `BlockedClimb`.
+    """
 
     names: tuple[str, ...]
     families: tuple[Family, ...]
     signs: Mapping[str, tuple[int, ...]]
+    is_blocked: bool = False
 
     def sign_families(self, symmetry: Symmetry) -> list[Family]:
         """The spread groups of `signs` with these signs alone, and without their orders."""
         groups = tuple(_keep_signs(symmetry[name], chosen, self.names) for name, chosen in self.signs.items())
         return families(groups, {name: resolve(groups, name, symmetry.shapes[name]) for name in self.names})
+
+    def whole_value(self, symmetry: Symmetry, name: str, value: Value) -> Value:
+        """The value of a group; that of a spread one has the signs of this set, and gets its other ones."""
+        if name not in self.signs:
+            return value
+        sign = symmetry.identity()[name].sign
+        assert sign is not None
+        assert value.sign is not None
+        return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
 
 
 @dataclass(frozen=True)
@@ -114,30 +131,38 @@ def make_plan(
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
     balanced = [part for way in balances for part in balanced_parts(symmetry, buffers=way)]
     fitted = _fitted(symmetry, balances[-1], dtypes[0]) if balances else ()
-    sizes = Sizes(symmetry, {n: work_dtype(*(own[n] for own in dtypes)).itemsize for n in names}, chart)
+    sizes = Sizes(symmetry, {n: max(own[n].itemsize for own in dtypes) for n in names}, chart)
     first, *others = ({n: own[n].itemsize * sizes.numel(n) for n in names} for own in dtypes)
     sweep_bytes = sum(first.values()) + max((sum(other.values()) for other in others), default=0)
     spread: dict[str, Family] = {}
+    is_blocked, least = False, math.inf
     while True:
         sets = _working_sets(symmetry, waiting, spread, sizes)
+        if is_blocked:
+            sets = tuple(replace(one, is_blocked=can_be_blocked(symmetry, one)) for one in sets)
         together = {name for one in sets for name in one.names}
         loose = tuple(name for name in names if name not in together)
         plan = Plan(symmetry, sizes, sets, loose, spread, _rounds(spread), fitted, sweep_bytes)
         shared = {name: len(plan.shared_signs(family.root)) for name, family in spread.items()}
-        parts = [(one.names, one.families) for one in sets]
+        parts = [(one.names, one.families, one.is_blocked) for one in sets]
         peak, worst = sizes.total_peak(parts, loose, shared, balanced, fitted)
         if peak + held <= memory:
             return replace(plan, peak=peak + held, held=held)
+        least = min(least, peak + held)
         # Costs of a family can be summed up over a sweep if nothing is nested in it; the one on most values is spread.
+        if not is_blocked and worst is not None and can_be_blocked(symmetry, sets[worst]):
+            is_blocked = True
+            continue
         deciding = () if worst is None else sets[worst].families
-        plain = [family for family in deciding if not family.is_nested]
+        is_open = worst is not None and not sets[worst].is_blocked
+        plain = [family for family in deciding if is_open and not family.is_nested]
         widest = max(plain, key=lambda family: sizes.nbytes(family.sites), default=None)
         if widest is None:
             needed = "" if worst is None else f"; together are needed {shorten(sets[worst].names, 3)}"
             already = f", {held / 1e9:.3g} GB of them already" if held else ""
             raise ValueError(
-                f"aligning these checkpoints holds up to {(peak + held) / 1e9:.3g} GB at once{already}, more than the "
-                f"{memory / 1e9:.3g} GB that memory allows{needed}; allow {(peak + held) / 1e9:.3g} GB or more"
+                f"aligning these checkpoints holds up to {least / 1e9:.3g} GB at once{already}, more than the "
+                f"{memory / 1e9:.3g} GB that memory allows{needed}; allow {least / 1e9:.3g} GB or more"
             )
         spread[widest.root.name] = waiting.pop(widest.root.name)
 
@@ -193,6 +218,21 @@ def _working_sets(
             by_group[name] = (*by_group.get(name, ()), f)
         result.append(WorkingSet(tuple(sorted(names, key=order.__getitem__)), inside(names), by_group))
     return tuple(sorted(result, key=lambda one: order[one.names[0]]))
+
+
+def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
+    """Whether the tensors of a working set need not be in memory together: it has one group of plain orders at most."""
+    groups = [*one.sign_families(symmetry), *one.families]
+    return len(one.families) <= 1 and not Neighborhoods.of(groups).sign_pairs and all(map(_is_plain, one.families))
+
+
+def _is_plain(family: Family) -> bool:
+    """Whether the cost of a family is one matrix once the signs of each pair of units are chosen."""
+    root = family.root
+    is_simple = root.is_permuted and root.matrix == "none" and not (root.shifts or root.classes)
+    characters = {character(site.placement) for local in family.own_sites.values() for site in local}
+    is_alone = not (family.is_nested or family.fixed or coupled_tensors(family))
+    return is_simple and is_alone and SignCode.of(*characters).is_independent
 
 
 def _rounds(spread: Mapping[str, Family]) -> tuple[tuple[str, ...], ...]:

@@ -104,14 +104,16 @@ def part_cost(
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
     for name, local in sites.items():
-        for site in (site for site in local if site.group.name == group.name):
+        own = [site for site in local if site.group.name == group.name]
+        tensors = load(name) if own else ()
+        for site in own:
             hidden = [
                 other
                 for other in local
                 if other.group.name in unknown
                 and (other.group.name != group.name or other.placement.axis != site.placement.axis)
             ]
-            x, y = (barycenter(tensor, hidden) for tensor in load(name))
+            x, y = (barycenter(tensor, hidden) for tensor in tensors)
             if x is not None and y is not None:
                 add_term(matrices, shifts, site, x, y)
     return Cost(matrices, tuple(shifts))
@@ -137,17 +139,37 @@ class Source:
         self._total = element if right is None else self._symmetry.compose(element, right)
         self.scale = self.identity = 0.0
 
+    @property
+    def place(self) -> tuple[Element, Element]:
+        """The element of the state, and what moves the second network: that after what balances it."""
+        return self._state.element, self._total
+
+    def go_to(self, place: tuple[Element, Element]) -> None:
+        """Go to an earlier place."""
+        self._state.element, self._total = place
+
+    def compose(self, values: Mapping[str, Value]) -> None:
+        """Move on by values of some groups, without a look at any others."""
+        element, total = self.place
+        self.go_to((_move_on(self._symmetry, values, element), _move_on(self._symmetry, values, total)))
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype in which a tensor is compared."""
+        return work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
+
+    def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        """Both tensors of a name, balanced, the second one moved; one of them is moved after the other."""
+        y = move_tensor(self._symmetry, self._total, name, self._read(self._b, name, rows))
+        return self._place(name, self._read(self._a, name, rows), self._state.left), y
+
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
         """Both tensors of a name, balanced, the second one moved; the squared norm of the second before it is moved.
 
         Raises:
             ValueError: A tensor holds NaN or Inf; looked for in the first sweep.
         """
-        state, dtype = self._state, work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
-        x, y = (one.read(name, rows=rows, dtype=dtype) for one in (self._a, self._b))
-        if state.initial is None:
-            require_finite({name: x}, str(self._a.path), self._symmetry.structure)
-            require_finite({name: y}, str(self._b.path), self._symmetry.structure)
+        state = self._state
+        x, y = (self._read(one, name, rows) for one in (self._a, self._b))
         x, is_first, norm = self._place(name, x, state.left), state.initial is None and state.is_anchored, 0.0
         if is_first or self._is_changing(name):
             balanced = self._place(name, y, state.right)
@@ -166,6 +188,13 @@ class Source:
         """Bytes of some tensors in both files."""
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
+    def _read(self, one: Checkpoint, name: str, rows: tuple[int, int] | None) -> Tensor:
+        """A tensor of one of both networks, of finite values; these are looked for until the first sweep has ended."""
+        tensor = one.read(name, rows=rows, dtype=self.dtype_of(name))
+        if self._state.initial is None:
+            require_finite({name: tensor}, str(one.path), self._symmetry.structure)
+        return tensor
+
     def _place(self, name: str, tensor: Tensor, scales: Element | None) -> Tensor:
         return tensor if scales is None else move_by(self._symmetry, scales, {name: tensor})[name]
 
@@ -173,6 +202,17 @@ class Source:
         """Whether moves change the norm of a tensor: shifts, and at the identity what balances the first network."""
         is_shifted = any(any(site.placement.shift) for site in self._symmetry.sites[name])
         return is_shifted or (self._state.is_from_identity and is_stretched(self._symmetry, name))
+
+
+def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) -> Element:
+    """The product of an element with values of some groups, in which no other group is nested, and the element."""
+    names = {*values, *(base for name in values for base in symmetry[name].within)}
+    groups = tuple(group for group in symmetry.groups if group.name in names)
+    own = Element({group.name: element[group.name] for group in groups})
+    moved = _element.compose(groups, Element(values).fill(_element.identity(groups)), own)
+    for group in groups:
+        element = element.replace(group.name, moved[group.name])
+    return element
 
 
 class Moved(Checkpoint):
