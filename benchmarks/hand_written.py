@@ -24,7 +24,7 @@ CASES = (
     "784-10-10",
     "784-10-10, own settings",
     "SIREN 2-32-32-1",
-    "small CNN, stride 2, 28 x 28 gray",
+    "CNN of width 16, stride 2, 28 x 28 gray",
 )
 ROUNDS = 5
 

@@ -1,5 +1,7 @@
 """Chains: recognized in modules, and their gradients are those of autograd."""
 
+import platform
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from regauge.training.chains.chain_steps import steps_of
 from regauge.training.chains.image_chain import ImageChain
 from regauge.training.chains.vector_chain import Link, VectorChain, links_of
 from regauge.training.programs import mean_loss
+from regauge.training.threads import keep_freed_memory
 from regauge.zoo.formats.modules import SmallCNN
 
 GROUPS, MEMBERS, BATCH = 2, 3, 7
@@ -257,7 +260,35 @@ class Averaged(nn.Module):
         return result
 
 
+class Waves(nn.Module):
+    """Maxima of sines, behind a convolution of a mean that keeps its axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mixing, self.head = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 5, 1), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.max_pool2d(torch.sin(self.conv(x)), 2)
+        h = functional.relu(self.mixing(functional.adaptive_avg_pool2d(h, 1)))
+        result: Tensor = self.head(torch.flatten(h, 1))
+        return result
+
+
 IMAGE_CHAINS = {
+    "sines": Waves(),
+    "wide maxima": nn.Sequential(
+        nn.MaxPool2d(3, stride=1, padding=1),
+        nn.Conv2d(2, 9, 3, stride=(1, 2), padding=(2, 0), dilation=(1, 2)),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.Conv2d(9, 20, (2, 1)),
+        nn.Identity(),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(80, 4),
+        nn.Tanh(),
+        nn.Linear(4, 3),
+    ),
     "small CNN": SmallCNN((2, 4, 5), 3),
     "tanh": SmallCNN((2, 4, 5), 3, activation="tanh"),
     "VGG": VGG((3, "pool", 4), [5], 3, image=8, in_channels=2, norm="none"),
@@ -304,10 +335,99 @@ def test_gradients_of_convolutions_are_those_of_autograd(
     assert steps is not None
     assert links_of(steps) is None
     chain = ImageChain(steps)
-    assert (chain._pieces({key: tensor[0] for key, tensor in params.items()}, inputs[0]) > 1) == is_cut
+    assert (chain._counts(params, inputs[0], is_blocked=False)[0] > 1) == is_cut
     kept = inputs.clone()
     assert_as_autograd(module, chain, params, inputs, targets)
     assert torch.equal(inputs, kept)
+
+
+BLOCKED = {"small CNN", "VGG", "functions", "wide maxima", "groups and sines", "squashed twice"}
+"""Chains whose hidden values can lie in oneDNN's layout."""
+
+
+@pytest.mark.parametrize("name", IMAGE_CHAINS)
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("held", [1, 2**30])
+def test_convolutions_lose_little_in_single_precision(
+    name: str, is_cut: bool, held: int, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In single precision hidden values can lie in oneDNN's layout."""
+    monkeypatch.setattr("regauge.training.chains.image_chain.HELD_BYTES", held)
+    if is_cut:
+        monkeypatch.setattr("regauge.training.chains.image_chain.PIECE_BYTES", 500)
+    module = IMAGE_CHAINS[name].double()
+    networks = GROUPS * MEMBERS
+    generator = torch.Generator().manual_seed(0)
+    params = {
+        key: torch.randn(networks, *tensor.shape, generator=generator) for key, tensor in module.state_dict().items()
+    }
+    inputs = torch.randn(GROUPS, BATCH, 2, 8, 8, generator=generator)
+    targets = torch.randint(3, (GROUPS, BATCH), generator=generator)
+    steps = steps_of(module, reads_vectors=False)
+    assert steps is not None
+    chain = ImageChain(steps)
+    units = list(chain._units(params, inputs))
+    assert len(units) == (networks if held == 1 else 1)
+    assert units[0].batches[0][0].is_mkldnn == (library == "oneDNN" and name in BLOCKED)
+    assert (len(units[0].batches[0]) > 1) == is_cut
+    exact = ImageChain(steps)
+    double = {key: tensor.double() for key, tensor in params.items()}
+    losses, gradients = exact.gradients(double, inputs.double(), targets)
+    found, derivatives = chain.gradients(params, inputs, targets)
+    torch.testing.assert_close(found.double(), losses, rtol=1e-4, atol=1e-4)
+    for key, gradient, other in zip(params, derivatives, gradients, strict=True):
+        assert (gradient.dtype, gradient.layout) == (torch.float32, torch.strided)
+        scale = float(other.abs().max())
+        assert float((gradient - other).abs().max()) < 1e-4 * scale, key
+    outputs = exact.outputs(double, inputs.double())
+    torch.testing.assert_close(chain.outputs(params, inputs).double(), outputs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+def test_what_overflows_is_as_in_the_module(value: float, library: str) -> None:
+    """oneDNN's maxima and ReLU drop NaN, so a network that diverges leaves its layout; its neighbors do not notice."""
+    module = IMAGE_CHAINS["VGG"].float()
+    generator = torch.Generator().manual_seed(0)
+    params = {key: torch.randn(3, *tensor.shape, generator=generator) for key, tensor in module.state_dict().items()}
+    inputs = torch.randn(1, BATCH, 2, 8, 8, generator=generator)
+    targets = torch.randint(3, (1, BATCH), generator=generator)
+    steps = steps_of(module, reads_vectors=False)
+    assert steps is not None
+    chain = ImageChain(steps)
+    losses, gradients = chain.gradients(params, inputs, targets)
+    next(iter(params.values()))[1] *= value
+    found, derivatives = chain.gradients(params, inputs, targets)
+    assert not found[1].isfinite()
+    assert not chain.outputs(params, inputs)[1].isfinite().any()
+    assert torch.equal(found[::2], losses[::2])
+    for gradient, other in zip(derivatives, gradients, strict=True):
+        assert torch.equal(gradient[::2], other[::2])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have rules of their own")
+def test_freed_memory_is_kept() -> None:
+    """Tensors of 8 MiB are mapped once, not again whenever they are made."""
+    import resource
+
+    keep_freed_memory()
+    pages = 8 * 2**20 // resource.getpagesize()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(2**21)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 3 * pages
+
+
+def test_maxima_come_before_activations() -> None:
+    """What never falls is computed of the largest values alone; a sine falls."""
+    layers = (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
+    steps = steps_of(nn.Sequential(*layers), reads_vectors=False)
+    assert steps is not None
+    assert [type(step).__name__ for step in ImageChain(steps).steps] == [
+        "Convolution", "MaxPooling", "Activation", "Activation", "Flattening", "Linear",
+    ]  # fmt: skip
+    steps = steps_of(Waves(), reads_vectors=False)
+    assert steps is not None
+    assert ImageChain(steps).steps == steps
 
 
 @pytest.mark.parametrize(

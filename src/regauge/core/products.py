@@ -3,7 +3,8 @@
 Torch multiplies matrices in single precision by its BLAS, which on x86 is MKL; `"onednn"` multiplies large ones by
 oneDNN, which torch uses for convolutions. Both round differently, and in a long training differences of rounding grow.
 So nothing is measured to choose one: the default follows from the processor alone, `REGAUGE_PRODUCTS` or `set_library`
-override it, and what is written over several runs records it.
+override it, and what is written over several runs records it. Trained convolutional networks follow the same choice
+(`training/chains/image_chain.py`).
 
 MKL leaves AVX-512 unused on processors that are not Intel's: on an AMD EPYC it reached 98 GFLOP/s with 1,024 x 1,024
 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512 oneDNN is slower: 0.91 of MKL's

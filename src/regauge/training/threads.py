@@ -11,6 +11,19 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 """Environment variables from which new processes take their number of threads."""
 
 
+KEPT_BYTES = 31 * 2**20
+"""Size of the freed block that makes glibc keep memory, just below its limit of 32 MiB."""
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory of this process, up to 62 MiB, where every step would return and map it again.
+
+    When a block is freed that was mapped by itself, glibc raises its two thresholds to the block's size and twice that
+    size (mallopt(3), M_MMAP_THRESHOLD). The block is never written, so it costs nothing; other allocators ignore it.
+    """
+    torch.empty(KEPT_BYTES, dtype=torch.uint8)
+
+
 class _Limit:
     """The settings before the limit, restored when the last block that shares it ends, in whatever thread."""
 

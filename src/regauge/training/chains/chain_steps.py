@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from regauge.core.params import Params
+from regauge.core.products import matmul
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ def _slope(delta: Tensor, _: Tensor, slope: Tensor | None) -> Tensor:
     return delta.mul_(slope)
 
 
+def _relu_backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
+    if delta.is_mkldnn:
+        return torch.ops.aten.threshold_backward(delta, output, 0)  # type: ignore[no-any-return]
+    torch.ops.aten.threshold_backward.grad_input(delta, output, 0, grad_input=delta)
+    return delta
+
+
 def _by_output(operator: Any, *arguments: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """The derivative that an operator of torch computes from the output."""
 
@@ -62,7 +70,7 @@ def _by_output(operator: Any, *arguments: float) -> Callable[[Tensor, Tensor, Te
 
 ACTIVATIONS = {
     "identity": InPlace(lambda z, _: z, lambda delta, *_: delta),
-    "relu": InPlace(lambda z, _: z.relu_(), _by_output(torch.ops.aten.threshold_backward, 0)),
+    "relu": InPlace(lambda z, _: z.relu_(), _relu_backward),
     "tanh": InPlace(lambda z, _: _elementwise(np.tanh, torch.tanh, z, z), _by_output(torch.ops.aten.tanh_backward)),
     "sigmoid": InPlace(lambda z, _: z.sigmoid_(), _by_output(torch.ops.aten.sigmoid_backward)),
     "sin": InPlace(_sine, _slope),
@@ -107,7 +115,7 @@ Derivatives = tuple[Tensor, tuple[Tensor, ...]]
 
 
 class Step(ABC):
-    """One step of a chain, for one network; examples come first, `[examples, ...]`."""
+    """One step of a chain, for one network unless it says otherwise; examples come first, `[examples, ...]`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,14 +146,18 @@ class WeightedStep(Step):
 
 @dataclass(frozen=True)
 class Linear(WeightedStep):
-    """`W h + b`."""
+    """`W h + b` for several networks: parameters `[networks, ...]`, and their examples one after the other."""
 
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
-        return Passed(x, torch.addmm(params[self.bias], x, params[self.weight].t()))
+        weight, bias = params[self.weight], params[self.bias]
+        rows = matmul(x.view(len(weight), -1, x.shape[1]), weight.mT)
+        return Passed(x, rows.add_(bias.unsqueeze(1)).flatten(0, 1))
 
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
-        before = delta @ params[self.weight] if goes_on else delta
-        return before, (delta.t() @ passed.read, delta.sum(0))
+        weight = params[self.weight]
+        x, rows = (tensor.reshape(len(weight), -1, tensor.shape[1]) for tensor in (passed.read, delta))
+        before = matmul(rows, weight).flatten(0, 1) if goes_on else delta
+        return before, (matmul(rows.mT, x), rows.sum(1))
 
 
 @dataclass(frozen=True)
@@ -158,8 +170,10 @@ class Convolution(WeightedStep):
     groups: int
 
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
+        run = torch.mkldnn_convolution if x.is_mkldnn else functional.conv2d
         weight, bias = params[self.weight], params[self.bias]
-        return Passed(x, functional.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups))
+        window = (self.padding, self.stride) if x.is_mkldnn else (self.stride, self.padding)
+        return Passed(x, run(x, weight, bias, *window, self.dilation, self.groups))
 
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
         weight, bias = params[self.weight], params[self.bias]
@@ -209,9 +223,15 @@ class MaxPooling(Step):
     dilation: Pair
 
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
+        if x.is_mkldnn:
+            with torch.enable_grad():  # oneDNN keeps the positions, in the output, for inputs with gradients alone
+                return Passed(x, torch.ops.aten.mkldnn_max_pool2d(x.detach().requires_grad_(), *self._window).detach())
         return Passed(x, *torch.ops.aten.max_pool2d_with_indices(x, *self._window))
 
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
+        if delta.is_mkldnn:
+            run = torch.ops.aten.mkldnn_max_pool2d_backward
+            return run(delta, passed.wrote, passed.read, *self._window, False), ()
         run = torch.ops.aten.max_pool2d_with_indices_backward
         return run(delta, passed.read, *self._window, False, passed.kept), ()
 

@@ -1,97 +1,234 @@
-"""Convolutional networks, one after the other, without autograd: the convolutions are torch's, and little else is left.
+"""Convolutional networks without autograd: convolutions network by network, and what follows for several at once.
 
-Stacked convolutions are grouped ones, which a CPU is slow in. So every network runs by itself, images in channels-last
-layout. A batch whose hidden values do not fit the cache is read in pieces, and the gradients of the pieces are added.
+Stacked convolutions are grouped ones, which a CPU is slow in, and unfolded they are batched products, which are slower
+than oneDNN's convolutions. So convolutions and maxima run network by network, and from the last one on the rest, which
+is small and would be mostly overhead, runs as one program for as many networks as the cache holds. A batch whose hidden
+values do not fit it is read in pieces, and the gradients of the pieces are added.
+
+Where products of matrices are oneDNN's (`core/products.py`), so is the layout of hidden values, blocks of 8 or 16
+channels, from the first convolution to the last one. Else images lie in channels-last layout. Both ways round
+differently. So nothing is measured to choose one: it follows from the library, which is recorded with a run, and from
+the steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from regauge.core.params import Params
-from regauge.training.chains.chain_steps import Convolution, Linear, Passed, Step
+from regauge.core.products import library
+from regauge.training.chains.chain_steps import Activation, Convolution, Linear, MaxPooling, Passed, Step
 from regauge.training.programs import PIECE_BYTES, channels_last, mean_losses
+from regauge.training.threads import keep_freed_memory
+
+HELD_BYTES = 48 * 2**20
+"""Hidden values of the networks that are held at once: less than what `keep_freed_memory` keeps."""
+LARGEST_VALUE = 1e37
+"""Bound of hidden values below which nothing overflows: oneDNN's ReLU and maxima drop NaN, which others pass on."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Consecutive networks of a stack, from `start` to `stop`, that run at once.
+
+    Attributes:
+        start: First network.
+        stop: Network behind the last one.
+        networks: Parameters of each.
+        batches: Pieces of the batch of each.
+    """
+
+    start: int
+    stop: int
+    networks: Sequence[Params]
+    batches: Sequence[Sequence[Tensor]]
 
 
 class ImageChain:
     """Losses and gradients of a stack of chains with convolutions, an `Engine`."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = tuple(steps)
-        learned = [k for k, step in enumerate(steps) if step.names]
-        self.first = learned[0]
-        # What comes from a convolution or a linear layer is nobody else's, and is written over.
-        self.is_free = [k > 0 and isinstance(steps[k - 1], Convolution | Linear) for k in range(len(steps))]
+        self.steps = _maxima_first(steps)
+        self.first = next(k for k, step in enumerate(self.steps) if step.names)
+        # What comes from these steps is nobody else's, and is written over; maxima are found again by their positions.
+        fresh = (Convolution, Linear, MaxPooling)
+        self.is_free = [k > 0 and isinstance(self.steps[k - 1], fresh) for k in range(len(self.steps))]
+        # The first step that runs for several networks at once.
+        self.cut = max(
+            (k + 1 for k, step in enumerate(self.steps) if isinstance(step, Convolution | MaxPooling)), default=0
+        )
+        self.fits_blocks = all(map(_fits_blocks, self.steps[: self.cut]))
+        self.sizes: dict[tuple[int, ...], tuple[int, int]] = {}
+        keep_freed_memory()
 
     def gradients(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, list[Tensor]]:
         """See `Engine`."""
         networks, examples = len(next(iter(params.values()))), inputs.shape[1]
-        found: list[dict[str, Tensor]] = []
         losses = torch.zeros(networks, dtype=torch.float64, device=inputs.device)
-        batches = [channels_last(batch) for batch in inputs]
-        pieces = 0
-        for k, own in enumerate(unstack(params)):
-            batch, wanted = batches[k * len(inputs) // networks], targets[k * len(targets) // networks]
-            pieces = pieces or self._pieces(own, batch)
+        found: dict[str, list[Tensor]] = {name: [] for name in params}
+        for unit in self._units(params, inputs):
+            index = [k * len(targets) // networks for k in range(unit.start, unit.stop)]
+            wanted = targets[index[:1] if index[0] == index[-1] else index]
+            pieces = len(unit.batches[0])
             total: dict[str, Tensor] = {}
-            for piece, answer in zip(batch.chunk(pieces), wanted.chunk(pieces), strict=True):
-                share = len(piece) / examples
-                loss, gradients = self._gradients(own, piece, answer, share)
+            for piece, answers in enumerate(wanted.chunk(pieces, 1)):
+                share = answers.shape[1] / examples
+                batches = [batch[piece] for batch in unit.batches]
+                loss, gradients = self._gradients(unit, params, batches, answers, share)
                 total = {name: total[name].add_(g) if total else g for name, g in gradients.items()}
-                losses[k] += loss * share
-            found.append(total)
-        return losses.to(inputs.dtype), [torch.stack([one[name] for one in found]) for name in params]
+                losses[unit.start : unit.stop] += loss * share
+            for name, gradient in total.items():
+                found[name].append(gradient)
+        return losses.to(inputs.dtype), [torch.cat(found[name]) for name in params]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """See `Engine`."""
-        networks = len(next(iter(params.values())))
-        batches = [channels_last(batch) for batch in inputs]
-        results = []
-        for k, own in enumerate(unstack(params)):
-            batch = batches[k * len(inputs) // networks]
-            results.append(torch.cat([self._forward(own, piece)[0] for piece in batch.chunk(self._pieces(own, batch))]))
-        return torch.stack(results)
+        found = []
+        for unit in self._units(params, inputs):
+            rows = [self._forward(unit, params, batches)[0] for batches in zip(*unit.batches, strict=True)]
+            found.append(torch.cat(rows, 1))
+        return torch.cat(found)
 
-    def _gradients(self, own: Params, batch: Tensor, targets: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of a network on a piece of a batch, and the derivatives of its share of the whole loss."""
-        outputs, passed = self._forward(own, batch)
+    def _units(self, params: Mapping[str, Tensor], inputs: Tensor) -> Iterator[Unit]:
+        """The networks in the order of the stack, in the layouts that they run in."""
+        count = len(next(iter(params.values())))
+        groups = [k * len(inputs) // count for k in range(count)]
+        are_blocked = self._are_blocked(params, inputs, groups)
+        start = 0
+        for is_blocked, run in groupby(are_blocked):
+            end = start + len(list(run))
+            pieces, held = self._counts(params, inputs[0], is_blocked=is_blocked)
+            used = dict.fromkeys(groups[start:end])
+            batches = {group: self._cut_batch(inputs[group], pieces, is_blocked=is_blocked) for group in used}
+            networks = unstack({name: tensor[start:end] for name, tensor in params.items()}, is_blocked=is_blocked)
+            for k in range(start, end, held):
+                stop = min(k + held, end)
+                yield Unit(k, stop, networks[k - start : stop - start], [batches[group] for group in groups[k:stop]])
+            start = end
+
+    def _are_blocked(self, params: Mapping[str, Tensor], inputs: Tensor, groups: Sequence[int]) -> list[bool]:
+        """Which networks run in oneDNN's layout: those whose hidden values cannot overflow."""
+        if not self.fits_blocks or inputs.dtype != torch.float32 or inputs.is_cuda or library() != "onednn":
+            return [False] * len(groups)
+        bound = inputs.flatten(1).abs().amax(1)[groups]
+        for step in self.steps[: self.cut]:
+            if step.names:
+                weight, bias = (params[name].flatten(1) for name in step.names)
+                # Fewer products are summed up for a value than a layer has weights.
+                bound = bound * weight.shape[1] * weight.abs().amax(1) + bias.abs().amax(1)
+        return (bound < LARGEST_VALUE).tolist()
+
+    def _counts(self, params: Mapping[str, Tensor], batch: Tensor, *, is_blocked: bool) -> tuple[int, int]:
+        """Number of pieces of a batch, and of networks that are held at once."""
+        shape = tuple(batch.shape[1:])
+        if shape not in self.sizes:
+            x, passed = batch[:1], []
+            own = {name: tensor[:1] for name, tensor in params.items()}
+            for k, step in enumerate(self.steps):
+                passed.append(
+                    step.forward(x, own if k >= self.cut else {n: own[n][0] for n in step.names}, is_free=False)
+                )
+                x = passed[-1].wrote
+            counts = [one.wrote.numel() for one in passed]
+            self.sizes[shape] = max(counts), sum(counts)
+        largest, total = (size * len(batch) * batch.element_size() for size in self.sizes[shape])
+        pieces = min(len(batch), -(-largest // (PIECE_BYTES * (2 if is_blocked else 1))))
+        return pieces, max(1, HELD_BYTES // total)
+
+    def _cut_batch(self, batch: Tensor, pieces: int, *, is_blocked: bool) -> list[Tensor]:
+        """The pieces of a batch in the layout that networks run in."""
+        if is_blocked:
+            return [piece.to_mkldnn() for piece in batch.chunk(pieces)]
+        return list(channels_last(batch).chunk(pieces))
+
+    def _gradients(
+        self, unit: Unit, params: Mapping[str, Tensor], batches: Sequence[Tensor], targets: Tensor, share: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean losses on a piece of a batch, and the derivatives of its share of the whole loss."""
+        outputs, trunks, passed = self._forward(unit, params, batches)
         # The derivative is written over the outputs, which a last activation would need.
         outputs = outputs if isinstance(self.steps[-1], Linear) else outputs.clone()
-        losses, deltas = mean_losses(outputs.t().unsqueeze(0), targets.unsqueeze(0))
-        delta = deltas[0].t()
+        losses, deltas = mean_losses(outputs.mT, targets)
+        delta = deltas.mT.flatten(0, 1)
         if share < 1:
             delta = delta.mul_(share)
-        found: dict[str, Tensor] = {}
-        for k in range(len(self.steps) - 1, self.first - 1, -1):
-            step = self.steps[k]
-            delta, gradients = step.backward(delta, passed[k], own, goes_on=k > self.first)
-            found |= dict(zip(step.names, gradients, strict=True))
-        return losses[0], found
+        heads = {name: tensor[unit.start : unit.stop] for name, tensor in params.items()}
+        delta, found = self._backward(delta, passed, heads, self.cut, len(self.steps))
+        rows: dict[str, list[Tensor]] = {}
+        if self.first < self.cut:
+            for own, trunk, part in zip(unit.networks, trunks, delta.chunk(len(trunks)), strict=True):
+                part = part.to_mkldnn() if trunk[0].read.is_mkldnn else part
+                for name, gradient in self._backward(part, trunk, own, 0, self.cut)[1].items():
+                    rows.setdefault(name, []).append(gradient)
+        return losses, found | {name: torch.stack(tensors) for name, tensors in rows.items()}
 
-    def _forward(self, own: Params, batch: Tensor) -> tuple[Tensor, list[Passed]]:
+    def _forward(
+        self, unit: Unit, params: Mapping[str, Tensor], batches: Sequence[Tensor]
+    ) -> tuple[Tensor, list[list[Passed]], list[Passed]]:
+        """Outputs `[networks, examples, out]`, and what the steps of each network and of all keep."""
+        trunks = [self._run(x, own, 0, self.cut) for own, x in zip(unit.networks, batches, strict=True)]
+        ends = [passed[-1].wrote if passed else x for passed, x in zip(trunks, batches, strict=True)]
+        ends = [x.to_dense() if x.is_mkldnn else x for x in ends]
+        heads = {name: tensor[unit.start : unit.stop] for name, tensor in params.items()}
+        passed = self._run(ends[0] if len(ends) == 1 else torch.cat(ends), heads, self.cut, len(self.steps))
+        outputs = passed[-1].wrote
+        return outputs.view(len(ends), -1, outputs.shape[1]), trunks, passed
+
+    def _run(self, x: Tensor, params: Params, start: int, stop: int) -> list[Passed]:
         passed: list[Passed] = []
-        x = batch
-        for step, is_free in zip(self.steps, self.is_free, strict=True):
-            passed.append(step.forward(x, own, is_free=is_free))
+        for step, is_free in zip(self.steps[start:stop], self.is_free[start:stop], strict=True):
+            passed.append(step.forward(x, params, is_free=is_free))
             x = passed[-1].wrote
-        return x, passed
+        return passed
 
-    def _pieces(self, own: Params, batch: Tensor) -> int:
-        """Number of pieces to cut a batch into so that each hidden tensor fits the cache."""
-        if batch.device.type != "cpu":
-            return 1
-        _, passed = self._forward(own, batch[:1])
-        largest = max(one.wrote.numel() for one in passed) * batch.element_size()
-        return min(len(batch), -(-len(batch) * largest // PIECE_BYTES))
+    def _backward(
+        self, delta: Tensor, passed: Sequence[Passed], params: Params, start: int, stop: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Derivatives by what the first of these steps reads, and by their parameters."""
+        found: dict[str, Tensor] = {}
+        for k in range(stop - 1, max(start, self.first) - 1, -1):
+            step = self.steps[k]
+            delta, gradients = step.backward(delta, passed[k - start], params, goes_on=k > self.first)
+            found |= dict(zip(step.names, gradients, strict=True))
+        return delta, found
 
 
-def unstack(params: Mapping[str, Tensor]) -> list[Params]:
-    """The networks of a stack, their kernels in channels-last layout."""
+def _maxima_first(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The same chain with maxima before the functions that never fall, which then have fewer values to compute.
+
+    The values are the same. The derivatives are, too, but where a function rounds different values to the same one.
+    """
+    order: list[Step] = []
+    for step in steps:
+        place = len(order)
+        while isinstance(step, MaxPooling) and place and _never_falls(order[place - 1]):
+            place -= 1
+        order.insert(place, step)
+    return tuple(order)
+
+
+def _never_falls(step: Step) -> bool:
+    return isinstance(step, Activation) and step.name != "sin"
+
+
+def _fits_blocks(step: Step) -> bool:
+    """Whether a step reads and writes oneDNN's layout."""
+    match step:
+        case Convolution() | Activation("relu") | Activation("identity") | MaxPooling(dilation=(1, 1)):
+            return True
+        case _:
+            return False
+
+
+def unstack(params: Mapping[str, Tensor], *, is_blocked: bool = False) -> list[Params]:
+    """The networks of a stack, their kernels in channels-last layout or, for oneDNN's, as they are."""
     # Kernels of one channel are in either layout as they are, and convolutions would take the other one.
     apart = {
         name: tensor.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3).unbind()
-        if tensor.ndim == 5
+        if tensor.ndim == 5 and not is_blocked
         else tensor.unbind()
         for name, tensor in params.items()
     }
