@@ -31,7 +31,7 @@ LARGEST_VALUE = 1e37
 
 
 @dataclass(frozen=True)
-class Unit:
+class HeldNetworks:
     """Consecutive networks of a stack, from `start` to `stop`, that run at once.
 
     Attributes:
@@ -92,7 +92,7 @@ class ImageChain:
             found.append(torch.cat(rows, 1))
         return torch.cat(found)
 
-    def _units(self, params: Mapping[str, Tensor], inputs: Tensor) -> Iterator[Unit]:
+    def _units(self, params: Mapping[str, Tensor], inputs: Tensor) -> Iterator[HeldNetworks]:
         """The networks in the order of the stack, in the layouts that they run in."""
         count = len(next(iter(params.values())))
         groups = [k * len(inputs) // count for k in range(count)]
@@ -106,11 +106,13 @@ class ImageChain:
             networks = unstack({name: tensor[start:end] for name, tensor in params.items()}, is_blocked=is_blocked)
             for k in range(start, end, held):
                 stop = min(k + held, end)
-                yield Unit(k, stop, networks[k - start : stop - start], [batches[group] for group in groups[k:stop]])
+                yield HeldNetworks(
+                    k, stop, networks[k - start : stop - start], [batches[group] for group in groups[k:stop]]
+                )
             start = end
 
     def _are_blocked(self, params: Mapping[str, Tensor], inputs: Tensor, groups: Sequence[int]) -> list[bool]:
-        """Which networks run in oneDNN's layout: those whose hidden values cannot overflow."""
+        """Choose oneDNN's layout for the networks whose hidden values cannot overflow."""
         if not self.fits_blocks or inputs.dtype != torch.float32 or inputs.is_cuda or library() != "onednn":
             return [False] * len(groups)
         bound = inputs.flatten(1).abs().amax(1)[groups]
@@ -145,7 +147,7 @@ class ImageChain:
         return list(channels_last(batch).chunk(pieces))
 
     def _gradients(
-        self, unit: Unit, params: Mapping[str, Tensor], batches: Sequence[Tensor], targets: Tensor, share: float
+        self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor], targets: Tensor, share: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean losses on a piece of a batch, and the derivatives of its share of the whole loss."""
         outputs, trunks, passed = self._forward(unit, params, batches)
@@ -166,7 +168,7 @@ class ImageChain:
         return losses, found | {name: torch.stack(tensors) for name, tensors in rows.items()}
 
     def _forward(
-        self, unit: Unit, params: Mapping[str, Tensor], batches: Sequence[Tensor]
+        self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor]
     ) -> tuple[Tensor, list[list[Passed]], list[Passed]]:
         """Outputs `[networks, examples, out]`, and what the steps of each network and of all keep."""
         trunks = [self._run(x, own, 0, self.cut) for own, x in zip(unit.networks, batches, strict=True)]
@@ -197,7 +199,7 @@ class ImageChain:
 
 
 def _maxima_first(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The same chain with maxima before the functions that never fall, which then have fewer values to compute.
+    """Move maxima before the functions that never fall, which then have fewer values to compute.
 
     The values are the same. The derivatives are, too, but where a function rounds different values to the same one.
     """
