@@ -118,7 +118,7 @@ def designs(width: int) -> dict[str, Design]:
         f"RelationalAttention(), width {width}, 5 layers (`thesis_config`)": Design(
             net=flow.Metanetwork(RelationalAttention(), width, 5), **ends
         ),
-        "MessagePassing(), width 32, 4 layers (the default)": Design(net=flow.Metanetwork(MessagePassing()), **ends),
+        "MessagePassing(), width 32, 4 layers": Design(net=flow.Metanetwork(MessagePassing()), **ends),
         "Tokens(64, 3), for aligned networks": Design(net=flow.Tokens(64, 3), is_aligned=True, **ends),
     }
 

@@ -1,6 +1,7 @@
 """Laws of flows over weights: points and paths, priors, samplers, densities, guidance, files."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from regauge.flow.components import find_classes
 from regauge.flow.design import build_velocity
 from regauge.flow.flow_config import Design
 from regauge.flow.likelihood import integrate_density
-from regauge.flow.moments import Moments, find_factor
+from regauge.flow.moments import Moments, find_covariance
 from regauge.flow.nets import find_tokens
 from regauge.flow.sampling import Guidance, diffuse, integrate
 from regauge.flow.space import LOG_NORM, Representation, Space
@@ -89,11 +90,13 @@ def outputs(module: nn.Module, params: Params, inputs: Tensor) -> Tensor:
 
 REPRESENTATIONS = [
     ("mlp", Representation()),
+    ("mlp", Representation("sphere")),
     ("mlp", Representation("flat")),
     ("mlp", Representation("keep")),
-    ("mlp", Representation(head="layers.2.weight", head_form="direction")),
+    ("mlp", Representation("sphere", head="layers.2.weight", head_form="direction")),
     ("tanh", Representation()),
     ("normed", Representation()),
+    ("normed", Representation("sphere")),
     ("normed", Representation("keep")),
 ]
 
@@ -142,7 +145,7 @@ def test_paths_are_geodesics_that_end_where_they_should(name: str, how: Represen
 
 def test_a_unit_without_incoming_weights_has_no_place_on_a_sphere() -> None:
     _, symmetry, population, _ = networks("mlp")
-    space = Space.of(population, symmetry)
+    space = Space.of(population, symmetry, Representation("sphere"))
     population["layers.0.weight"][3, 2] = 0
     with pytest.raises(ValueError, match=r"network 3 has a unit .* without incoming weights"):
         space.enter(population)
@@ -238,14 +241,32 @@ def test_full_priors_have_the_covariances_of_the_networks() -> None:
     space = Space.of(population, symmetry, Representation("keep"))
     x = space.enter(population, torch.float64)
     moments = Moments.of([x], space, is_pooled=False)
-    moments = replace(moments, factor=find_factor(x, space, moments.deviation))
-    prior = flow.FullGaussian().build(space, moments)
+    moments = replace(moments, covariance=find_covariance(x, space, moments, 0.01))
+    prior = flow.FullGaussian(0.01).build(space, moments)
     drawn = prior.sample(4000, torch.Generator().manual_seed(1), torch.float64)
     assert (torch.cov(drawn.T) - torch.cov(x.T)).abs().max() < 0.25
     assert (torch.cov(drawn.T) - torch.diag(torch.cov(x.T).diagonal())).abs().max() > 0.8
-    mean, covariance = prior.mean, prior.factor.double() @ prior.factor.double().T  # type: ignore[union-attr]
-    exact = torch.distributions.MultivariateNormal(mean, covariance).log_prob(x[:9])
-    assert torch.allclose(prior.log_density(x[:9]), exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [3, 9, 60, 4000])
+def test_full_priors_are_shrunk_covariances_whatever_the_number_of_networks(count: int) -> None:
+    shapes = {f"w{k}": (3,) for k in range(4)}
+    symmetry = Symmetry.from_axes({name: (name,) for name in shapes}).bind(
+        {n: torch.zeros(s) for n, s in shapes.items()}
+    )
+    chance = torch.Generator().manual_seed(count)
+    mix = torch.randn(12, 12, generator=chance, dtype=torch.float64)
+    x = torch.randn(count, 12, generator=chance, dtype=torch.float64) @ mix + 3
+    space = Space.of({name: x[:, 3 * k : 3 * k + 3] for k, name in enumerate(shapes)}, symmetry, Representation("keep"))
+    moments = Moments.of([x], space, is_pooled=False)
+    prior = flow.FullGaussian().build(space, replace(moments, covariance=find_covariance(x, space, moments, 0.1)))
+    covariance = torch.cov(x.T, correction=0)
+    shrunk = 0.9 * covariance + 0.1 * covariance.diagonal().diag()
+    noise = torch.eye(12, dtype=torch.float64)
+    root = prior.shake(noise)
+    assert torch.allclose(root.T @ root, shrunk, atol=1e-9 * float(shrunk.abs().max()))
+    exact = torch.distributions.MultivariateNormal(prior.mean, shrunk).log_prob(x[:9] + 1)
+    assert torch.allclose(prior.log_density(x[:9] + 1), exact, rtol=1e-9)
 
 
 @pytest.mark.parametrize("predicts", ["velocity", "end"])
@@ -424,7 +445,8 @@ def test_alignment_brings_ends_nearer_on_their_orbits() -> None:
 def fitted() -> tuple[flow.Flow, Params]:
     _, symmetry, population, _ = networks("mlp", 60)
     population = {name: tensor.float() for name, tensor in population.items()}
-    config = flow.FlowConfig(net=flow.Metanetwork(MessagePassing(), 8, 2), epochs=2, batch=16)
+    net = flow.Metanetwork(MessagePassing(), 8, 2)
+    config = flow.FlowConfig(net=net, is_aligned=False, epochs=2, batch=16)
     return flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0)), population
 
 
@@ -445,11 +467,13 @@ def test_a_flow_samples_networks_and_knows_their_densities(fitted: tuple[flow.Fl
 
 ORBITS = [
     ("mlp", flow.Perceptron(8, 1), Representation(), ()),
+    ("mlp", flow.Perceptron(8, 1), Representation("sphere"), ()),
     ("mlp", flow.Tokens(8, 1, 2), Representation("flat"), ()),
     ("mlp", flow.Perceptron(8, 1), Representation("keep"), ("permutation",)),
     ("mlp", flow.Perceptron(8, 1), Representation("flat", components=5), ()),
     ("tanh", flow.Perceptron(8, 1), Representation(), ()),
     ("normed", flow.Perceptron(8, 1), Representation(), ()),
+    ("normed", flow.Perceptron(8, 1), Representation("sphere"), ()),
     ("normed", flow.Metanetwork(MessagePassing(), 8, 2), Representation(), ()),
     ("tanh", flow.Metanetwork(MessagePassing(), 8, 2), Representation(), ()),
 ]
@@ -515,8 +539,8 @@ def test_a_file_of_the_first_version_aligns_to_the_mean(tmp_path: Path) -> None:
     save(tensors, tmp_path / "less.safetensors", metadata=header)
     with pytest.raises(ValueError, match="is damaged"):
         flow.load_flow(tmp_path / "less.safetensors")
-    save(tensors, tmp_path / "new.safetensors", metadata=header | {"version": "3"})
-    with pytest.raises(ValueError, match="has version 3"):
+    save(tensors, tmp_path / "new.safetensors", metadata=header | {"version": "4"})
+    with pytest.raises(ValueError, match="has version 4"):
         flow.load_flow(tmp_path / "new.safetensors")
 
 
@@ -613,7 +637,7 @@ def test_running_variances_stay_positive() -> None:
 def test_a_flow_draws_networks_of_other_widths(scales: str) -> None:
     _, symmetry, population, _ = networks("mlp", 40)
     how = Representation(scales)  # type: ignore[arg-type]
-    config = flow.FlowConfig(representation=how, net=flow.Metanetwork(width=8, depth=1), epochs=1)
+    config = flow.FlowConfig(representation=how, net=flow.Metanetwork(width=8, depth=1), is_aligned=False, epochs=1)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
     same = found.resize(symmetry)
     first, second = (one.sample(3, generator=torch.Generator().manual_seed(1), steps=2) for one in (found, same))
@@ -660,3 +684,105 @@ def test_networks_are_drawn_where_the_velocity_is(net: flow.Metanetwork | flow.T
         assert all(device.holds(tensor) for tensor in found.sample(2, start=device.bring(there[0]), steps=2).values())
         assert all(torch.allclose(there[0][name].cpu(), here[0][name]) for name in here[0])
         assert torch.allclose(there[1].cpu(), here[1])
+
+
+# --- never below a normal distribution -----------------------------------------------------------------------------
+
+
+def line_of_networks(count: int, noise: float = 0.02) -> tuple[Symmetry, Params, rg.Task]:
+    """Networks along three directions about one, and a task that the one in the middle solves."""
+    torch.manual_seed(0)
+    module = mlp(3, 6, 2)
+    symmetry = rg.discover(module, (torch.randn(5, 3),))
+    chance = torch.Generator().manual_seed(1)
+    made = {}
+    sizes = torch.randn(count, 3, generator=chance)
+    for name, tensor in module.state_dict().items():
+        ways = torch.randn(3, *tensor.shape, generator=chance) / 4
+        rest = noise * torch.randn(count, *tensor.shape, generator=chance)
+        made[name] = tensor + torch.tensordot(sizes, ways, 1) + rest
+    inputs = torch.randn(64, 3, generator=chance)
+    with torch.no_grad():
+        answers = module(inputs).argmax(-1)
+    return symmetry, made, rg.Task(module, [(inputs, answers)])
+
+
+def test_a_net_that_learned_nothing_adds_nothing() -> None:
+    """A rate at which no net learns: the flow draws from the normal distribution, to the last bit."""
+    symmetry, population, _ = line_of_networks(60)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=2, batch=16, lr=30.0, clip=1e9, average=None)
+    found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    assert found.about["share"] == 0 == float(found.velocity.share)
+    drawn = found.sample(5, generator=torch.Generator().manual_seed(1), steps=20)
+    starts = found.draw_starts(5, torch.Generator().manual_seed(1))
+    assert all(torch.allclose(drawn[name], starts[name], atol=2e-3) for name in drawn)
+
+
+def test_what_the_net_adds_is_no_worse_than_nothing_on_held_out_networks() -> None:
+    symmetry, population, _ = line_of_networks(60)
+    config = flow.FlowConfig(net=flow.Perceptron(32, 2), epochs=30, batch=16)
+    fits = {}
+    for lr in (3e-3, 3e-2):
+        one = flow.fit(population, symmetry, replace(config, lr=lr), generator=torch.Generator().manual_seed(0))
+        kept = min(row["validation_loss"] for row in one.trained.history)  # type: ignore[union-attr]
+        fits[one.about["share"]] = one.about["scores"]["flow"]["validation loss"]
+        assert one.about["scores"]["flow"]["validation loss"] <= kept + 1e-9
+    assert all(loss <= 1.2 for loss in fits.values())  # A normal distribution has about one.
+
+
+def test_a_task_keeps_the_epoch_whose_networks_do_best() -> None:
+    symmetry, population, task = line_of_networks(80)
+    config = flow.FlowConfig(net=flow.Perceptron(16, 2), epochs=12, batch=16)
+    found = flow.fit(population, symmetry, config, task=task, generator=torch.Generator().manual_seed(0))
+    history = found.trained.history  # type: ignore[union-attr]
+    assert all(row["drawn_loss"] > 0 for row in history)
+    plain = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    assert [row["loss"] for row in history] == [row["loss"] for row in plain.trained.history]  # type: ignore[union-attr]
+    assert "drawn loss" in found.about["scores"]["flow"]
+    assert "drawn loss" not in plain.about["scores"]["flow"]
+
+
+def test_a_task_chooses_the_best_of_many_draws() -> None:
+    symmetry, population, task = line_of_networks(60)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=16)
+    found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    every = found.sample(320, generator=torch.Generator().manual_seed(1), steps=5)
+    losses = task.evaluate_each(every)["loss"]
+    kept = losses.argsort(stable=True)[:32].sort().values
+    best = found.sample(32, generator=torch.Generator().manual_seed(1), steps=5, task=task)
+    assert all(torch.equal(best[name], every[name][kept]) for name in best)
+    all_of_them = found.sample(7, generator=torch.Generator().manual_seed(1), steps=5, task=task, keep=1.0)
+    assert all(len(tensor) == 7 for tensor in all_of_them.values())
+    with pytest.raises(ValueError, match="keep=0"):
+        found.sample(7, task=task, keep=0.0)
+    with pytest.raises(ValueError, match="none of given starts"):
+        found.sample(7, task=task, start=population)
+
+
+def test_a_warning_tells_what_cannot_work_before_the_training() -> None:
+    symmetry, population, _ = line_of_networks(200)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        good = flow.fit(population, symmetry, config).about["outlook"]
+    assert not told
+    assert good["explained"] > 0.8
+    chance = torch.Generator().manual_seed(3)
+    apart = {name: torch.randn(60, *tensor.shape[1:], generator=chance) for name, tensor in population.items()}
+    with pytest.warns(UserWarning, match="have little in common"):
+        poor = flow.fit(apart, symmetry, config).about["outlook"]
+    assert poor["explained"] < 0.6
+
+
+def test_a_file_with_a_triangular_root_is_the_same_flow(tmp_path: Path) -> None:
+    symmetry, population, _ = line_of_networks(60)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=16)
+    found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
+    with Checkpoint.open(found.save(tmp_path / "flow.safetensors")) as checkpoint:
+        header, tensors = dict(checkpoint.header), dict(checkpoint.params)
+    old = {n: t for n, t in tensors.items() if not n.startswith("covariance/") and n != "velocity/share"}
+    root = found.prior.shake(torch.eye(found.space.dim, dtype=torch.float64))
+    old["prior/factor"] = torch.linalg.cholesky(root.T @ root).float()
+    loaded = flow.load_flow(save(old, tmp_path / "old.safetensors", metadata=header | {"version": "2"}))
+    x = found.space.enter(population, torch.float64)[:9]
+    assert torch.allclose(loaded.prior.log_density(x), found.prior.log_density(x), rtol=1e-3)

@@ -14,6 +14,7 @@ from regauge.core.task import Task
 from regauge.nets.mlp import mlp
 from regauge.storage import Store
 from regauge.storage.architecture import Architecture
+from regauge.training.settings import derive_seed
 
 INPUTS = torch.randn(40, 3, generator=torch.Generator().manual_seed(9))
 DATA = """import torch
@@ -49,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         small = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "32"]
-        main(["flow", "fit", "zoo", "-o", "flow.safetensors", *small])
+        main(["flow", "fit", "zoo", "-o", "flow.safetensors", *small, "--net", "message_passing", "--unaligned"])
         main(["flow", "fit", "zoo", "-o", "kinds.safetensors", *small, "--labels", "kind", "--prior", "initialization"])
         plain = ["--net", "perceptron", "--aligned", "--scales", "keep", "--prior", "full"]
         main(["flow", "fit", "zoo", "-o", "plain.safetensors", *small, *plain])
@@ -128,6 +129,20 @@ def test_networks_are_drawn_for_labels_widths_and_as_the_thesis_did(place: Path)
     assert drawn("old")["layers.0.weight"].isfinite().all()
 
 
+def test_data_choose_epochs_and_networks(place: Path) -> None:
+    """Of 40 draws the command keeps those that Python keeps, and a flow that is fitted with data knows their loss."""
+    few = ["--networks", "4", "--steps", "2", "--data", "task.py:batches"]
+    main(["flow", "sample", "plain.safetensors", "-o", "chosen", *few])
+    made = flow.load_flow("plain.safetensors")
+    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(9))
+    task = rg.Task(mlp(3, 5, 2), [(part, (part[:, 0] > 0).long()) for part in inputs.split(20)])
+    chance = torch.Generator().manual_seed(derive_seed(0, "sample", 0))
+    expected = made.sample(4, generator=chance, steps=2, task=task)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in drawn("chosen").items())
+    main(["flow", "fit", "zoo", "-o", "told.safetensors", "--width", "8", "--depth", "1", "--epochs", "1", *few[4:]])
+    assert flow.load_flow("told.safetensors").about["scores"]["flow"]["drawn loss"] > 0
+
+
 def test_drawn_networks_are_judged_on_a_page(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["flow", "sample", "plain.safetensors", "--networks", "10", "--steps", "4", "-o", "new"])
     capsys.readouterr()
@@ -197,8 +212,10 @@ def test_what_cannot_be_done_is_told(place: Path, refused: Callable[..., str]) -
     judge = ["--data", "task.py:batches", "-o", "page.html"]
     assert "no store is named" in refused("flow", "fit", "-o", "x.safetensors")
     assert "there is no net 'gru'" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "gru")
-    assert "add --aligned" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "tokens")
-    assert "is_aligned=True" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--prior", "full")
+    assert "align them" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "tokens", "--unaligned")
+    assert "is_aligned=True" in refused(
+        *("flow", "fit", "zoo", "-o", "x.safetensors", "--prior", "full", "--net", "message_passing", "--unaligned")
+    )
     write_store(Path("alike"), 3, 5, 2, is_common=True)
     start = ["--prior", "initialization"]
     assert "began with the same weights" in refused("flow", "fit", "alike", "-o", "x.safetensors", *start)

@@ -116,7 +116,7 @@ def test_guidance_knows_what_is_left_over() -> None:
 def test_components_are_refused_where_they_mean_nothing() -> None:
     _, symmetry, population, _ = bent(40)
     with pytest.raises(ValueError, match="components=2 with scales='sphere'"):
-        Representation(components=2)
+        Representation("sphere", components=2)
     with pytest.raises(ValueError, match="components=0"):
         Representation("keep", components=0)
     with pytest.raises(ValueError, match="Perceptron"):

@@ -1,6 +1,6 @@
 """Safetensors files whose header says what they hold, such as a trained net, and in which version."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from regauge.checkpoints.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ def describe_kind(header: Mapping[str, str]) -> str:
 
 
 def read_described(
-    path: str | Path, *, kind: str, version: str, name: str, writer: str, earlier: str | None = None
+    path: str | Path, *, kind: str, version: str, name: str, writer: str, earlier: Collection[str] = ()
 ) -> tuple[dict[str, str], Params]:
     """The strings of a file's header and its tensors.
 
@@ -49,7 +49,7 @@ def read_described(
         version: The version that the header has to have.
         name: The name of such files in errors.
         writer: The command that writes such files.
-        earlier: A version that is read, too.
+        earlier: Versions that are read, too.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -63,7 +63,7 @@ def read_described(
         tensors = {key: tensor.clone() for key, tensor in checkpoint.params.items()}
     if header.get("kind") != kind:
         raise ValueError(f"{str(path)!r} is no {name} but {describe_kind(header)}; `{writer}` writes one")
-    if header.get("version") not in {version, earlier} - {None}:
+    if header.get("version") not in {version, *earlier}:
         raise ValueError(
             f"the {name} {str(path)!r} has version {header.get('version')}, but this regauge reads version {version}; "
             f"upgrade regauge, or make it again with `{writer}`"

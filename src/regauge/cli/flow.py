@@ -1,6 +1,7 @@
 """`regauge flow`: generative flows over the networks of a store."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,11 @@ from regauge.cli.config_options import settings_of
 from regauge.cli.flow_options import Flow, FlowFit, FlowGuide, FlowJudge, FlowSample, Sampling
 from regauge.cli.learn_settings import layer_of, networks_of, run_of
 from regauge.cli.options import UsageError
-from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written
+from regauge.cli.output import show_progress, show_status, tell, tell_table, tell_written, warn
 from regauge.cli.result_files import require_results
 from regauge.cli.training_output import tell_training, training_output
 from regauge.cli.zoo_populations import task_on
-from regauge.flow.stored_samples import compare_guidance, draw_initial
+from regauge.flow.stored_samples import compare_guidance, draw_initial, require_architecture
 from regauge.report import write_page
 from regauge.storage import Collection, Store
 
@@ -52,10 +53,11 @@ def fit(options: FlowFit) -> None:
             collection, chosen = networks_of(options)
             store = collection.stores[0]
             starts = draw_initial(store, seed=options.seed) if options.prior == "initialization" else None
-        with show_progress() as progress:
-            made = flow.fit(
-                collection, config=config, **run_of(options, chosen, place), starts=starts, progress=progress
-            )
+        with show_progress() as progress, warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: warn(str(message))
+            task = None if options.data is None else task_on(store.architecture, options.data, options.loss, JUDGED)
+            run = run_of(options, chosen, place)
+            made = flow.fit(collection, config=config, task=task, starts=starts, progress=progress, **run)
         chosen_by = {name: getattr(options, name) for name in ("where", "checkpoints", "split_by")}
         made.told(selection=chosen_by).save(place.path, overwrite=place.overwrite)
     tell_training(made)
@@ -65,40 +67,49 @@ def fit(options: FlowFit) -> None:
 def config_of(options: FlowFit) -> flow.FlowConfig:
     """The settings that were typed."""
     settings, how = settings_of(options, flow.FlowConfig), settings_of(options, flow.Representation)
-    net = net_of(options, is_aligned=settings["is_aligned"])
+    is_aligned = options.aligned or not options.unaligned
     if options.thesis != "no":
         head = how["head"]
         bias = None if head is None else f"{head.rpartition('.')[0]}.bias"
         kept = {name: settings[name] for name in ("epochs", "patience", "seconds", "device")}
+        net = net_of(options, options.net or "relational_attention", is_aligned=False, width=64, depth=5)
         return flow.thesis_config(options.thesis, head=head, head_bias=bias, net=net, **kept)
+    priors = {**flow.PRIORS, "initialization": flow.MatchedGaussian}
     return flow.FlowConfig(
         representation=flow.Representation(**how),
-        prior=flow.PRIORS["matched" if options.prior == "initialization" else options.prior](),
+        prior=None if options.prior is None else priors[options.prior](),
         coupling=flow.Coupling(**dict.fromkeys(options.coupling, True)),
-        net=net,
+        net=net_of(options, options.net or "perceptron", is_aligned=is_aligned),
+        is_aligned=is_aligned,
         **settings,
     )
 
 
-def net_of(options: FlowFit, *, is_aligned: bool) -> Any:
-    """The net that learns the velocity."""
-    if options.net in ws.LAYERS:
-        return flow.Metanetwork(layer_of(options.net, options.layer_settings), options.width, options.depth)
+def net_of(options: FlowFit, name: str, *, is_aligned: bool, **sizes: int) -> Any:
+    """The net that learns the velocity, of these sizes unless others were typed."""
+    sizes |= {key: value for key in ("width", "depth") if (value := getattr(options, key)) is not None}
+    if name in ws.LAYERS:
+        return flow.Metanetwork(layer_of(name, options.layer_settings), **sizes)
     plain = {"perceptron": flow.Perceptron, "tokens": flow.Tokens}
-    if options.net not in plain:
-        raise UsageError(f"there is no net {options.net!r}; there are {', '.join([*ws.LAYERS, *plain])}")
+    if name not in plain:
+        raise UsageError(f"there is no net {name!r}; there are {', '.join([*ws.LAYERS, *plain])}")
     if not is_aligned:
-        raise UsageError(f"the net {options.net} reads units in their order; add --aligned")
-    return plain[options.net](options.width, options.depth)
+        raise UsageError(f"the net {name} reads units in their order; align them, or choose --net message_passing")
+    return plain[name](**sizes)
 
 
 def sample(options: FlowSample) -> None:
     """Draw networks into a store."""
     like = None if options.like is None else Store.open(options.like)
     how: dict[str, Any] = {"solver": options.solver, "noise": options.noise}
+    chosen = dict(how)
+    if options.data is not None:
+        architecture = require_architecture(flow.load_flow(options.flow))
+        chosen |= {"task": task_on(architecture, options.data, options.loss, JUDGED), "keep": options.keep}
+        how |= {"data": options.data, "loss": options.loss, "keep": options.keep}
     with show_progress() as progress:
         target = flow.sample_store(
-            options.flow, options.output, **drawn_of(options), **how, like=like, about=how, progress=progress
+            options.flow, options.output, **drawn_of(options), **chosen, like=like, about=how, progress=progress
         )
     tell_store(target)
 
@@ -106,13 +117,10 @@ def sample(options: FlowSample) -> None:
 def guide(options: FlowGuide) -> None:
     """Draw networks with guidance into a store, and tell what it did."""
     drawn, made = drawn_of(options), flow.load_flow(options.flow)
-    if made.architecture is None:
-        raise UsageError(
-            "the flow was fitted to networks of no store; their architecture has no name, sample in Python"
-        )
     with show_status("reading the data"):
-        task = task_on(made.architecture, options.data, options.loss, options.batch)
-        test = task if options.test is None else task_on(made.architecture, options.test, options.loss, JUDGED)
+        architecture = require_architecture(made)
+        task = task_on(architecture, options.data, options.loss, options.batch)
+        test = task if options.test is None else task_on(architecture, options.test, options.loss, JUDGED)
 
     def guidance() -> flow.Guidance:
         return flow.Guidance(flow.BatchLoss(task, options.dropout), options.strength, options.start)
@@ -136,16 +144,14 @@ def drawn_of(options: Sampling) -> dict[str, Any]:
     known = {} if options.label is None else {str(value): value for value in flow.load_flow(options.flow).classes}
     if options.label is not None and options.label not in known:
         raise UsageError(f"--label {options.label!r} is none of {', '.join(known) or 'no labels'}")
-    label = None if options.label is None else known[options.label]
-    return {"networks": options.networks, "steps": options.steps, "seed": options.seed, "label": label}
+    chosen = {name: getattr(options, name) for name in ("networks", "steps", "seed")}
+    return chosen | {"label": known.get(options.label or "")}
 
 
 def tell_store(target: Store) -> None:
     """Tell what was written."""
-    count = int((~torch.as_tensor(target.rows["is_finite"].astype(bool))).sum())
-    folder = str(target.folder)
-    tell(f"written: {folder}: {len(target)} networks", written=[folder], networks=len(target))
-    if count:
+    tell(f"written: {target.folder}: {len(target)} networks", written=[str(target.folder)], networks=len(target))
+    if count := int((~torch.as_tensor(target.rows["is_finite"].astype(bool))).sum()):
         tell(f"{count} of them have NaN or Inf; take more steps, or train the flow longer")
 
 
@@ -158,14 +164,8 @@ def judge(options: FlowJudge) -> None:
         made, samples = flow.load_flow(options.flow), Store.open(options.samples)
         task = task_on(samples.architecture, options.data, options.loss, JUDGED)
     with show_status("judging"):
-        found = flow.judge_store(
-            made,
-            samples,
-            Collection.open(options.stores),
-            task,
-            most=options.most,
-            generator=torch.Generator().manual_seed(options.seed),
-        )
+        chance, collection = torch.Generator().manual_seed(options.seed), Collection.open(options.stores)
+        found = flow.judge_store(made, samples, collection, task, most=options.most, generator=chance)
     results = {
         **found.results(),
         "flow": str(options.flow),
@@ -174,10 +174,7 @@ def judge(options: FlowJudge) -> None:
         **{name: made.about[name] for name in ("networks", "settings", "history", "best", "ended")},
         "seed": options.seed,
     }
-    numbers = write_page(results, options.output)
-    tell(
-        " ".join(found.verdict),
-        **{name: results[name] for name in ("verdict", "is_working", "is_copier", "is_collapsed")},
-    )
+    told = {name: results[name] for name in ("verdict", "is_working", "is_copier", "is_collapsed")}
+    tell(" ".join(found.verdict), **told)
     tell_table("scores", [{label: score[name] for name, label in COLUMNS.items()} for score in results["scores"]])
-    tell_written(options.output, numbers)
+    tell_written(options.output, write_page(results, options.output))

@@ -14,9 +14,9 @@ from regauge.flow import FlowConfig, Representation
 
 FLOW_HELP = "A flow that `regauge flow fit` wrote."
 NET_HELP = (
-    "The net that learns the velocity: message_passing, relational_attention, propagation or another of "
-    "regauge.weightspace.LAYERS, which are equivariant to permutations of units; or tokens or perceptron, with "
-    "--aligned."
+    "The net that learns the velocity. perceptron (the default) and tokens are for aligned networks. message_passing, "
+    "relational_attention, propagation and others of regauge.weightspace.LAYERS are equivariant to permutations of "
+    "units. With --unaligned they also draw networks of other widths."
 )
 JUDGE_DATA_HELP = (
     f"Data to run networks on: {BATCHES_HELP}Or a set that populations are trained on, such as breast-cancer or "
@@ -26,11 +26,7 @@ JUDGE_DATA_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 @with_settings(Representation, "scales head head_form components", head="PARAMETER", components="N")
-@with_settings(
-    FlowConfig,
-    f"aligned=is_aligned predicts gaussian=has_gaussian balance labels average {TRAINING}",
-    labels="COLUMN",
-)
+@with_settings(FlowConfig, f"predicts gaussian=has_gaussian balance labels average {TRAINING}", labels="COLUMN")
 class FlowFit(LearnRun):
     """Fit a flow, a generative model of networks, to the trained networks of a store.
 
@@ -43,17 +39,25 @@ class FlowFit(LearnRun):
     ]
     output: Output
     """File of the flow, which ends in .safetensors."""
-    net: Annotated[str, arg(metavar="NET", help=NET_HELP)] = "message_passing"
+    unaligned: bool = False
+    """Do not align networks to their common middle first: for equivariant nets, which then draw other widths, too."""
+    aligned: bool = False
+    """Align networks, as is done by default: earlier versions did not."""
+    net: Annotated[str | None, arg(metavar="NET", help=NET_HELP)] = None
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON."""
-    width: int = 32
-    """Length of the vectors of units, or width of a perceptron."""
-    depth: int = 4
-    """Number of layers."""
-    prior: Literal["matched", "uniform", "plain", "full", "initialization"] = "matched"
-    """Distribution at time 0. matched: independent normal values with the networks' means and deviations. uniform: the
-    same, but uniform on spheres. plain: normal values with a deviation of 0.1. full: a normal distribution with all
-    covariances of --aligned networks. initialization: normal values matched to the initialization of the population."""
+    width: int | None = None
+    """Length of the vectors of units, or width of a perceptron; the default of the net unless given."""
+    depth: int | None = None
+    """Number of layers; the default of the net unless given."""
+    data: Annotated[str | None, arg(metavar="DATA")] = None
+    """Data on which the drawn networks of the epoch that is kept have the least loss; not those for testing."""
+    loss: Loss = "cross-entropy"
+    """The loss on the data."""
+    prior: Literal["full", "matched", "uniform", "plain", "initialization"] | None = None
+    """Distribution at time 0. full: normal values with the covariances of aligned networks, the default for these.
+    matched: with means and deviations alone. uniform: the same, but uniform on spheres. plain: with a deviation of 0.1.
+    initialization: normal values matched to the initialization of the population."""
     coupling: Annotated[tuple[Literal["assignment", "alignment"], ...], arg(metavar="PART ...")] = ()
     """assignment: pair the starts and ends of a batch such that the sum of squared distances is least; alignment: align
     each end to its start."""
@@ -90,6 +94,12 @@ class FlowSample(Sampling):
     noise that it adds in late steps."""
     like: Annotated[Path | None, arg(metavar="STORE")] = None
     """Draw networks of the widths of this store's."""
+    data: Annotated[str | None, arg(metavar="DATA")] = None
+    """Data that choose: more networks are drawn, and those with the least loss are kept; not those for testing."""
+    keep: float = 0.1
+    """The share of drawn networks that --data keeps."""
+    loss: Loss = "cross-entropy"
+    """The loss on the data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,15 @@ def sort_points(space: Space, points: Points) -> Points:
 
     Where a space keeps scales (`scales="keep"`), they and invertible matrices stay as they are.
     """
-    kept = {"scale"} if space.representation.scales != "keep" else {"scale", "linear"}
+    scales = space.representation.scales
+    kept = {"scale"} if scales != "keep" else {"scale", "linear"}
     parts = tuple(part for part in PARTS if part not in kept)
+    is_balanced = scales == "balance" and any(group.matrix == "linear" for group in space.symmetry.groups)
     made = torch.empty_like(points)
     for start in range(0, len(points), ALIGNED_AT_ONCE):
         part = slice(start, start + ALIGNED_AT_ONCE)
-        made[part] = space.collect(canonicalize(space.arrange(points[part]), space.symmetry, parts=parts)).to(points)
+        found = canonicalize(space.arrange(points[part]), space.symmetry, parts=parts)
+        made[part] = space.collect(space.balance(found) if is_balanced else found).to(points)
     return made
 
 
@@ -59,7 +62,7 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
     return made
 
 
-def find_reference(space: Space, points: Points, *, rounds: int = 2, most: int = 512) -> Tensor:
+def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
     """A point in the middle of others when orders of units do not count, `[values]`.
 
     Some networks are aligned to the first one, then to their mean, and so on.

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from regauge.core.params import Params
 from regauge.flow.manifold import Manifold, Points, Sphere
-from regauge.flow.moments import MOST_COVARIANCES, Moments, count_share, size_by_tensor
+from regauge.flow.moments import Moments, count_share, size_by_tensor
 from regauge.flow.space import Space
+
+MOST_COVARIANCES = 5000
+"""Classes of values whose covariances are kept at most."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 """Fitting of flows: one function from networks to a flow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,14 +13,16 @@ from torch import Tensor
 from regauge.core.arguments import check_arguments
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 from regauge.flow.alignment import align_points, find_reference
 from regauge.flow.components import Components
 from regauge.flow.design import build_velocity
 from regauge.flow.flow import Flow
 from regauge.flow.flow_config import Design, FlowConfig
 from regauge.flow.manifold import Points
-from regauge.flow.moments import Moments, count_share, find_factor
+from regauge.flow.moments import Moments, count_share, find_covariance
 from regauge.flow.nets import OverNetworks
+from regauge.flow.outlook import Outlook
 from regauge.flow.priors import FullGaussian, Prior
 from regauge.flow.space import Space
 from regauge.flow.velocity import Velocity
@@ -33,6 +36,10 @@ from regauge.storage.loader import Batch, Loader
 
 SAMPLE = 256
 """Networks by which a net's inputs are standardized."""
+DRAWN, STEPS = 64, 10
+"""Networks that are drawn to judge an epoch by a task, and steps of the solver."""
+SHARES = (1.0, 0.5, 0.25, 0.0)
+"""Shares of what the net adds that are tried in the end."""
 
 
 @check_arguments
@@ -41,17 +48,26 @@ def fit(
     symmetry: Symmetry | None = None,
     config: FlowConfig | None = None,
     *,
+    task: Task | None = None,
     starts: Mapping[str, Tensor] | None = None,
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Flow:
     """Fit a flow from simple random networks to those of a population; the weights with the best validation are kept.
 
+    By default networks are aligned. The flow begins at the normal distribution with their mean and covariances. Its
+    net learns what sets the population apart from that. In the end the share of its output is taken that validates
+    best: all, a part, or nothing. A flow is thus no worse than the normal distribution on held-out networks. Before
+    the training a warning tells where drawn networks are not expected to work.
+
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
             once, and their points are kept in memory.
         symmetry: The symmetry of the networks; that of the store unless given.
         config: Settings; `seconds` limits the training alone.
+        task: Examples and the loss by which drawn networks are judged. The epoch is then kept of which drawn networks
+            have the least loss. Epochs count that are no worse than the normal distribution on held-out networks. Give
+            examples that networks were trained on, or that were kept for this. Never give those for testing.
         starts: Networks such as the population began with; a prior of independent values is then matched to them
             instead of to those at which the flow ends.
         generator: The source of all chance, from which one number is drawn; that of the seed 0 unless given.
@@ -69,7 +85,7 @@ def fit(
         raise ValueError(f"the networks have {count + 1} architectures, but a flow makes networks of one; fit one each")
     usable = find_usable(collection, **arguments, reads_memory=True)
     division = Division.of(collection, generator, usable, **arguments)
-    return FlowFitting.prepare(division, config, starts).fit(arguments)
+    return FlowFitting.prepare(division, config, starts, task).fit(arguments)
 
 
 def divide(
@@ -95,6 +111,8 @@ class FlowFitting(Fitting[Flow]):
         labels: The number of the class of each, where there are classes.
         reference: The network that points are aligned to, if they are.
         starts: A digest of the networks that the prior is matched to, if they were given.
+        task: Judges drawn networks, if it was given.
+        outlook: What to expect of networks drawn from aligned ones.
     """
 
     division: Division
@@ -109,31 +127,41 @@ class FlowFitting(Fitting[Flow]):
     labels: Mapping[str, Tensor]
     reference: Tensor | None
     starts: str | None
+    task: Task | None
+    outlook: Outlook | None
 
     @classmethod
-    def prepare(cls, division: Division, config: FlowConfig, starts: Mapping[str, Tensor] | None) -> "FlowFitting":
+    def prepare(
+        cls, division: Division, config: FlowConfig, starts: Mapping[str, Tensor] | None, task: Task | None
+    ) -> "FlowFitting":
         """Read the networks as points, and make the net and everything around it."""
         collection, parts = division.collection, division.parts
         space = Space.of(collection.read(parts["train"][:SAMPLE]), collection.symmetry(0), config.representation)
         points = {name: _enter(collection, parts[name], space) for name in ("train", "validation")}
         reference = find_reference(space, points["train"]) if config.is_aligned else None
+        outlook = None
         if reference is not None:
-            points = {name: align_points(space, reference, own) for name, own in points.items()}
+            given, points = points, {name: align_points(space, reference, own) for name, own in points.items()}
+            outlook = Outlook.of(given["train"], points["train"], points["validation"])
+            outlook.warn()
         manifold: Space | Components = space
         if config.representation.components is not None:
             manifold = Components.of(space, points["train"], config.representation.components, config.balance)
             points = {name: manifold.reduce(own) for name, own in points.items()}
         moments = Moments.of([points["train"]], manifold, is_pooled=not config.is_aligned)
         begin = moments if starts is None else Moments.of([space.enter(starts)], space)
+        assert config.prior is not None  # A design chooses one.
         if isinstance(config.prior, FullGaussian):
-            begin = replace(begin, factor=find_factor(points["train"], space, moments.deviation))
+            found = find_covariance(points["train"], manifold, moments, config.prior.shrink)
+            begin = replace(begin, covariance=found)
         prior = config.prior.build(manifold, begin)
         classes, labels = _labels(collection, config, parts)
         net = build_velocity(manifold, prior, moments, config, len(classes), division.chance("net")).to(config.device)
         loader = Loader({"points": points["train"]}, generator=division.chance("order"), batch=config.batch)
         known = None if starts is None else digest(*starts.values())
         made = cls(
-            *(division, config, net, loader, manifold, prior, moments, points, classes, labels, reference), known
+            *(division, config, net, loader, manifold, prior, moments, points, classes, labels, reference),
+            *(known, task, outlook),
         )
         made.standardize()
         return made
@@ -141,7 +169,7 @@ class FlowFitting(Fitting[Flow]):
     @property
     def inputs(self) -> dict[str, Any]:
         """Everything that the training depends on, as JSON."""
-        return self.division.describe(self.config, starts=self.starts)
+        return self.division.describe(self.config, starts=self.starts, has_task=self.task is not None)
 
     def standardize(self) -> None:
         """Have a net over networks take the statistics of points at random times."""
@@ -162,6 +190,34 @@ class FlowFitting(Fitting[Flow]):
         return self._compare(x1, labels, chance)
 
     def validate(self) -> Validation:
+        """The loss on held-out networks, and with a task that of drawn ones."""
+        loss = self._held_out_loss()
+        facts = {"validation_loss": loss}
+        if self.task is None:
+            return Validation((loss,), facts)
+        drawn = self._drawn_loss(self.task)
+        # Velocities that fit held-out networks worse than a normal distribution does are learned by heart.
+        is_worse = self.config.has_gaussian and loss > self._normal_loss
+        return Validation((float(is_worse), drawn), {**facts, "drawn_loss": drawn})
+
+    @cached_property
+    def _normal_loss(self) -> float:
+        """The loss on held-out networks without what the net adds."""
+        share = float(self.net.share)
+        self.net.share.zero_()
+        loss = self._held_out_loss()
+        self.net.share.fill_(share)
+        return loss
+
+    def _drawn_loss(self, task: Task) -> float:
+        """The mean loss of networks drawn from the same starts in every epoch."""
+        chance, flow = self.division.chance("drawn"), self._make(None, {})
+        classes = self.classes or [None]
+        count = -(-DRAWN // len(classes))
+        drawn = (flow.sample(count, generator=chance, steps=STEPS, label=label) for label in classes)
+        return float(torch.cat([task.evaluate_each(networks)["loss"] for networks in drawn]).mean())
+
+    def _held_out_loss(self) -> float:
         """The loss on held-out networks, always at the same times from the same starts."""
         chance = self.division.chance("validation")
         total, points = 0.0, self.points["validation"]
@@ -169,26 +225,48 @@ class FlowFitting(Fitting[Flow]):
             part = slice(start, start + self.config.batch)
             x1 = points[part].to(self.config.device)
             labels = self.labels["validation"][part] if self.labels else None
-            total += float(self._compare(x1, labels, chance)) * len(x1)
-        loss = total / len(points)
-        return Validation((loss,), {"validation_loss": loss})
+            with torch.no_grad():
+                total += float(self._compare(x1, labels, chance)) * len(x1)
+        return total / len(points)
+
+    def _choose_share(self) -> float:
+        """Take of what the net adds the share that validates best, or nothing."""
+        if not self.config.has_gaussian:
+            return 1.0
+
+        def judge(share: float) -> tuple[float, ...]:
+            self.net.share.fill_(share)
+            return self.validate().order
+
+        with torch.no_grad():
+            best = min(SHARES, key=judge)
+        self.net.share.fill_(best)
+        return best
 
     def conclude(self, trained: Trained, progress: Progress) -> Flow:
         """Make the flow."""
         config, division = self.config, self.division
-        member = division.collection.members[0]
+        member, share = division.collection.members[0], self._choose_share()
+        scores = {name.replace("_", " "): value for name, value in self.validate().facts.items()}
         about = {
             **division.about(config),
             "checkpoints": division.checkpoints,
-            "scores": {"flow": {"validation loss": trained.history[trained.best]["validation_loss"]}},
+            "scores": {"flow": scores},
+            "share": share,
+            "outlook": None if self.outlook is None else asdict(self.outlook),
             "history": [dict(row) for row in trained.history],
             "best": trained.best,
             "ended": trained.ended,
             "architecture": member.architecture.to_json() if isinstance(member, Store) else None,
         }
-        design = Design(**{part.name: getattr(config, part.name) for part in fields(Design)})
-        net, classes = self.net.cpu().eval(), tuple(self.classes)
-        return Flow(net, self.space, self.prior, self.moments, design, classes, about, trained, self.reference)
+        self.net.cpu().eval()
+        return self._make(trained, about)
+
+    def _make(self, trained: Trained | None, about: Mapping[str, Any]) -> Flow:
+        """The flow of the net as it is."""
+        design = Design(**{part.name: getattr(self.config, part.name) for part in fields(Design)})
+        classes = tuple(self.classes)
+        return Flow(self.net, self.space, self.prior, self.moments, design, classes, about, trained, self.reference)
 
     def _compare(self, x1: Points, labels: Tensor | None, chance: torch.Generator) -> Tensor:
         """The mean squared error of predictions."""

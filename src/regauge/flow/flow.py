@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -16,7 +17,9 @@ from regauge.checkpoints.writing import save
 from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
 from regauge.flow.alignment import align_points, sort_points
+from regauge.flow.choosing import Best
 from regauge.flow.components import Components
 from regauge.flow.design import describe_design
 from regauge.flow.flow_config import Design
@@ -36,8 +39,8 @@ SAMPLED_AT_ONCE = 256
 """Networks that are sampled at a time."""
 
 
-KIND, VERSION = "regauge flow", "2"
-PRIOR = ("mean", "deviation", "root", "factor")
+KIND, VERSION = "regauge flow", "3"
+PRIOR = ("mean", "deviation", "root")
 """Tensors of a prior."""
 COMPONENTS = ("mean", "unit", "axes", "sizes")
 """Tensors of principal components, but for roots."""
@@ -106,8 +109,10 @@ class Flow:
             "classes": list(self.classes),
         }
         tensors = {f"velocity/{name}": tensor for name, tensor in self.velocity.state_dict().items()}
-        tensors |= {f"moments/{name}": tensor for name, tensor in vars(self.moments).items() if tensor is not None}
-        tensors |= {f"prior/{name}": tensor for name in PRIOR if (tensor := getattr(self.prior, name)) is not None}
+        tensors |= {f"moments/{name}": tensor for name, tensor in vars(self.moments).items() if name != "covariance"}
+        tensors |= {f"prior/{name}": getattr(self.prior, name) for name in PRIOR}
+        if self.prior.covariance is not None:
+            tensors |= {f"covariance/{name}": tensor for name, tensor in vars(self.prior.covariance).items()}
         tensors |= {f"constants/{name}": tensor for name, tensor in space.constants.items()}
         if few is not None:
             tensors |= {f"components/{name}": getattr(few, name) for name in COMPONENTS}
@@ -151,10 +156,15 @@ class Flow:
         guidance: Guidance | None = None,
         label: Any = None,
         start: Mapping[str, Tensor] | None = None,
+        task: Task | None = None,
+        keep: float = 0.1,
     ) -> Params:
         """Draw networks, on the device of `velocity`: `flow.velocity.cuda()` has them drawn there.
 
         All devices draw the same to rounding, for chance comes from the CPU.
+
+        With a task, `count / keep` networks are drawn. Those with the least loss on it are given, in the order in which
+        they were drawn. This costs no gradient, and little spread or novelty.
 
         Args:
             count: The number of networks.
@@ -166,14 +176,21 @@ class Flow:
             guidance: A loss that pulls samples.
             label: One of `classes`, for a flow with labels.
             start: Networks to begin with in place of random ones.
+            task: Examples and the loss that choose networks: those that networks were trained on, not those that judge.
+            keep: The share of networks that is kept.
 
         Raises:
-            ValueError: There is no such label, noise is asked of a flow whose starts and ends were coupled, or the
-                thesis' sampler of one that predicts velocities or is guided.
+            ValueError: There is no such label, `keep` is no share, a task is given together with starts, noise is asked
+                of a flow whose starts and ends were coupled, or the thesis' sampler of one that predicts velocities or
+                is guided.
         """
         generator = given_or_seed(generator)
         if count < 1:
             raise ValueError(f"count={count}: draw one network at least")
+        if not 0 < keep <= 1 or (task is not None and start is not None):
+            raise ValueError(
+                f"keep={keep} is a share of drawn networks, above 0 and at most 1, and none of given starts"
+            )
         if solver == "thesis" and (self.design.predicts != "end" or guidance is not None):
             raise ValueError(
                 "the thesis' sampler is for flows that predict ends, without guidance; choose another solver"
@@ -184,13 +201,13 @@ class Flow:
                 "its starts and ends were coupled; choose noise=0, or fit a flow with independent ones"
             )
         number = self._number(label)
-        x0 = self.prior.sample(count, generator) if start is None else self.space.enter(start)
+        drawn = count if task is None else math.ceil(count / keep)
+        x0 = self.prior.sample(drawn, generator) if start is None else self.space.enter(start)
         x0 = x0.to(self._device)
-        made = [
-            self._carry(x0[k : k + SAMPLED_AT_ONCE], steps, solver, noise, guidance, number, generator)
-            for k in range(0, count, SAMPLED_AT_ONCE)
-        ]
-        return {name: torch.cat([part[name] for part in made]) for name in made[0]}
+        best = Best(count, task)
+        for k in range(0, len(x0), SAMPLED_AT_ONCE):
+            best.add(self._carry(x0[k : k + SAMPLED_AT_ONCE], steps, solver, noise, guidance, number, generator))
+        return best.networks()
 
     def draw_starts(self, count: int, generator: torch.Generator | None = None) -> Params:
         """Draw networks from the distribution in which samples begin, with a leading model axis."""

@@ -23,43 +23,49 @@ class Design:
 
     Attributes:
         representation: The representation of networks as points.
-        prior: The distribution in which the flow begins.
+        prior: The distribution in which the flow begins; None: `FullGaussian` for aligned networks, else
+            `MatchedGaussian`.
         coupling: The coupling of starts and ends in training.
-        net: The net that learns the velocity.
+        net: The net that learns the velocity; a perceptron by default.
         predicts: Output of the net: the velocity, or the end of the path (x1-prediction), from which the velocity is
             `log_x(end) / (1 - t)`.
         has_gaussian: Whether the net's output is added to the velocity between normal distributions of all values,
             which is known in closed form; before training, the flow then gives the normal distribution that is matched
             to the networks.
-        is_aligned: Align networks to their common middle first: coordinates then mean the same units in all of them,
-            for nets that are not equivariant. One that is has nothing from it.
+        is_aligned: Align networks to their common middle first: coordinates then mean the same units in all of them.
+            Equivariant nets need no alignment. Without it they also draw networks of other widths.
     """
 
     representation: Representation = field(default_factory=Representation)
-    prior: "PriorSettings" = field(default_factory=later("regauge.flow.priors:MatchedGaussian"))
+    prior: "PriorSettings | None" = None
     coupling: "Coupling" = field(default_factory=later("regauge.flow.coupling:Coupling"))
-    net: "Net" = field(default_factory=later("regauge.flow.nets:Metanetwork"))
+    net: "Net" = field(default_factory=later("regauge.flow.nets:Perceptron"))
     predicts: Predicts = "velocity"
     has_gaussian: bool = True
-    is_aligned: bool = False
+    is_aligned: bool = True
 
     def __post_init__(self) -> None:
         from regauge.flow.nets import Perceptron
         from regauge.flow.priors import FullGaussian, MatchedGaussian
 
+        if self.prior is None:
+            object.__setattr__(self, "prior", FullGaussian() if self.is_aligned else MatchedGaussian())
         if self.predicts not in ("velocity", "end"):
             raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'")
         if isinstance(self.prior, FullGaussian) and not self.is_aligned:
-            raise ValueError("a prior with all covariances is for networks that are aligned; give is_aligned=True")
+            raise ValueError(
+                "a prior with all covariances is for networks that are aligned; give is_aligned=True, or another prior"
+            )
         if self.representation.components is not None and not (
             self.is_aligned
             and isinstance(self.net, Perceptron)
-            and isinstance(self.prior, MatchedGaussian)
+            and isinstance(self.prior, FullGaussian | MatchedGaussian)
             and not self.coupling.alignment
         ):
             raise ValueError(
                 "a flow of principal components is for networks that are aligned (is_aligned=True), with a Perceptron, "
-                "a MatchedGaussian prior and no alignment in its coupling, since components know no units"
+                "a FullGaussian or MatchedGaussian prior and no alignment in its coupling, since components know no "
+                "units"
             )
 
 

@@ -13,25 +13,26 @@ from regauge.core.symmetry import Symmetry
 from regauge.flow.components import Components
 from regauge.flow.design import build_velocity, design_of
 from regauge.flow.flow import COMPONENTS, KIND, VERSION, Flow
-from regauge.flow.moments import Moments
+from regauge.flow.moments import Covariance, Moments
 from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
-EARLIER = "1"
-"""The version that kept no reference."""
+NO_REFERENCE, TRIANGULAR = "1", "2"
+"""The version that kept no reference, and the one that kept triangular roots of covariances."""
 
 
 def load_flow(path: str | Path) -> Flow:
     """The flow in a file.
 
-    A file of version 1 kept no reference; the mean of the networks that the flow was fitted to takes its place.
+    A file of version 1 kept no reference; the mean of the networks that the flow was fitted to takes its place. Files
+    of versions 1 and 2 kept another root of covariances: their flows are the same, but draw other networks from a seed.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, no flow, or of another version.
     """
     header, tensors = read_described(
-        path, kind=KIND, version=VERSION, earlier=EARLIER, name="flow", writer="regauge flow fit"
+        path, kind=KIND, version=VERSION, earlier=(NO_REFERENCE, TRIANGULAR), name="flow", writer="regauge flow fit"
     )
     try:
         made, about = json.loads(header["flow"]), dict(json.loads(header["about"]))
@@ -49,20 +50,31 @@ def load_flow(path: str | Path) -> Flow:
             roots = tuple(root for _, root in sorted(below("roots/", parts).items()))
             mean, unit, axes, sizes = (parts[name] for name in COMPONENTS)
             manifold = Components(space, mean, unit, axes, sizes, roots)
-        moments = Moments(**below("moments/", tensors))
-        prior = Prior(manifold, **below("prior/", tensors))
+        moments = Moments(tensors["moments/mean"], tensors["moments/deviation"], tensors["moments/root"])
+        prior = _read_prior(manifold, tensors)
         with Claims(tensors):
             velocity = build_velocity(
                 manifold, prior, moments, design, len(made["classes"]), torch.Generator().manual_seed(0)
             )
-        velocity.load_state_dict(below("velocity/", tensors))
+        velocity.load_state_dict({"share": torch.ones(()), **below("velocity/", tensors)})
         reference = None
         if design.is_aligned:
             mean = manifold.mean if isinstance(manifold, Components) else moments.mean
-            reference = tensors["reference"] if header["version"] == VERSION else mean
+            reference = mean if header["version"] == NO_REFERENCE else tensors["reference"]
     except DAMAGE as error:
         raise damage("flow", path, error, "fit it again") from error
     return Flow(velocity.eval(), manifold, prior, moments, design, tuple(made["classes"]), about, None, reference)
+
+
+def _read_prior(manifold: Space | Components, tensors: Params) -> Prior:
+    """The prior of a file, of any version."""
+    kept = below("prior/", tensors)
+    if (factor := kept.pop("factor", None)) is not None:
+        root = factor.double() / kept["deviation"][manifold.flat_start :].unsqueeze(1)
+        variances, axes = torch.linalg.eigh(root @ root.T)
+        return Prior(manifold, **kept, covariance=Covariance(axes, variances, torch.ones((), dtype=torch.float64)))
+    covariance = below("covariance/", tensors)
+    return Prior(manifold, **kept, covariance=Covariance(**covariance) if covariance else None)
 
 
 def _require_held(symmetry: Symmetry, names: list[str], tensors: Params) -> None:

@@ -99,7 +99,7 @@ class KnownNetworks:
         """Judge held-out networks and `count` controls of each kind; see `judge` for the other arguments."""
         for name, population in {"train": train, "held_out": held_out}.items():
             _require_two(name, population)
-        space = Space.of(train, symmetry, Representation())
+        space = Space.of(train, symmetry, Representation("sphere"))
         middle = find_reference(space, points := space.enter(train))
         distances = _Distances.of(
             space, align_points(space, middle, points), align_points(space, middle, space.enter(held_out))

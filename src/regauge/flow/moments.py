@@ -1,5 +1,6 @@
 """Mean and deviation of every coordinate of a population, equal for those that permutations exchange."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,10 +13,38 @@ from regauge.flow.space import Space
 
 SMALLEST = 1e-3
 """Least deviation of a coordinate, as a share of the root mean square deviation of its tensor."""
-JITTER = 1e-4
-"""Variance that is added to that of values with unit variance, so that covariances have a root."""
-MOST_COVARIANCES = 5000
-"""Values whose covariances are kept at most."""
+NOTHING = 1e-12
+"""Share of the largest variance below which there is none."""
+MOST_AXES = 2000
+"""Of networks with more values than this, so many at most tell the axes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Covariance:
+    """A covariance of values in units of their deviations: variances along some axes, and one across them.
+
+    Attributes:
+        axes: Orthonormal, `[values, axes]`.
+        variances: Those along the axes, `[axes]`.
+        rest: The variance of all that is orthogonal to the axes, a number.
+    """
+
+    axes: Float[Tensor, "values axes"]
+    variances: Float[Tensor, " axes"]
+    rest: Float[Tensor, ""]
+
+    def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
+        """Standard normal values times the symmetric root of the covariance."""
+        axes, along, rest = (one.to(noise) for one in (self.axes, self.variances.sqrt(), self.rest.sqrt()))
+        return rest * noise + (noise @ axes * (along - rest)) @ axes.T
+
+    def log_density(self, z: Float[Tensor, "models values"]) -> Float[Tensor, " models"]:
+        """The logarithm of the normal density of values in units of their deviations, in nats."""
+        axes, variances, rest = (one.to(z) for one in (self.axes, self.variances, self.rest))
+        along, (values, count) = (z @ axes).square(), axes.shape
+        across = (z.square().sum(1) - along.sum(1)).clamp_min(0)
+        volume = variances.log().sum() + (values - count) * rest.log() + values * math.log(2 * math.pi)
+        return -0.5 * ((along / variances).sum(1) + across / rest + volume)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +55,13 @@ class Moments:
         mean: The mean of each coordinate, `[values]`; zero where signs flip it.
         deviation: About the mean, never zero.
         root: Root mean square, never zero.
-        factor: The lower triangular root of the covariances of Euclidean coordinates, `[values, values]` in float32,
-            where it was asked for.
+        covariance: That of Euclidean coordinates in units of their deviations, where it was asked for.
     """
 
     mean: Float[Tensor, " values"]
     deviation: Float[Tensor, " values"]
     root: Float[Tensor, " values"]
-    factor: Float[Tensor, "values values"] | None = None
+    covariance: Covariance | None = None
 
     @classmethod
     def of(cls, blocks: Iterable[Points], space: Manifold, *, is_pooled: bool = True) -> "Moments":
@@ -53,25 +81,28 @@ class Moments:
         )
 
 
-def find_factor(points: Points, space: Manifold, deviation: Float[Tensor, " values"]) -> Float[Tensor, "values values"]:
-    """The lower triangular root of the covariances of Euclidean coordinates.
+def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: float) -> Covariance:
+    """The covariance of Euclidean coordinates in units of their deviations, shrunk towards independent ones.
 
-    Raises:
-        ValueError: There are more than `MOST_COVARIANCES` values, whose covariances would fill the memory, or no more
-            networks than values, which do not determine them.
+    Args:
+        points: Aligned networks.
+        space: Their space.
+        moments: Their moments.
+        shrink: The share of independent coordinates.
     """
-    flat = points[:, space.flat_start :].double()
-    size = flat.shape[1]
-    if size > MOST_COVARIANCES or len(flat) <= size:
-        raise ValueError(
-            f"{size} values have more covariances than can be kept (of {MOST_COVARIANCES} at most), or than "
-            f"{len(flat)} training networks determine; choose another prior"
-        )
-    unit = deviation[space.flat_start :]
-    standard = (flat - flat.mean(0)) / unit
-    covariance = standard.T @ standard / (len(flat) - 1) + JITTER * torch.eye(size).double()
-    factor: Tensor = unit.unsqueeze(1) * torch.linalg.cholesky(covariance)
-    return factor.float()
+    start = space.flat_start
+    if space.dim - start > MOST_AXES:
+        points = points[torch.linspace(0, len(points) - 1, min(len(points), MOST_AXES)).long()]
+    standard = (points[:, start:].double() - moments.mean[start:]) / moments.deviation[start:]
+    if space.dim - start > MOST_AXES:
+        _, sizes, axes = torch.linalg.svd(standard, full_matrices=False)
+        values, axes = sizes.square() / len(standard), axes.T
+    else:
+        values, axes = torch.linalg.eigh(standard.T @ standard / len(standard))
+    is_there = values > NOTHING * values.max()
+    return Covariance(
+        axes[:, is_there], (1 - shrink) * values[is_there] + shrink, torch.tensor(shrink, dtype=torch.float64)
+    )
 
 
 def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:

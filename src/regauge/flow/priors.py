@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.flow.manifold import Manifold, Points
-from regauge.flow.moments import Moments
+from regauge.flow.moments import Covariance, Moments
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,23 @@ class FullGaussian:
     """Normal values with the mean and all covariances of aligned networks: a flow begins near its end.
 
     On spheres as `MatchedGaussian`.
+
+    Attributes:
+        shrink: The share of independent values in the covariance, which few networks leave open.
+
+    References:
+        Ledoit and Wolf (2004), A well-conditioned estimator for large-dimensional covariance matrices.
     """
+
+    shrink: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shrink <= 1:
+            raise ValueError(f"shrink={self.shrink} is a share of independent values, above 0 and at most 1")
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
         """The distribution."""
-        return Prior(space, moments.mean, moments.deviation, moments.root, moments.factor)
+        return Prior(space, moments.mean, moments.deviation, moments.root, moments.covariance)
 
 
 PRIORS = {"matched": MatchedGaussian, "uniform": UniformSphere, "plain": PlainGaussian, "full": FullGaussian}
@@ -84,27 +96,27 @@ PriorSettings = MatchedGaussian | UniformSphere | PlainGaussian | FullGaussian
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """A normal distribution of independent Euclidean values, and directions of such on spheres.
+    """A normal distribution of Euclidean values, and directions of independent ones on spheres.
 
     Attributes:
         space: The space of the prior.
         mean: The mean of each coordinate, `[values]`; those on spheres do not count.
         deviation: The deviation of each coordinate, as above.
         root: Root mean square of each coordinate on a sphere before it is normalized; only ratios count.
-        factor: The lower triangular root of covariances of Euclidean coordinates, `[values, values]`; None without.
+        covariance: That of Euclidean coordinates in units of their deviations; None: they are independent.
     """
 
     space: Manifold
     mean: Float[Tensor, " values"]
     deviation: Float[Tensor, " values"]
     root: Float[Tensor, " values"]
-    factor: Float[Tensor, "values values"] | None = None
+    covariance: Covariance | None = None
 
     def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
         """Standard normal values with the covariances of the Euclidean coordinates; zero on spheres."""
         start = self.space.flat_start
         flat = noise[:, start:]
-        made = self.deviation[start:].to(flat) * flat if self.factor is None else flat @ self.factor.to(flat).T
+        made = self.deviation[start:].to(flat) * (flat if self.covariance is None else self.covariance.shake(flat))
         return torch.cat([torch.zeros_like(noise[:, :start]), made], dim=1)
 
     def sample(
@@ -129,13 +141,12 @@ class Prior:
         """
         start = self.space.flat_start
         mean, deviation, root = (one.to(x) for one in (self.mean, self.deviation, self.root))
-        z, sizes = x[:, start:] - mean[start:], deviation[start:]
-        if self.factor is None:
-            z = z / sizes
+        z = (x[:, start:] - mean[start:]) / deviation[start:]
+        if self.covariance is None:
+            found = (-0.5 * z.square() - 0.5 * math.log(2 * math.pi)).sum(1)
         else:
-            factor = self.factor.to(x)
-            z, sizes = torch.linalg.solve_triangular(factor, z.T, upper=False).T, factor.diagonal()
-        found: Tensor = (-0.5 * z.square() - sizes.log() - 0.5 * math.log(2 * math.pi)).sum(1)
+            found = self.covariance.log_density(z)
+        found = found - deviation[start:].log().sum()
         for one in self.space.spheres:
             scale = self.space.on(one, root)
             stretched = torch.linalg.vector_norm(self.space.on(one, x) / scale, dim=-1)

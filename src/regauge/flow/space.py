@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regauge.canonical import canonical_manifold, canonicalize
 from regauge.core import sphere
+from regauge.core.balance import balance
 from regauge.core.params import Params, count_models
 from regauge.core.structure import require_same, without_structure
 from regauge.core.symmetry import Symmetry
@@ -102,7 +103,7 @@ class Space(Manifold):
         head = how.head if how.head_form != "keep" else None
         manifold = canonical_manifold(symmetry, head=head)
         known = manifold.spheres
-        if how.scales == "keep":
+        if how.scales in ("balance", "keep"):
             known = known[-1:] if head is not None else ()
         names = (*names, LOG_NORM) if how.head_form == "direction" else tuple(names)
         whole = _with_norm(symmetry) if LOG_NORM in names else symmetry
@@ -164,6 +165,9 @@ class Space(Manifold):
             params[LOG_NORM] = params[self.names[0]].new_zeros(count_models(population), 1)
         if self.representation.scales != "keep":
             params = self.symmetry.split(params)[0] if self.symmetry.translations else params
+        if self.representation.scales == "balance":
+            params = self.balance(params)
+        elif self.representation.scales != "keep":
             params = canonicalize(params, self.symmetry, parts=("scale",))
         found = {name: params[name] for name in self.names}
         for name in self.positive:
@@ -188,6 +192,10 @@ class Space(Manifold):
                     "place on a sphere; leave that network out, or choose scales='keep'"
                 )
         return self.project(x.to(dtype))
+
+    def balance(self, params: Params) -> Params:
+        """Networks at the points of smallest norm that scales and invertible matrices reach."""
+        return self.symmetry.act(balance(params, self.symmetry), params)
 
     def leave(self, x: Points) -> Params:
         """The networks of points, with all their tensors."""

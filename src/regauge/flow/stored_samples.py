@@ -28,6 +28,7 @@ STARTS = 256
 """Initial networks that a prior is matched to."""
 
 
+@check_arguments
 def sample_store(
     path: str | Path,
     output: str | Path,
@@ -39,6 +40,8 @@ def sample_store(
     guide: Callable[[], Guidance] | None = None,
     like: Store | None = None,
     label: Any = None,
+    task: Task | None = None,
+    keep: float = 0.1,
     seed: int = 0,
     about: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
@@ -50,7 +53,8 @@ def sample_store(
         output: A folder.
         networks: The number of networks.
         steps: The number of steps of the solver.
-        solver: See `Flow.sample`; so are `noise` and `label`.
+        solver: See `Flow.sample`; so are `noise`, `label`, `task` and `keep`. In a store the share is kept of each
+            256 networks, not of all.
         noise: The amount of noise in each step.
         guide: Makes the guidance of each shard.
         like: A store of networks of other widths, of which networks are drawn.
@@ -92,6 +96,8 @@ def sample_store(
                 noise=noise,
                 guidance=None if guide is None else guide(),
                 label=label,
+                task=task,
+                keep=keep,
             )
             known = {"step": 0} if label is None else {"step": 0, "label": label}
             rows = [{"id": start + k, **known} for k in range(count)]

@@ -44,6 +44,7 @@ def thesis_config(
         "representation": how,
         "prior": PlainGaussian(0.1),
         "net": Metanetwork(RelationalAttention(), width=64, depth=5),
+        "is_aligned": False,
         "predicts": "end",
         "has_gaussian": False,
         "times": BetaTime(1.0, 2.0),

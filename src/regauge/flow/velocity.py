@@ -62,9 +62,13 @@ class Velocity(nn.Module):
         predicts: "velocity", or "end": the ends are predicted, and the velocity is the rest of the way by the rest of
             the time.
         has_gaussian: Whether the net adds to what normal distributions would have in closed form.
+
+    Attributes:
+        share: The share of what the net adds that is taken, a number. At zero the flow is that of normal distributions.
     """
 
     tables: Tensor
+    share: Tensor
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class Velocity(nn.Module):
         self.predicts, self.has_gaussian = predicts, has_gaussian
         tables = (prior.mean, prior.deviation, moments.mean, moments.deviation, moments.root)
         self.register_buffer("tables", torch.stack(tables).float())
+        self.register_buffer("share", torch.ones(()))
 
     def forward(self, x: Points, t: Float[Tensor, " models"], labels: Int[Tensor, " models"] | None = None) -> Points:
         if self.predicts == "end":
@@ -139,5 +144,5 @@ class Velocity(nn.Module):
 
     def _read(self, x: Points, t: Tensor, labels: Tensor | None) -> Tensor:
         """The output of the net at points."""
-        made: Tensor = self.net(self.standard(x, t), self.clock(t, labels))
+        made: Tensor = self.share * self.net(self.standard(x, t), self.clock(t, labels))
         return made

@@ -148,7 +148,7 @@ class Fold:
     @cached_property
     def space(self) -> Space:
         """The space in which networks are compared."""
-        return Space.of(self.networks.read("train"), self.networks.store.require_symmetry(), Representation())
+        return Space.of(self.networks.read("train"), self.networks.store.require_symmetry(), Representation("sphere"))
 
     @cached_property
     def middle(self) -> Tensor:

@@ -57,6 +57,7 @@ def config(scale: Scale) -> Study:
         representation=flow.Representation("keep"),
         prior=prior,
         net=net,
+        is_aligned=False,
         has_gaussian=False,
         batch=32,
         seconds=seconds,

@@ -82,6 +82,7 @@ def config(scale: Scale) -> Study:
     settings = flow.FlowConfig(
         representation=flow.Representation("keep", components=3 if scale == "smoke" else COMPONENTS),
         net=flow.Perceptron(8, 1) if scale == "smoke" else flow.Perceptron(384, 4),
+        prior=flow.MatchedGaussian(),
         is_aligned=True,
         labels="label",
         seconds=seconds,

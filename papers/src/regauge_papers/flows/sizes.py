@@ -102,7 +102,15 @@ def _settings(study: Study, kind: str, width: int) -> flow.FlowConfig:
     net = flow.Metanetwork(RelationalAttention(heads=1, expansion=1), width, study.depth)
     if kind == "flow of velocities":
         keep = flow.Representation("keep")
-        return flow.FlowConfig(representation=keep, net=net, epochs=study.epochs, batch=32, balance=1.0)
+        return flow.FlowConfig(
+            representation=keep,
+            prior=flow.MatchedGaussian(),
+            net=net,
+            is_aligned=False,
+            epochs=study.epochs,
+            batch=32,
+            balance=1.0,
+        )
     if "euclidean" in kind:
         return flow.thesis_config("euclidean", net=net, epochs=study.epochs)
     names = {"head": f"{study.head}.weight", "head_bias": f"{study.head}.bias"}

@@ -93,7 +93,7 @@ def uci(scale: Scale) -> Study:
     }
     note = "held-out examples: 114 cases; the thesis has 57, one of which is 1.75%"
     drawn, seeds = (8, 1) if scale == "smoke" else (500, 3)
-    prior = flow.MatchedGaussian() if scale == "smoke" else flow.FullGaussian()
+    prior = flow.MatchedGaussian() if scale == "smoke" else flow.FullGaussian(1e-4)
     own = in_all_values(seconds, scale, prior, PULLS)
     flows = (replace(own, seeds=seeds), by_transport(own), *thesis(seconds, scale, head, paper))
     steps = (2, 4) if scale == "smoke" else STEPS
@@ -190,6 +190,8 @@ def by_transport(fitted: Fitted) -> Fitted:
 
 def _common(seconds: float, scale: Scale) -> flow.FlowConfig:
     return flow.FlowConfig(
+        representation=flow.Representation("sphere"),
+        prior=flow.MatchedGaussian(),
         net=flow.Perceptron(),
         is_aligned=True,
         seconds=seconds,

@@ -83,7 +83,9 @@ def config(scale: Scale) -> Study:
     known = studies.mnist(scale)
     settings = flow.FlowConfig(
         representation=flow.Representation("keep"),
+        prior=flow.MatchedGaussian(),
         net=flow.Metanetwork(MessagePassing(), 32, 3),
+        is_aligned=False,
         seconds=known.flows[0].settings.seconds,
         is_cpu_time=True,
         epochs=3000,
