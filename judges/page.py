@@ -50,8 +50,10 @@ def _section(rows: list[Row]) -> list[str]:
     lines = [", ".join(f"{kind}: {passed[kind]} of {count}" for kind, count in kinds.items()) + ".", ""]
     failed = [row for row in rows if not row.passed]
     if failed:
-        lines += ["| does not pass | because |", "| --- | --- |"]
-        lines += [f"| {_cell(row.case)} | {_cell(row.reason or '')} |" for row in failed]
+        lines += ["| does not pass, for example | cases | because |", "| --- | --- | --- |"]
+        counts = Counter(row.reason for row in failed)
+        first = {row.reason: row.case for row in reversed(failed)}
+        lines += [f"| {_cell(first[why])} | {count} | {_cell(why or '')} |" for why, count in counts.items()]
         lines.append("")
     notes = Counter(_note(row.reason) for row in rows if row.passed and row.reason)
     if notes:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.checkpoint import Checkpoint, load
 from regauge.checkpoints.formats.adapter_kinds import KINDS
 from regauge.checkpoints.writing import save
 
@@ -380,6 +380,26 @@ def test_tokens_and_packed_projections_of_lora(tmp_path: Path) -> None:
     assert found["emb.weight"].sum(1).tolist() == [6, 0, 0, 6]
     assert found["mha.in_proj_weight"].unique().tolist() == [2]
     assert found["mha.out_proj.weight"].unique().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "config", "said"),
+    [
+        ("SHIRA", {"shira_indices": torch.full((2, 10), 9)}, {}, r"does not fit a tensor of shape \(4, 6\)"),
+        ("TRAINABLE_TOKENS", {}, {"token_indices": [1, 99]}, "does not fit a tensor of shape"),
+        ("MISS", {"miss_block": torch.ones(4, 3)}, {}, "does not fit a tensor of shape"),
+        ("OFT by terms", {}, {"num_cayley_neumann_terms": 10**9}, "must be from 1 to 100"),
+        ("LOHA", {}, {"alpha_pattern": {"((": 1}}, "cannot be read"),
+        ("IA3", {}, {"feedforward_modules": "(("}, "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_ends_in_a_sentence(
+    tmp_path: Path, name: str, change: Mapping[str, Tensor], config: Mapping[str, Any], said: str
+) -> None:
+    case = CASES[name]
+    path = write(tmp_path, tensors_of(case) | dict(change), name.split(" ")[0], **{**case.config, **config})
+    with pytest.raises(ValueError, match=said):
+        load(path)
 
 
 @pytest.mark.parametrize(

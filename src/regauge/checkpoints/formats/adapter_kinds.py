@@ -16,12 +16,17 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from regauge.checkpoints.formats.changes import Mapped, Replaced
+from regauge.core.expressions import Expression
+
+MOST_TERMS = 100
+"""Terms of a series of powers at most."""
 
 Parts: TypeAlias = Mapping[str, Tensor]
 """The tensors of one module, by the last part of their names."""
@@ -38,6 +43,12 @@ class Kind:
     make: Callable[[str, Parts, Config, Parts], Made]
 
 
+@lru_cache(maxsize=2048)
+def ending(pattern: str) -> Expression:
+    """The expression for a key of a pattern in a configuration, which names modules by the ends of their paths."""
+    return Expression(rf"(.*\.)?({pattern})")
+
+
 def _added(change: Tensor) -> Mapped:
     """The change `W + d`, in whatever shape the entries of `d` come."""
 
@@ -51,14 +62,14 @@ def _added(change: Tensor) -> Mapped:
 def _scale(config: Config, module: str, rank: int) -> float:
     """The factor `alpha / rank`, with the alpha of the module."""
     patterns = config.get("alpha_pattern") or {}
-    found = (one for key, one in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
+    found = (one for key, one in patterns.items() if ending(key).fullmatch(module))
     return float(next(found, config.get("alpha", 8))) / rank
 
 
 def _ia3(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     """`diag(l) W` and `l b`, or for a feed-forward module `W diag(l)`."""
     scale, listed = parts["ia3_l"].flatten(), config.get("feedforward_modules") or []
-    is_inner = bool(re.fullmatch(listed, module)) if isinstance(listed, str) else module.endswith(tuple(listed))
+    is_inner = bool(Expression(listed).fullmatch(module)) if isinstance(listed, str) else module.endswith(tuple(listed))
     count = len(scale)
 
     def outer(weight: Tensor) -> Tensor:
@@ -98,7 +109,7 @@ def _lokr(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
         p["w2"] = _core(p["t2"], p["w2_a"], p["w2_b"]) if "t2" in p else p["w2_a"] @ p["w2_b"]
     second = p["w2"]
     patterns = config.get("rank_pattern") or {}
-    rank = next((one for key, one in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module)), config.get("r", 8))
+    rank = next((one for key, one in patterns.items() if ending(key).fullmatch(module)), config.get("r", 8))
     first = first[..., None, None] if second.ndim == 4 else first
     yield "weight", _added(_scale(config, module, rank) * torch.kron(first, second.contiguous()))
 
@@ -153,6 +164,8 @@ def _oft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     one = torch.eye(size, dtype=torch.float64)
     if config.get("use_cayley_neumann"):
         terms = int(config.get("num_cayley_neumann_terms", 5))
+        if not 1 <= terms <= MOST_TERMS:
+            raise ValueError(f"num_cayley_neumann_terms is {terms}, but must be from 1 to {MOST_TERMS}")
         powers = [torch.linalg.matrix_power(matrix, k) for k in range(terms)]
         blocks = powers[0] + 2 * sum(powers[1:-1], torch.zeros_like(matrix)) + powers[-1] * (terms > 1)
     else:

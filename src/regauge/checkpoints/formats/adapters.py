@@ -14,18 +14,16 @@ import math
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from regauge.checkpoints.formats.adapter_kinds import KINDS, split_modules, trained_rows
+from regauge.checkpoints.formats.adapter_kinds import KINDS, ending, split_modules, trained_rows
 from regauge.checkpoints.formats.changes import Added, LowRank, Mapped, Replaced, Trained
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.counted import shorten
-from regauge.core.expressions import Expression
 from regauge.core.groups import Group, Placement
 from regauge.core.symmetry import Symmetry
 
@@ -251,7 +249,7 @@ class AdapterConfig:
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of `B A` in a module."""
-        alpha = next((one for key, one in self.alphas.items() if _ending(key).fullmatch(module)), self.alpha)
+        alpha = next((one for key, one in self.alphas.items() if ending(key).fullmatch(module)), self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
@@ -279,7 +277,7 @@ def read_config(folder: Path) -> AdapterConfig:
             bool(config.get("fan_in_fan_out")),
         )
         for pattern in found.alphas:
-            _ending(pattern)
+            ending(pattern)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{str(path)!r} is no configuration of an adapter: {type(error).__name__} {error}") from error
     initial = config.get("init_lora_weights")
@@ -382,9 +380,3 @@ def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) 
     first = next(iter(changes), "")
     starts = sorted((name.removesuffix(first) for name in expected if name.endswith(first)), key=len)
     return next((s for s in starts if all(s + name in expected for name in changes)), "")
-
-
-@lru_cache(maxsize=2048)
-def _ending(pattern: str) -> Expression:
-    """The expression for a key of `alpha_pattern`, which names modules by the ends of their paths."""
-    return Expression(rf"(.*\.)?({pattern})")

@@ -100,8 +100,13 @@ class Mapped:
         """The changed tensor, or a range of its first axis."""
         weight = read(None)
         matrix = weight if self.keeps_shape else weight.reshape(len(weight), -1)
-        made = self.make(matrix.T).T if self.is_transposed else self.make(matrix)
-        result = made.reshape(weight.shape)
+        try:
+            result = (self.make(matrix.T).T if self.is_transposed else self.make(matrix)).reshape(weight.shape)
+        except (IndexError, RuntimeError) as error:
+            raise ValueError(
+                f"an adapter does not fit a tensor of shape {tuple(weight.shape)}: {error}; give the base that it was "
+                "trained on"
+            ) from error
         return result if rows is None else result[rows[0] : rows[1]].clone()
 
 
