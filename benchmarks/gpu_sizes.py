@@ -213,7 +213,7 @@ def random_examples(*shape: int, count: int = 4096) -> Examples:
 def train_networks(
     place: Place, architecture: Architecture, data: Examples, count: int, steps: int, stack: int | None = None
 ) -> tuple[float, int | None]:
-    """Steps of networks in a second, from seeds to the end, and the peak of memory."""
+    """Steps of networks in a second, from seeds to the end, and the peak of memory; the CPU draws the start."""
     config = PopulationConfig(architecture, "random", count, steps=steps, batch=place.sized(128, 8))
     place.forget()
 
@@ -249,7 +249,7 @@ def mlps(place: Place) -> dict[str, Any]:
     """10,000 MLPs."""
     widths = place.sized((784, 64, 64, 10), (16, 6, 10))
     data = random_examples(*place.sized((1, 28, 28), (1, 4, 4)), count=place.sized(4096, 64))
-    sizes = place.sized((10_000, 50), (64, 3))
+    sizes = place.sized((10_000, 200), (64, 3))
     return population(
         place, mlp_architecture(*widths), data, *sizes, alone=place.sized(64, 32), stacks=place.sized([2048], [])
     )
@@ -259,7 +259,7 @@ def cnns(place: Place) -> dict[str, Any]:
     """2,000 CNNs."""
     architecture = cnn_architecture("relu", 1, *place.sized((16, 16, 16), (4, 4)))
     data = random_examples(*place.sized((1, 28, 28), (1, 12, 12)), count=place.sized(4096, 64))
-    sizes = place.sized((2_000, 20), (64, 2))
+    sizes = place.sized((2_000, 50), (64, 2))
     stacks = place.sized([256, 512], [32])
     return population(place, architecture, data, *sizes, alone=place.sized(16, 4), stacks=stacks)
 
@@ -342,11 +342,12 @@ def step_of(name: str, place: Place) -> dict[str, Any]:
     Networks that are chains are run some at a time, as the cache of a CPU asks; a device also runs all at once.
     """
     networks, batch = Sines.of(place.is_small), place.sized(64, 8)
+    setting = place.sized({"epochs": 1, "width": 64}, {"epochs": 2, "width": 4})
 
     def step(where: Place) -> float:
         where.forget()
         with timed_steps(where) as seconds:
-            TRAININGS[name](networks, epochs=2, batch=batch, width=where.sized(64, 4), device=where.device.type)
+            TRAININGS[name](networks, **setting, batch=batch, device=where.device.type)
         return float(np.median(seconds[WARM:]))
 
     row = {"networks": batch, "device_seconds": step(place), "peak_bytes": place.peak()}
