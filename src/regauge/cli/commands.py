@@ -112,7 +112,7 @@ def _require_options(words: list[str], options: Any, typed: str) -> None:
         others = [one for one in INSTEAD if flag in INSTEAD and one in known]
         close = others or get_close_matches(flag, known, n=1, cutoff=0.75)
         hint = f"it has {' and '.join(close)}" if others else f"did you mean {close[0]}?" if close else ""
-        raise UsageError(f"{typed!r} has no option {flag}; {hint or f'{typed} --help' + ' lists those that it has'}")
+        raise UsageError(f"{typed!r} has no option {flag}; {hint or f'{typed} {ALL}' + ' lists those that it has'}")
 
 
 def _flags(options: Any) -> set[str]:

@@ -39,7 +39,7 @@ class Space(Manifold):
         spheres: The coordinates that lie on spheres.
         normed: The values that are brought to spheres as networks leave a flat space.
         order: The flat place of every coordinate among all values of `names`, one tensor after the other.
-        names: Tensors whose values are coordinates; `LOG_NORM` is the last one where there is such a coordinate.
+        names: Tensors whose values are coordinates; `LOG_NORM` is the last one, if it has such a coordinate.
         positive: The tensors whose values are kept as logarithms.
         constants: Tensors that are the same in all networks.
         exchanged: For each coordinate the number of its class: some permutation exchanges those of one class.

@@ -75,7 +75,7 @@ class Model:
         """Keyword inputs on which the module runs: those on which `trace` traced it, or else the first that it takes.
 
         Raises:
-            ValueError: There are none, nor positional ones.
+            ValueError: No keyword inputs are known, nor positional ones.
         """
         self._require_inputs()
         return self._traced_now.kwargs if "_traced_now" in self.__dict__ else self.built.kwargs
@@ -217,10 +217,10 @@ def open_model(
     process need not trace it. Code in a folder is never run, and nothing is fetched.
 
     Args:
-        name: A folder with config.json in Hugging Face style; `org/model`, which is read from the cache of the Hugging
-            Face hub on this machine; `package.module:factory` or `file.py:factory`, a function that returns a module,
-            (module, example_inputs) or (module, example_inputs, example_kwargs); or a file of weights whose header
-            describes its network, as `rg.inr.Inr.save` writes them.
+        name: A folder with config.json in Hugging Face style, or `org/model`, which is read from the cache of the
+            Hugging Face hub on this machine. Or `package.module:factory` or `file.py:factory`: a function that returns
+            a module, (module, example_inputs) or (module, example_inputs, example_kwargs). Or a file of weights whose
+            header describes its network, as `rg.inr.Inr.save` writes them.
         input_shape: Shapes of positional inputs, for example `["2x3x32x32"]`, instead of those that the model brings.
         input_dtype: Their dtypes, for example `["int64"]`; float32 unless given.
         outputs: Names of the outputs that must not change; all tensors unless given.

@@ -86,8 +86,8 @@ def extract_adapter(
     """Make an adapter of the difference of two networks: `BASE+ADAPTER` is the tuned network, in low rank.
 
     The change of the weight of every linear layer and convolution is cut off after its largest singular values, which
-    is the closest matrix of that rank. Other tensors that differ are stored as a whole, so that nothing else is lost.
-    Both networks are read one tensor at a time. A network in other coordinates than the base's differs from it in full
+    is the closest matrix of that rank. Other tensors that differ are stored as a whole: nothing else is lost. Both
+    networks are read one tensor at a time. A network in other coordinates than the base's differs from it in full
     rank: align it first.
 
     Args:

@@ -84,7 +84,7 @@ class Metanet(nn.Module):
     Permutations are respected by the layers. Products over the axes of invertible matrices (queries with keys) take the
     place of their factors. Scales, signs, half periods, and rotations that no products of moderate size describe, are
     brought to a canonical form first, except for the parts that layers respect (`ScaleGMN`: signs; `Propagation`: signs
-    and half periods); with an `Equivariant` head the changes are brought back. A canonical form jumps where a sum that
+    and half periods). With an `Equivariant` head the changes are brought back. A canonical form jumps where a sum that
     decides a sign is zero. Of networks with translations representatives are read (`Symmetry.split`), of which buffers
     are a part: populations have them, too.
 

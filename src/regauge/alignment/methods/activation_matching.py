@@ -95,11 +95,11 @@ class MixedMatching(ActivationMatching):
 
         share * <activations> / reach + (1 - share) * <a, g b> / sum |a| |b|
 
-    where the first term is the objective of `ActivationMatching` divided by what it could be at most (every unit
-    correlated perfectly), and the second that of `WeightMatching` divided by its largest value (every tensor of the
-    second network parallel to that of the first). Activations are matched first, which has no local optima; coordinate
-    ascent on the sum continues from there. Parameters are compared where the positive scales of both networks are
-    balanced, as in `WeightMatching`, and the element brings the second network to the scales of the first.
+    The first term is the objective of `ActivationMatching` divided by its largest value (every unit correlated
+    perfectly). The second is that of `WeightMatching` divided by its largest value (every tensor of the second network
+    parallel to that of the first). Activations are matched first, which has no local optima; coordinate ascent on the
+    sum continues from there. Parameters are compared where the positive scales of both networks are balanced, as in
+    `WeightMatching`, and the element brings the second network to the scales of the first.
 
     On networks that learn the same function with different features the weights alone are a poor guide, most of all
     in residual networks; activations alone ignore how units are connected. The sum is better than either.

@@ -46,9 +46,9 @@ class Sinkhorn(Method):
     is the loss with its sign turned. Every batch costs as much as its size, every judgement a pass over all batches:
     give a task of a few thousand examples in batches of some hundred.
 
-    Departures from the paper: it begins near weight matching and with ten times the learning rate, which needs a
+    Departures from the paper. It begins near weight matching and with ten times the learning rate, which needs a
     quarter of the steps (from the identity, as published: `init=None, confidence=0.02, lr=0.3, steps=100,
-    keeps="last"`); the gradient solves a positive definite system of half the size; positive scales, shifts and
+    keeps="last"`). The gradient solves a positive definite system of half the size. Positive scales, shifts and
     rotations stay where the initial element puts them.
 
     Attributes:

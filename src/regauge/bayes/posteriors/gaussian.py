@@ -19,8 +19,8 @@ from regauge.core.symmetry import Symmetry
 class GaussianPosterior(NamedTuple):
     """A diagonal Gaussian: theta = mean + std * noise, with independent standard normal noise.
 
-    It is a pair, so that `rg.align` with `GaussianMatching` and `rg.line` with `WassersteinGeodesic` take and return
-    posteriors as they are.
+    It is a pair: `rg.align` with `GaussianMatching` and `rg.line` with `WassersteinGeodesic` take and return posteriors
+    as they are.
 
     Attributes:
         mean: A whole network, buffers included.

@@ -33,8 +33,8 @@ class KroneckerTerm(NamedTuple):
 class KroneckerPosterior:
     """Weights `W = M + B E C^T` with white noise E; other parameters independent.
 
-    With `G = B B^T` over the first axis of the weight and `A = C C^T` over its other axes, the entries of the weight
-    in their order in memory (`W.flatten()`, rows one after the other) have covariance `kron(G, A)`; for columns one
+    Let `G = B B^T` be over the first axis of the weight and `A = C C^T` over its other axes. The entries of the weight
+    in their order in memory (`W.flatten()`, rows one after the other) have covariance `kron(G, A)`. For columns one
     after the other it is `kron(A, G)`. The posterior holds roots B and C, any with these products, rather than G and
     A: whatever acts on one axis of the weight acts on the rows of one root, and the noise stays what it is.
 

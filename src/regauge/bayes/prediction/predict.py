@@ -38,10 +38,10 @@ def predict(
 ) -> Predictive:
     """The predictive distribution of a posterior on data, by Monte Carlo; of one network without it.
 
-    The noise is held as a whole, samples of parameters only `chunk` at a time. Small samples run together
-    (`torch.func.vmap`, which a module with control flow that depends on values does not allow), large ones one by one:
-    as many as have `TOGETHER` values in their parameters and in the largest intermediate result, which the first
-    sample shows. The result depends on this only by rounding.
+    The noise is held as a whole, samples of parameters only `chunk` at a time. Small samples run together, unless
+    control flow of the module depends on values (`torch.func.vmap`). Large ones run one by one: as many as have
+    `TOGETHER` values in their parameters and in the largest intermediate result, which the first sample shows. The
+    result depends on this only by rounding.
 
     Args:
         posterior: Any posterior, an ensemble among them, or the parameters of one network.

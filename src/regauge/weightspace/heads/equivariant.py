@@ -28,10 +28,11 @@ class Equivariant:
     """Features to a change of every parameter, at first of `scale` times each tensor's own size.
 
     Values of pairs of units follow from the features of the pair, values of units from those of the unit. Along an axis
-    on which matrices act, a change is made of what is there: `a_i v_i` plus, for a few directions, `b_i` times the mean
-    of `c_j v_j` over all `v_j` that the same matrix multiplies, with numbers `a`, `b` and `c` from features. So it
-    moves as the values do, whatever the matrix is. Where signs still act on values, changes are made of features that
-    these signs change, and of the values themselves (of the sine of twice an angle). Buffers do not change.
+    on which matrices act, a change is made of the values there: `a_i v_i` plus, for a few directions, `b_i` times the
+    mean of `c_j v_j` over all `v_j` that the same matrix multiplies. The numbers `a`, `b` and `c` come from features.
+    The change therefore moves as the values do, for every matrix. Where signs still act on values, changes are made of
+    features that these signs change, and of the values themselves (of the sine of twice an angle). Buffers do not
+    change.
 
     Attributes:
         scale: Size of the changes at first; every tensor has a learned one of its own.

@@ -12,9 +12,9 @@ from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits
 class NFN(Layer):
     """The linear maps of a neural functional network for hidden units that are permuted (HNP), for any layout.
 
-    Every tensor has maps of its own from every other one: the new features of a weight between units i and j are linear
-    in its own, in the means of all tensors over the units that they have in common with it, in the features of i and j,
-    and in the means of everything:
+    Every tensor has its own maps from every other one. The new features of a weight between units i and j are linear in
+    its own features and in the means of all tensors over the units that they share with it. They are also linear in the
+    features of i and j, and in the means of everything:
 
         W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
 

@@ -33,8 +33,8 @@ class Propagation(Layer):
         message to unit i:   sum over j of w_ij B u_j
 
     Half periods make biases of sines angles. With such an angle `a` of frequency `f`, `u` is `sin(a + f messages)` and
-    the cosine; weights from the inputs are a part of that sum, with `width` learned inputs of at most one, and the
-    network hears sums of `u` times the weights to the outputs. So the first layers can compute what a network of sines
+    the cosine. Weights from the inputs are a part of that sum, with `width` learned inputs of at most one. The network
+    reads sums of `u` times the weights to the outputs. The first layers can therefore compute what a network of sines
     computes at learned inputs, although the network is never run. Other units mix `u` and messages, times functions of
     `x`, and all `x` hear from products of two of the `u`.
 
