@@ -56,8 +56,8 @@ docs: $(DOCS_STAMP)
 	REGAUGE_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 # The site in a browser, where chromium is installed.
-docs-test: $(DOCS_STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_site.py
+docs-test: docs
+	REGAUGE_SITE=docs/_build/html OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_site.py
 
 # What would be published, both distributions, and whether an index takes it and its page has the README.
 dist: $(STAMP)

@@ -1,22 +1,36 @@
-"""The site is built without a warning and without a network, and a reader finds `align` in it."""
+"""The site: built without a warning, loads nothing from elsewhere, fits phones, and a search for `align` finds it.
 
+With `REGAUGE_SITE` the pages in that folder are looked at, as `make docs-test` does; else they are built here.
+"""
+
+import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sphinx", reason="needs the extra docs: `make docs-test`")
 pytest.importorskip("furo")
+webdriver = pytest.importorskip("selenium.webdriver")
 
 ROOT = Path(__file__).parents[1]
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+PAGES = ("index", "howto", "gallery", "reference/api/regauge.align", "reference/commands/merge", "measurements/flows")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built pages; a warning is an error."""
+    if built := os.environ.get("REGAUGE_SITE"):
+        return ROOT / built
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", folder / "trees", "docs", folder / "html"],
@@ -30,8 +44,88 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the pages are served, on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[webdriver.Chrome]":
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(str(DRIVER), env={**os.environ, "NO_PROXY": "*"})
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.implicitly_wait(20)
+    yield driver
+    driver.quit()
+
+
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
-    assert len(pages) > 30
+    assert len(pages) > 500
     loaded = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=\"(?:https?:)?//|<link[^>]*\shref=\"(?:https?:)?//")
     assert [page.name for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_notebooks_ran_and_can_be_downloaded(site: Path) -> None:
+    page = (site / "tutorials.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="(_downloads/[^"]*\.ipynb)"', page)
+    assert len(links) == 2
+    assert all('"output_type"' in (site / link).read_text(encoding="utf-8") for link in links)
+
+
+@in_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_pages_fit_a_screen_and_a_phone(browser: "webdriver.Chrome", address: str, width: int, scheme: str) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    for page in PAGES:
+        browser.get(f"{address}/{page}.html")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
+        color = browser.execute_script(
+            "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+        )
+        assert (max(color) < 60) == (scheme == "dark"), page
+        broken = "return [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+        assert browser.execute_script(broken) == [], page
+    complaints = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert [message for message in complaints if "favicon.ico" not in message] == []
+
+
+@in_browser
+def test_a_search_for_align_leads_to_its_page(browser: "webdriver.Chrome", address: str) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    browser.get(f"{address}/index.html")
+    box = browser.find_element("css selector", "input.sidebar-search")
+    box.send_keys("align\n")
+    browser.find_element("link text", "regauge.align").click()
+    assert browser.current_url.partition("#")[0].partition("?")[0] == f"{address}/reference/api/regauge.align.html"
+    assert "regauge.align" in browser.find_element("tag name", "h1").text
