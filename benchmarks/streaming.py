@@ -6,6 +6,7 @@
     python benchmarks/streaming.py check FOLDER            # compares what was found with what was hidden
     python benchmarks/streaming.py rotate FOLDER           # `regauge gauge` of a beside reading and writing it
     python benchmarks/streaming.py plain FOLDER            # a and b merged without aligning, beside copying a
+    python benchmarks/streaming.py least FOLDER            # the least memory in which a plan aligns a and b
 
 `--layers 2 --hidden 256` and so on make smaller ones.
 """
@@ -47,7 +48,7 @@ COMMANDS = {
 def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("make", "measure", "check", "rotate", "plain"))
+    parser.add_argument("command", choices=("make", "measure", "check", "rotate", "plain", "least"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--noise", type=float, default=0.3, help="standard deviation, as a share of the weights'")
     parser.add_argument("--memory", default="3GB", help="of measure; rotate has 4GB")
@@ -55,9 +56,9 @@ def main() -> None:
     for name, default in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     parser.add_argument("--shard", type=float, default=0.5, help="GB of a file that is made, about")
-    parser.add_argument("--before", help="of plain: the sources of an earlier commit, which also run")
+    parser.add_argument("--before", help="of plain and least: the sources of an earlier commit, which also run")
     options = parser.parse_args()
-    work = {"make": make, "measure": measure, "check": check, "rotate": rotate, "plain": plain}
+    work = {"make": make, "measure": measure, "check": check, "rotate": rotate, "plain": plain, "least": least}
     work[options.command](options)
 
 
@@ -236,6 +237,22 @@ def plain(options: argparse.Namespace) -> None:
             best[name] = min(best[name], float(done.stdout))
     print(f"{torch.get_num_threads()} threads; processor seconds, the least of three: ", end="")
     print(", ".join(f"{name} {seconds:.2f}" for name, seconds in best.items()))
+
+
+def least(options: argparse.Namespace) -> None:
+    """What a refusal says of the least memory, when the symmetry is in the cache, next to the size of the files."""
+    for name, sources in {"before": options.before, "now": os.environ.get("PYTHONPATH", "")}.items():
+        if sources is None:
+            continue
+        folders = [str(options.folder / letter) for letter in "ab"]
+        words = ["-m", "regauge", "align", *folders, "-o", str(options.folder / "x"), "--memory", "1MB", "--dry-run"]
+        environment = {**os.environ, "PYTHONPATH": sources}
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+            )
+        print(f"{name}: {done.stderr.strip().rpartition('; ')[2]}")
+    print(f"{Checkpoint.open(options.folder / 'a').nbytes / 1e9:.3g} GB in each folder")
 
 
 def copy_by_safetensors(source: Path, out: Path) -> float:
