@@ -99,7 +99,7 @@ def compare_sampled(
     has_empty = any(math.prod(blank[name].shape) == 0 for name in symmetry.sites)
     if has_empty or symmetry.structure or symmetry.moves_statistics:
         return None
-    generator = torch.Generator().set_state(generator.get_state())
+    generator = torch.Generator(generator.device).set_state(generator.get_state())
     sample = Sample.of(symmetry, {name: tuple(tensor.shape) for name, tensor in blank.items()}, generator)
     if sample.values > MOST or (memory is not None and _peak(sample, draws) + memory.held() > memory.nbytes):
         return None
