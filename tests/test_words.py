@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 LONG = 40
 """Words; no sentence should have more."""
 
-MEAN = {"README": 10.8, "pages": 15.3, "docstrings": 13.3, "help": 14.3, "errors": 14.4}  # goal: 15 words
+MEAN = {"README": 10.8, "pages": 15.3, "docstrings": 13.3, "help": 14.4, "errors": 14.4}  # goal: 15 words
 LONG_SENTENCES = {"README": 0, "pages": 2, "docstrings": 3, "help": 0, "errors": 4}  # goal: 0
 IDIOMS = {"README": 0, "pages": 4, "docstrings": 12, "help": 0, "errors": 43}  # goal: 0
 
