@@ -29,7 +29,7 @@ class FitConfig(DescentConfig):
         ValueError: A number is not positive, or there is no such loss.
 
     References:
-        Paper 003, section 3.2.
+        Paper 003, chapter 3.
     """
 
     steps: int | None = 500

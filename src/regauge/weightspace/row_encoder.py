@@ -20,7 +20,7 @@ class RowEncoder(nn.Module):
         widths: Units of the four layers.
 
     References:
-        De Luigi et al. (2023), section 3 and appendix; paper 003, section 3.1: 3,155,968 parameters at 512 columns.
+        De Luigi et al. (2023), section 3 and appendix. At 512 columns it has 3,155,968 parameters (counted here).
     """
 
     def __init__(self, columns: int, code: int = 1024, widths: tuple[int, ...] = (512, 512, 1024, 1024)) -> None:

@@ -66,7 +66,7 @@ class Queries:
         ValueError: There is no point, or a count or standard deviation is negative.
 
     References:
-        Paper 003, section 3.2; the standard deviations are those of De Luigi et al. (2023), in their program.
+        Paper 003, chapter 3; the standard deviations are those of De Luigi et al. (2023), in their program.
     """
 
     near: int = 250_000
