@@ -33,6 +33,6 @@ task = rg.Task(model, [(inputs[1400:], targets[1400:])])
 symmetry = rg.discover(model, inputs[:8])
 curves = {"as trained": b, "aligned": rg.align(a, b, symmetry).params}
 figure = line_figure({name: rg.line(a, end, task).table for name, end in curves.items()})
-figure.axes[0].set_title("cross entropy (nats)")
+figure.axes[0].set_title("cross entropy (nats)", loc="left")
 figure.axes[0].set_ylim(bottom=0)
 figure.savefig(folder / "first.png", dpi=150)
