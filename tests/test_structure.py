@@ -507,10 +507,14 @@ def test_streamed_alignment_keeps_it(name: str, tmp_path: Path) -> None:
     dtypes = {key: entry.dtype for key, entry in files[0].stored.items()}
     balances = balances_of(symmetry, "recompute", None)
     whole = make_plan(symmetry, [dtypes, dtypes], memory=1 << 40, balances=balances)
-    parts = make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, balances=balances)
+    plans = [whole]
+    try:
+        plans.append(make_plan(symmetry, [dtypes, dtypes], memory=whole.peak - 1, balances=balances))
+    except ValueError:
+        assert name == "recurrent"  # Balancing holds most, in parts that no plan divides.
     as_given = replace(symmetry, translations=(), gains=())  # Streamed networks are not brought to representatives.
     expected = rg.align(a, b, as_given, method=rg.WeightMatching(scales="recompute"))
-    for plan in (whole, parts):
+    for plan in plans:
         found = align_streamed(files[0], files[1], plan, rg.WeightMatching(scales="recompute"))
         moved = symmetry.act(found.element, b)
         assert keeps(symmetry, moved, a)
