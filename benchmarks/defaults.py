@@ -173,14 +173,12 @@ def rows_of(name: str, population: Population, seconds: float) -> list[dict[str,
         "explained": outlook["explained"],
         "by_chance": outlook["by_chance"],
     }
-    rows = []
-    for kind, networks in drawn.items():
-        found = flow.judge(networks, known, held_out, symmetry, test)
-        for label, score in ((kind, found["generated"]), ("held-out networks", found["held-out"])):
-            if label == kind or not rows:
-                row = {n: getattr(score, n) for n in ("networks", "loss", "accuracy", "distance", "spread", "copied")}
-                rows.append({**facts, "kind": label, **row})
-    return rows
+    scored = {kind: flow.judge(networks, known, held_out, symmetry, test) for kind, networks in drawn.items()}
+    scores = {"held-out networks": scored["flow"]["held-out"]} | {
+        kind: found["generated"] for kind, found in scored.items()
+    }
+    names = ("networks", "loss", "accuracy", "distance", "spread", "copied")
+    return [{**facts, "kind": kind, **{name: getattr(one, name) for name in names}} for kind, one in scores.items()]
 
 
 def table(path: Path) -> str:
