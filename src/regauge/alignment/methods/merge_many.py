@@ -114,13 +114,11 @@ class MergeMany(ManyMethod):
                 matched = inner.match(Problem(there, here, symmetry, None, problem.generator))
                 elements[k] = matched.element.item(0)
                 total = {name: tensor + matched.params[name][0] for name, tensor in total.items()}
-                if len(order) == 2 and bool(matched.is_converged.all()):
+                if len(order) == 2 and matched.is_converged is not None and bool(matched.is_converged.all()):
                     # Where the second network cannot come nearer to the first, the first cannot to the second.
-                    moved = [
-                        {name: matched.params[name][0] for name in own} if j == k else own
-                        for j, own in enumerate(tensors)
-                    ]
-                    return one_climb(elements, [universe_objective(moved, tensors, symmetry)], is_converged=True)
+                    placed: list[Tensors] = list(tensors)
+                    placed[k] = {name: matched.params[name][0] for name in tensors[k]}
+                    return one_climb(elements, [universe_objective(placed, tensors, symmetry)], is_converged=True)
         return improve(tensors, symmetry, elements, self, order)
 
 
