@@ -6,7 +6,6 @@ With `REGAUGE_SITE` the pages in that folder are looked at, as `make docs-test` 
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,14 +14,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from chromium import CHROMIUM, DRIVER, REASON, open_browser
 
 pytest.importorskip("sphinx", reason="needs the extra docs: `make docs-test`")
 pytest.importorskip("furo")
 webdriver = pytest.importorskip("selenium.webdriver")
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+in_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=REASON)
 PAGES = ("index", "howto", "gallery", "reference/api/regauge.align", "reference/commands/merge", "measurements/flows")
 
 
@@ -62,23 +61,9 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[webdriver.Chrome]":
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-        f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(str(DRIVER), env={**os.environ, "NO_PROXY": "*"})
-    driver = webdriver.Chrome(options=options, service=service)
-    driver.implicitly_wait(20)
-    yield driver
-    driver.quit()
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        driver.implicitly_wait(20)
+        yield driver
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
