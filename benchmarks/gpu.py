@@ -202,7 +202,7 @@ def _number(value: float | None) -> str:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    """What a record says besides its times."""
+    """The facts of a record, without its times."""
     told = []
     if "laws" in row:
         told.append(f"{row['laws'] - len(row['failed'])} of {row['laws']} laws, largest error {row['worst_error']:.1e}")

@@ -1,6 +1,6 @@
 """Sizes of users on a device, each against the CPU in the same run: time, peak memory, what is found.
 
-Where a size takes minutes on a CPU, a smaller one is run on both, and its ratio is told with what was made smaller.
+A size that takes minutes on a CPU is made smaller on both devices; the row says what was made smaller.
 """
 
 import math

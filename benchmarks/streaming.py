@@ -122,7 +122,7 @@ def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
 
 
 def in_shards(shapes: dict[str, tuple[int, ...]], size: float) -> list[Shard]:
-    """The tensors in files of about so many bytes."""
+    """The tensors, in files of about this number of bytes."""
     parts: list[list[TensorSpec]] = [[]]
     for name, shape in shapes.items():
         spec = TensorSpec(name, shape, torch.bfloat16)
@@ -240,7 +240,7 @@ def plain(options: argparse.Namespace) -> None:
 
 
 def least(options: argparse.Namespace) -> None:
-    """What a refusal says of the least memory, when the symmetry is in the cache, next to the size of the files."""
+    """The least memory that a refusal names, with the symmetry in the cache, next to the size of the files."""
     for name, sources in {"before": options.before, "now": os.environ.get("PYTHONPATH", "")}.items():
         if sources is None:
             continue
