@@ -759,6 +759,21 @@ def test_a_task_chooses_the_best_of_many_draws() -> None:
         found.sample(7, task=task, start=population)
 
 
+def test_a_task_that_does_not_fit_is_refused_in_a_sentence() -> None:
+    symmetry, population, task = line_of_networks(60)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=16)
+    found = flow.fit(population, symmetry, config)
+    other = rg.Task(mlp(5, 6, 2), [(torch.randn(4, 5), torch.zeros(4, dtype=torch.int64))])
+    broken = rg.Task(task.module, [(torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.int64))])
+    for call in (lambda one: found.sample(2, task=one), lambda one: flow.fit(population, symmetry, config, task=one)):
+        with pytest.raises(TypeError, match=r"the task is a .*, but a regauge\.Task is expected"):
+            call(task.module)
+        with pytest.raises(ValueError, match=r"has 'layers\.0\.weight' of shape \(6, 5\), but .* \(6, 3\) there"):
+            call(other)
+        with pytest.raises(ValueError, match="no drawn network has a finite loss on the task"):
+            call(broken)
+
+
 def test_a_warning_tells_what_cannot_work_before_the_training() -> None:
     symmetry, population, _ = line_of_networks(200)
     config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=64)

@@ -15,6 +15,7 @@ from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.alignment import align_points, find_reference
+from regauge.flow.choosing import finite_losses, require_fit
 from regauge.flow.components import Components
 from regauge.flow.design import build_velocity
 from regauge.flow.flow import Flow
@@ -137,6 +138,8 @@ class FlowFitting(Fitting[Flow]):
         """Read the networks as points, and make the net and everything around it."""
         collection, parts = division.collection, division.parts
         space = Space.of(collection.read(parts["train"][:SAMPLE]), collection.symmetry(0), config.representation)
+        if task is not None:
+            require_fit(task, space.symmetry)
         points = {name: _enter(collection, parts[name], space) for name in ("train", "validation")}
         reference = find_reference(space, points["train"]) if config.is_aligned else None
         outlook = None
@@ -215,7 +218,7 @@ class FlowFitting(Fitting[Flow]):
         classes = self.classes or [None]
         count = -(-DRAWN // len(classes))
         drawn = (flow.sample(count, generator=chance, steps=STEPS, label=label) for label in classes)
-        return float(torch.cat([task.evaluate_each(networks)["loss"] for networks in drawn]).mean())
+        return float(torch.cat([finite_losses(task, networks) for networks in drawn]).mean())
 
     def _held_out_loss(self) -> float:
         """The loss on held-out networks, always at the same times from the same starts."""

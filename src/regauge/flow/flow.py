@@ -14,12 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regauge.checkpoints.writing import save
+from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.alignment import align_points, sort_points
-from regauge.flow.choosing import Best
+from regauge.flow.choosing import Best, require_fit
 from regauge.flow.components import Components
 from regauge.flow.design import describe_design
 from regauge.flow.flow_config import Design
@@ -144,6 +145,7 @@ class Flow:
         velocity.resize(space, places)
         return replace(self, velocity=velocity, space=space, prior=prior, moments=moments)
 
+    @check_arguments
     @torch.no_grad()
     def sample(
         self,
@@ -180,9 +182,10 @@ class Flow:
             keep: The share of networks that is kept.
 
         Raises:
-            ValueError: There is no such label, `keep` is no share, a task is given together with starts, noise is asked
-                of a flow whose starts and ends were coupled, or the thesis' sampler of one that predicts velocities or
-                is guided.
+            TypeError: `task` is no task.
+            ValueError: There is no such label, `keep` is no share, the task is of another architecture or given
+                together with starts, noise is asked of a flow whose starts and ends were coupled, or the thesis'
+                sampler of one that predicts velocities or is guided.
         """
         generator = given_or_seed(generator)
         if count < 1:
@@ -201,6 +204,8 @@ class Flow:
                 "its starts and ends were coupled; choose noise=0, or fit a flow with independent ones"
             )
         number = self._number(label)
+        if task is not None:
+            require_fit(task, self.networks.symmetry)
         drawn = count if task is None else math.ceil(count / keep)
         x0 = self.prior.sample(drawn, generator) if start is None else self.space.enter(start)
         x0 = x0.to(self._device)
