@@ -103,8 +103,11 @@ def rotatable(symmetry: Gained) -> tuple[str, ...]:
 def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
     """The symmetry of representatives, in which some groups are rotated; see `Symmetry.on_representatives`."""
     gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
+    # Every representative has the same statistics there: nothing moves them, so that they hold no scale in its place.
+    constant = {family.entries.parameter for family in symmetry.translations if family.is_stored_only}
     groups = []
     for group in symmetry.groups:
+        group = replace(group, placements=tuple(p for p in group.placements if p.parameter not in constant))
         if group.name in rotated:
             group = rotated_group(symmetry, group.name)
         elif group.name in _kept(symmetry):
