@@ -14,6 +14,7 @@ from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.function import measure_function
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
+from regauge.comparison.rounding_noise import rounding_noise
 from regauge.comparison.strangers import estimate_chance, explain
 from regauge.comparison.verdicts import MOVED
 from regauge.core.behind_gains import zero_gains
@@ -56,7 +57,9 @@ def match_whole(
     if left > MOVED * distance(*given, ignored):
         whole = [without_null_spaces(one, behind) for one in (first, second)]
         if any(two[n] is not one[n] for one, two in zip((first, second), whole, strict=True) for n in one):
-            (first, second), is_factorized = whole, True
+            # All of them in the precision of those without null spaces: a product of two takes one.
+            first, second = ({n: t.double() if t.is_floating_point() else t for n, t in one.items()} for one in whole)
+            is_factorized = True
             result, left = _align(first, second, behind, ignored)
         names = symmetry.rotatable
         is_free = not any(bool(zero) for one in (first, second) for zero in zero_gains(symmetry, one, names).values())
@@ -75,6 +78,7 @@ def match_whole(
         chance=lambda: estimate_chance(second, behind, lambda other: explain(Pair(first, other, behind))),
         tested=Pair(*given, symmetry),
         stored=None if is_same else Pair(*given, symmetry),
+        noise=lambda precisions: rounding_noise(given, precisions, symmetry, behind, result.element, ignored),
         is_factorized=is_factorized,
         distances=[float((own - other).norm()) for other in numbers],
         function=None if task is None else measure_function(*given, moved, task),

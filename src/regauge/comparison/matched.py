@@ -14,7 +14,7 @@ from regauge.comparison.origins import Origins
 from regauge.comparison.pair import Pair
 from regauge.comparison.tensor_shares import FORMATS, TensorShare, mean_share, measure_shares
 from regauge.comparison.units import Units
-from regauge.comparison.verdicts import Evidence, judge, needs_chance, precision_of
+from regauge.comparison.verdicts import Evidence, judge, needs_chance, needs_noise, precision_of
 from regauge.core.element import Element
 from regauge.core.symmetry import Symmetry
 
@@ -31,6 +31,7 @@ class Matched:
         chance: Measures what alignment explains of strangers; called only if that decides.
         tested: The networks whose order of units is tested; None if no tensor of theirs has units in order.
         stored: The networks as they are stored, if the pair holds other ones that compute the same functions.
+        noise: Measures how far rounding to formats of these precisions takes the networks of the pair apart.
         is_factorized: Whether the pair holds products of matrices without what they do not read.
         distances: Fingerprint distances of the second network and of the references from the first network.
         function: Agreement of outputs, losses and barriers on the data of a task.
@@ -45,6 +46,7 @@ class Matched:
     chance: Callable[[], float | None]
     tested: Pair | None
     stored: Pair | None = None
+    noise: Callable[[Sequence[float]], float] | None = None
     is_factorized: bool = False
     distances: Sequence[float] = ()
     function: Mapping[str, float] | None = None
@@ -83,12 +85,13 @@ def weigh(
     stored, norm = (math.sqrt(sum(share.squares[k] for share in known)) for k in (0, 2))
     size = norm or stored or 1.0
     p_value, z_score = (None, None) if test is None else (test.p_value, test.z_score)
-    is_equal, precision = _rounding(known)
+    is_equal, precisions = _rounding(known)
+    here = math.sqrt(sum(share.squares[2] for share in shares)) or size
     evidence = Evidence(
         is_equal,
-        precision,
+        max(precisions),
         stored / size,
-        modulo / (math.sqrt(sum(share.squares[2] for share in shares)) or size),
+        modulo / here,
         free=sum(math.prod(shape) for shape in pair.shapes.values()) - symmetry.dimension,
         share=mean_share(shares),
         chance=None,
@@ -98,6 +101,8 @@ def weigh(
         is_factorized=matched.is_factorized,
         parent=origins.parent,
     )
+    if given is not None and matched.noise is not None and needs_noise(evidence):
+        evidence = replace(evidence, noise=matched.noise(precisions) / here)
     if needs_chance(evidence):
         evidence = replace(evidence, chance=matched.chance())
     verdict, reason = judge(evidence)
@@ -135,11 +140,11 @@ def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) 
     return measure_independence(load_before, pair.symmetry, tuple(pair.shapes), generator=generator, draws=draws)
 
 
-def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, float]:
-    """Whether both networks are equal in the coarser of their formats, and the spacing of its numbers."""
+def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, list[float]]:
+    """Whether both networks are equal in the coarser of their formats, and the precision of each."""
     # A float32 tensor whose values all fit bfloat16 was stored in it once: the values decide, not the dtype. A network
     # has the coarsest format that fits all its tensors.
     everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]
     own = [next((one for one in FORMATS if one in formats), torch.float64) for formats in everywhere]
     is_equal = any(all(one in share.equal for share in shares) for one in own)
-    return is_equal, precision_of(tuple(own))
+    return is_equal, [precision_of((one,)) for one in own]

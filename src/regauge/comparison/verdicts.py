@@ -5,7 +5,7 @@ by one method or another, in part, or trained on afterwards. `benchmarks/lineage
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -28,6 +28,10 @@ IDENTICAL = 1e-6
 """Relative distance up to which networks are identical but for rounding, whatever their format."""
 REGAUGED = 1.0
 """Relative distance modulo the group of a moved copy, in units of the coarser format's precision; at least `MOVED`."""
+NOISE = 2.0
+"""Distance modulo the group of a moved copy, in units of what rounding does to representatives."""
+LEGIBLE = 0.1
+"""Relative distance by rounding from which on it leaves too little of a network to call another one the same."""
 MOVED = 1e-5
 """Least relative distance modulo the group of a moved copy: in fine formats the alignment's own rounding decides."""
 CERTAIN = 6.0
@@ -61,6 +65,7 @@ class Evidence:
         p_value: The p-value of independence, by the order of units as stored; None where no group can be tested. It is
             exact where nobody chose that order.
         z_score: The statistic behind it.
+        noise: The relative distance that rounding of what is stored makes of representatives; zero if not measured.
         is_whole: Whether all of both networks is compared.
         is_factorized: Whether distances modulo the group are those of products of matrices without full rank, so that
             there need be no element that leads from one network to the other.
@@ -76,9 +81,16 @@ class Evidence:
     chance: float | None
     p_value: float | None
     z_score: float | None
+    noise: float = 0.0
     is_whole: bool = True
     is_factorized: bool = False
     parent: str = ""
+
+
+def needs_noise(evidence: Evidence) -> bool:
+    """Whether what rounding does to representatives decides."""
+    same = replace(evidence, noise=LEGIBLE)
+    return _judge_same_gauge(same) is not None and _judge_same_gauge(evidence) is None
 
 
 def needs_chance(evidence: Evidence) -> bool:
@@ -99,18 +111,9 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
     if e.is_equal or e.stored <= IDENTICAL:
         how = "all values are equal" if e.is_equal else f"they differ by {e.stored:.1e} of the norm, which is rounding"
         return _judge_same("identical", how, e)
-    tolerance = max(MOVED, REGAUGED * e.precision)
-    if e.modulo <= tolerance and e.modulo <= e.stored / 2:
-        how = (
-            f"an element of the group brings B from {e.stored:.3g} of A's norm to {e.modulo:.2g}, which the rounding "
-            f"of their format explains ({tolerance:.2g})"
-        )
-        if e.is_factorized:
-            how += (
-                ". That is measured without what products of matrices of less than full rank do not read: it is the "
-                "same function, and no element need lead from one network to the other"
-            )
-        return _judge_same("same network in another gauge", how, e)
+    same = _judge_same_gauge(e)
+    if same is not None:
+        return same
     order = _order(e)
     beyond = beyond_chance(e.share, e.chance)
     if e.free < ENOUGH:
@@ -147,6 +150,23 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
         f"{explained}. Units correspond in the order in which they are stored (p = {e.p_value:.2g}), as they do after "
         "an alignment of B to A"
     )
+
+
+def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
+    """The verdict if an element leads from one network to the other up to rounding; else None."""
+    tolerance = max(MOVED, REGAUGED * e.precision, NOISE * e.noise if e.noise <= LEGIBLE else 0.0)
+    if e.modulo > tolerance or e.modulo > e.stored / 2:
+        return None
+    how = (
+        f"an element of the group brings B from {e.stored:.3g} of A's norm to {e.modulo:.2g}, which the rounding "
+        f"of their format explains ({tolerance:.2g})"
+    )
+    if e.is_factorized:
+        how += (
+            ". That is measured without what products of matrices of less than full rank do not read: it is the "
+            "same function, and no element need lead from one network to the other"
+        )
+    return _judge_same("same network in another gauge", how, e)
 
 
 def _order(evidence: Evidence) -> str | None:

@@ -17,6 +17,7 @@ from regauge.core.groups import Group, Placement
 from regauge.core.integer_vectors import null_space
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
+from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import Scaled, gain_scales, without_gains
 
 
@@ -26,6 +27,10 @@ class Gained(Scaled, Protocol):
     @property
     def gains(self) -> tuple[str, ...]:
         """Gains that may be brought to one."""
+
+    @property
+    def translations(self) -> tuple[TranslationFamily, ...]:
+        """Families of translations."""
 
     @property
     def added(self) -> Mapping[str, float]:
