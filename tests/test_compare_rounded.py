@@ -6,6 +6,7 @@ from translation_nets import NETS, drawn, network, stranger
 
 import regauge as rg
 from regauge.comparison.verdicts import Evidence, judge, needs_noise
+from regauge.nets.transformer import Llama, initialize_transformer
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -49,3 +50,45 @@ def test_noise_never_explains_what_is_no_copy() -> None:
     assert not needs_noise(Evidence(False, 0.0078, 20.0, 0.001, 400, 0.99, 0.2, 0.5, 0.0))
     assert not needs_noise(Evidence(False, 0.0078, 20.0, 0.5, 400, 0.99, 0.2, 0.5, 0.0))
     assert not needs_noise(Evidence(False, 0.0078, 0.05, 0.04, 400, 0.99, 0.2, 0.5, 0.0))
+
+
+@pytest.fixture(scope="module")
+def streams() -> tuple[rg.Symmetry, list[rg.Params]]:
+    """Four independent transformers, with gains that differ, and their symmetry."""
+    module = Llama(24, width=16, layers=2, heads=2, kv_heads=1)
+    networks = [initialize_transformer(module, torch.Generator().manual_seed(seed)) for seed in range(4)]
+    chance = torch.Generator().manual_seed(9)
+    for params in networks:
+        for name, tensor in params.items():
+            if tensor.ndim == 1:
+                params[name] = 1 + 0.2 * torch.randn(tensor.shape, generator=chance)
+    module.load_state_dict(networks[0])
+    return rg.discover(module.eval(), (torch.arange(6).unsqueeze(0),)), networks
+
+
+def test_strangers_whose_streams_somebody_rotated_are_not_accused(
+    streams: tuple[rg.Symmetry, list[rg.Params]],
+) -> None:
+    symmetry, (a, *others) = streams
+    assert symmetry.rotatable
+    near = [rg.align(a, one, symmetry, rotate="always").params for one in others]
+    for one in near:
+        found = rg.compare(a, one, symmetry)
+        assert found.verdict in ("unrelated", "aligned to A, or a distant descendant")
+        assert found.share_beyond_chance is not None
+        assert found.share_beyond_chance < 0.1
+    center = {name: torch.stack([one[name] for one in near]).mean(0) for name in a}
+    assert rg.compare(a, center, symmetry).verdict != "descended"
+
+
+def test_a_rotation_hides_no_descendant(streams: tuple[rg.Symmetry, list[rg.Params]]) -> None:
+    symmetry, (a, *_) = streams
+    far = {
+        name: torch.where(t.abs() >= t.abs().flatten().quantile(0.6), t, 0.0) if t.ndim > 1 else t
+        for name, t in a.items()
+    }
+    stored = rg.compare(a, far, symmetry)
+    moved = rg.compare(a, symmetry.act(symmetry.random(torch.Generator().manual_seed(3)), far), symmetry)
+    assert stored.verdict == moved.verdict == "descended"
+    assert stored.share_after is not None
+    assert moved.share_after == pytest.approx(stored.share_after, abs=0.05)

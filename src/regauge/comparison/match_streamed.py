@@ -44,21 +44,24 @@ def match_streamed(
         a, b = (RepresentativeCheckpoint(one, bound) for one in stored)
     streamed = plan_job(job, behind, None, task, chart=None if behind is bound else bound)
     found = align_streamed(a, b, streamed.plan, streamed.method, progress=progress)
+    matched = control = streamed, found
     zero = [one for network in (a, b) for one in zero_gains(bound, network, bound.rotatable).values()]
     if bound.rotatable and not any(map(bool, zero)):
         far, _ = measure_distances(stored[0], stored[1], bound, bound.identity())
         _, left = measure_distances(a, b, found.symmetry, found.element)
         turned = plan_job(job.of(a, b), bound.on_representatives(rotate=True), None, task, chart=bound)
         if left > MOVED * far:
-            other = align_streamed(a, b, turned.plan, turned.method, progress=progress)
-            if measure_distances(a, b, other.symmetry, other.element)[1] < ROTATED * left:
-                streamed, found = turned, other
+            control = turned, align_streamed(a, b, turned.plan, turned.method, progress=progress)
+            if measure_distances(a, b, control[1].symmetry, control[1].element)[1] < ROTATED * left:
+                matched = control
 
     def chance() -> float | None:
-        stranger = Moved(b, partial(scramble, found.symmetry, seed=0))
-        other = align_streamed(a, stranger, streamed.plan, streamed.method, progress=progress)
-        return by_chance([mean_share(measure_shares(Pair(a, stranger, found.symmetry), other.element))])
+        plan, known = control
+        stranger = Moved(b, partial(scramble, known.symmetry, seed=0))
+        other = align_streamed(a, stranger, plan.plan, plan.method, progress=progress)
+        return by_chance([mean_share(measure_shares(Pair(a, stranger, known.symmetry), other.element))])
 
+    found = matched[1]
     pair, given = Pair(a, b, found.symmetry), Pair(stored[0], stored[1], bound)
     stored_pair = None if behind is bound else given
     return Matched(pair, found.element, chance, tested=given, stored=stored_pair, notes=found.notes)

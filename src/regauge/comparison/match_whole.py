@@ -23,7 +23,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
-ROTATED = 0.3
+ROTATED = 0.8
 """A rotation is believed where it leaves less than this share of the distance that orders leave: it can bring any two
 networks somewhat closer, and then says nothing."""
 
@@ -54,6 +54,7 @@ def match_whole(
         (first, second), behind = (symmetry.split(one)[0] for one in given), symmetry.on_representatives()
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     result, left = _align(first, second, behind, ignored)
+    control = behind
     if left > MOVED * distance(*given, ignored):
         whole = [without_null_spaces(one, behind) for one in (first, second)]
         if any(two[n] is not one[n] for one, two in zip((first, second), whole, strict=True) for n in one):
@@ -64,10 +65,11 @@ def match_whole(
         names = symmetry.rotatable
         is_free = not any(bool(zero) for one in (first, second) for zero in zero_gains(symmetry, one, names).values())
         if left > MOVED * distance(*given, ignored) and names and is_free:
-            rotated = symmetry.on_representatives(rotate=True)
-            other, less = _align(first, second, rotated, ignored)
+            # Streams may have been rotated by whoever aligned B, also where an order is all that is left to find.
+            control = symmetry.on_representatives(rotate=True)
+            other, less = _align(first, second, control, ignored)
             if less < ROTATED * left:
-                result, behind = other, rotated
+                result, behind = other, control
     own, *numbers = (fingerprint(one, symmetry) for one in (*given, *references))
     is_same = first is given[0]
     element = result.element if is_same or is_factorized else in_coordinates_of(symmetry, result.element, given)
@@ -75,7 +77,7 @@ def match_whole(
     return Matched(
         Pair(first, second, behind),
         result.element,
-        chance=lambda: estimate_chance(second, behind, lambda other: explain(Pair(first, other, behind))),
+        chance=lambda: estimate_chance(second, control, lambda other: explain(Pair(first, other, control))),
         tested=Pair(*given, symmetry),
         stored=None if is_same else Pair(*given, symmetry),
         noise=lambda precisions: rounding_noise(given, precisions, symmetry, behind, result.element, ignored),
