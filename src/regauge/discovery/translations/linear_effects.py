@@ -100,13 +100,12 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
     numbers = torch.ones(1, dtype=torch.int64).expand(shape[dim])
     if not is_constant(places, 0):
         (few,) = once([places])
-        column = _first_column(few)
-        there = column[column != 0]
-        if not torch.equal(there, there[:1].expand_as(there)):  # Mostly so, and seen without a look at all entries.
+        if len(_first_column(few).unique()) == len(few):  # Mostly so, and seen without a look at all entries.
             raise SeenError
-        numbers = (few.flatten(1) != 0).any(1).long()
-        if not is_constant(few[numbers.bool()], 0):
-            raise SeenError
+        # Rows to which the same is added change alike.
+        rows, numbers = few.flatten(1).unique(dim=0, return_inverse=True)
+        is_without = ~(rows != 0).any(1)
+        numbers = torch.where(is_without[numbers], 0, numbers + 1)
     if groups > 1:  # Channels of different groups read different inputs.
         numbers = numbers * torch.arange(1, groups + 1).repeat_interleave(shape[dim] // groups)
     return Offset(labels=varied(along(numbers, dim, shape), each_position(shape, [dim])))

@@ -166,13 +166,10 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them.
-
-        The weights of layers have none: what is added to rows of two groups differs, so that the outputs see it.
-        """
+        """A parameter with an axis cut into the groups of a group normalization, which is blind to each of them."""
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
-        if min(whole.sizes[:2]) > 1 and self._is_weight(name):
+        if axis and self._is_weight(name):  # The rows differ, and each channel is a row.
             return
         for count in self.graph.norm_groups:
             if length % count == 0 and 1 < count < length:
