@@ -100,10 +100,10 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
     numbers = torch.ones(1, dtype=torch.int64).expand(shape[dim])
     if not is_constant(places, 0):
         (few,) = once([places])
-        if len(_first_column(few).unique()) == len(few):  # Mostly so, and seen without a look at all entries.
+        if len(set(_first_column(few).tolist())) == len(few):  # Mostly so, and seen without a look at all entries.
             raise SeenError
         # Rows to which the same is added change alike.
-        rows, numbers = few.flatten(1).unique(dim=0, return_inverse=True)
+        rows, numbers = torch.unique(few.flatten(1), dim=0, return_inverse=True)
         is_without = ~(rows != 0).any(1)
         numbers = torch.where(is_without[numbers], 0, numbers + 1)
     if groups > 1:  # Channels of different groups read different inputs.
