@@ -170,8 +170,8 @@ def rows_of(name: str, population: Population, seconds: float) -> list[dict[str,
         "values": outlook["values"],
         "seconds": seconds,
         "cpu_seconds": spent,
-        "explained": outlook["explained"],
-        "by_chance": outlook["by_chance"],
+        "aligned_spread": outlook["spread"],
+        "kept": told.about["outlook"]["kept"],
     }
     scored = {kind: flow.judge(networks, known, held_out, symmetry, test) for kind, networks in drawn.items()}
     scores = {"held-out networks": scored["flow"]["held-out"]} | {

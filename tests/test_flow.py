@@ -18,6 +18,7 @@ from regauge.checkpoints.writing import save
 from regauge.core.element import Value
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
+from regauge.flow.alignment import align_points
 from regauge.flow.components import find_classes
 from regauge.flow.design import build_velocity
 from regauge.flow.flow_config import Design
@@ -775,18 +776,58 @@ def test_a_task_that_does_not_fit_is_refused_in_a_sentence() -> None:
 
 
 def test_a_warning_tells_what_cannot_work_before_the_training() -> None:
-    symmetry, population, _ = line_of_networks(200)
+    symmetry, population, task = line_of_networks(200)
+    config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=64)
+    near = {name: tensor.mean(0) + (tensor - tensor.mean(0)) / 3 for name, tensor in population.items()}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        plain = flow.fit(near, symmetry, config)
+        measured = flow.fit(near, symmetry, config, task=task)
+    assert not told
+    good = plain.about["outlook"]
+    assert good["spread"] < 0.6
+    assert good["kept"] is None
+    points = plain.space.enter(select(near, torch.from_numpy(flow.divide(near)["train"])))
+    aligned = align_points(plain.networks, plain.reference, points)  # type: ignore[arg-type]
+    assert good["spread"] ** 2 == pytest.approx(float(aligned.var(0).sum() / aligned.mean(0).square().sum()), rel=1e-4)
+    assert measured.about["outlook"] == good  # Here validation networks are no better than one answer for all.
+    chance = torch.Generator().manual_seed(3)
+    apart = {name: torch.randn(60, *tensor.shape[1:], generator=chance) for name, tensor in population.items()}
+    with pytest.warns(UserWarning, match=r"have little in common: .*With a task, fit measures"):
+        poor = flow.fit(apart, symmetry, config).about["outlook"]
+    assert poor["spread"] > 1.1
+
+
+def bent_networks(noise: float) -> tuple[Symmetry, Params, rg.Task]:
+    """Networks that all answer rightly, since a bias is a product of other values; no covariance knows of products."""
+    chance = torch.Generator().manual_seed(4)
+    module = mlp(1, 3, 2)
+    weight, bias, out = (1 + noise * torch.randn(300, 3, generator=chance).abs() for _ in range(3))
+    bias = bias + torch.arange(3)
+    slope = torch.stack([out, torch.zeros_like(out)], 1)
+    level = torch.stack([-(out * (3.5 * weight + bias)).sum(1), torch.zeros(300)], 1)
+    made = dict(zip(module.state_dict(), (weight.unsqueeze(2), bias, slope, level), strict=True))
+    inputs = torch.linspace(3, 4, 200).unsqueeze(1)
+    return rg.discover(module, (inputs,)), made, rg.Task(module, [(inputs, (inputs[:, 0] < 3.5).long())])
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"), [(0.02, None), (0.15, "work worse than trained ones"), (1.0, "do not work")]
+)
+def test_with_a_task_the_warning_is_about_what_drawn_networks_do(noise: float, said: str | None) -> None:
+    symmetry, population, task = bent_networks(noise)
+    assert float(task.evaluate_each(population)["accuracy"].min()) > 0.98
     config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=1, batch=64)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        good = flow.fit(population, symmetry, config).about["outlook"]
-    assert not told
-    assert good["explained"] > 0.8
-    chance = torch.Generator().manual_seed(3)
-    apart = {name: torch.randn(60, *tensor.shape[1:], generator=chance) for name, tensor in population.items()}
-    with pytest.warns(UserWarning, match="have little in common"):
-        poor = flow.fit(apart, symmetry, config).about["outlook"]
-    assert poor["explained"] < 0.6
+        plain = flow.fit(population, symmetry, config)
+        found = flow.fit(population, symmetry, config, task=task)
+    outlook = found.about["outlook"]
+    assert plain.about["outlook"]["spread"] < 1.1  # The spread alone does not know.
+    assert ([] if said is None else [said]) == [said for one in told if said and said in str(one.message)]
+    assert len(told) == (said is not None)
+    drawn = task.evaluate_each(found.draw_starts(400))["accuracy"].mean()
+    assert outlook["kept"] == pytest.approx(2 * float(drawn) - 1, abs=0.1)
 
 
 def test_a_file_with_a_triangular_root_is_the_same_flow(tmp_path: Path) -> None:

@@ -511,3 +511,17 @@ def test_copies_of_one_signal_are_in_one_part(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="values of 'signal' have networks for train and for test"):
         split("torn", torn)
     assert len(values) == NETWORKS
+
+
+@pytest.mark.parametrize(
+    ("fit", "config"),
+    [
+        (learn.fit_predictor, learn.PredictorConfig),
+        (learn.fit_matching, learn.MatchingConfig),
+        (learn.fit_autoencoder, learn.AutoencoderConfig),
+        (flow.fit, flow.FlowConfig),
+    ],
+)
+def test_seconds_are_those_of_the_clock_in_all_four_and_all_four_say_so(fit: Any, config: Any) -> None:
+    assert config().is_cpu_time is False
+    assert "by the clock unless `is_cpu_time`" in str(fit.__doc__)

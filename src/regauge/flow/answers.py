@@ -33,11 +33,22 @@ def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tens
     return (torch.cat(made, 1), torch.cat(wanted)) if made else None
 
 
+def find_one_answer(answers: tuple[Tensor, Tensor] | None) -> float | None:
+    """The accuracy of one answer for all examples, from what `predict_classes` returns."""
+    return None if answers is None else float(answers[1].bincount().max()) / len(answers[1])
+
+
+def find_means(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[float, float | None]:
+    """Mean loss and accuracy of networks."""
+    losses, accuracy = find_metrics(evaluate, params)
+    return float(losses.mean()), None if accuracy is None else float(accuracy.mean())
+
+
 def measure_quality(
     evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None
 ) -> tuple[dict[str, Any], tuple[float, ...], dict[str, Bins]]:
     """The scores of outputs, the loss of each network, and the bins of confidence."""
-    losses, accuracy = _metrics(evaluate, params)
+    losses, accuracy = find_metrics(evaluate, params)
     found: dict[str, Any] = {
         "loss": float(losses.mean()),
         "loss_deviation": float(losses.std()),
@@ -77,7 +88,7 @@ def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
     return tuple((first, second, third) for first, second, third in rows.tolist())
 
 
-def _metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+def find_metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Loss and accuracy of each network."""
     if isinstance(evaluate, Task):
         count = count_models(params)

@@ -7,7 +7,7 @@ from torch import Tensor
 from regauge.core.params import Params, select
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
-from regauge.flow.answers import RUN_AT_ONCE
+from regauge.flow.answers import find_metrics
 
 
 def require_fit(task: Task, symmetry: Symmetry) -> None:
@@ -28,9 +28,7 @@ def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
     Raises:
         ValueError: No loss is finite.
     """
-    count = len(next(iter(params.values())))
-    parts = [select(params, slice(k, k + RUN_AT_ONCE)) for k in range(0, count, RUN_AT_ONCE)]
-    losses = torch.cat([task.evaluate_each(part)["loss"] for part in parts])
+    losses, _ = find_metrics(task, params)
     if not bool(losses.isfinite().any()):
         raise ValueError("no drawn network has a finite loss on the task; look for NaN or Inf in its examples")
     largest = torch.finfo(torch.float32).max

@@ -11,15 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge.core.arguments import check_arguments
+from regauge.core.devices import to_device
+from regauge.core.params import Params, select
 from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.flow.alignment import align_points, find_reference
+from regauge.flow.answers import find_means, find_one_answer, predict_classes
 from regauge.flow.choosing import finite_losses, require_fit
 from regauge.flow.components import Components
 from regauge.flow.design import build_velocity
 from regauge.flow.flow import Flow
 from regauge.flow.flow_config import Design, FlowConfig
+from regauge.flow.judgement import find_kept
 from regauge.flow.manifold import Points
 from regauge.flow.moments import Moments, count_share, find_covariance
 from regauge.flow.nets import OverNetworks
@@ -38,7 +42,7 @@ from regauge.storage.loader import Batch, Loader
 SAMPLE = 256
 """Networks by which a net's inputs are standardized."""
 DRAWN, STEPS = 64, 10
-"""Networks that are drawn to judge an epoch by a task, and steps of the solver."""
+"""Networks that are drawn to judge the prior or an epoch by a task, and steps of the solver."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
 """Shares of what the net adds that are tried in the end."""
 
@@ -59,13 +63,14 @@ def fit(
     By default networks are aligned. The flow begins at the normal distribution with their mean and covariances. Its
     net learns what sets the population apart from that. In the end the share of its output is taken that validates
     best: all, a part, or nothing. A flow is thus no worse than the normal distribution on held-out networks. Before
-    the training a warning tells where drawn networks are not expected to work.
+    the training a warning tells where drawn networks are not expected to work. With a task it is based on what networks
+    do that are drawn from that normal distribution; without one, on the distance of aligned networks to their mean.
 
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. They are read
             once, and their points are kept in memory.
         symmetry: The symmetry of the networks; that of the store unless given.
-        config: Settings; `seconds` limits the training alone.
+        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         task: Examples and the loss by which drawn networks are judged. The epoch is then kept of which drawn networks
             have the least loss. Epochs count that are no worse than the normal distribution on held-out networks. Give
             examples that networks were trained on, or that were kept for this. Never give those for testing.
@@ -145,8 +150,8 @@ class FlowFitting(Fitting[Flow]):
         outlook = None
         if reference is not None:
             given, points = points, {name: align_points(space, reference, own) for name, own in points.items()}
-            outlook = Outlook.of(given["train"], points["train"], points["validation"])
-            outlook.warn()
+            outlook = Outlook.of(given["train"], points["train"])
+        validation = space.leave(points["validation"][:DRAWN])
         manifold: Space | Components = space
         if config.representation.components is not None:
             manifold = Components.of(space, points["train"], config.representation.components, config.balance)
@@ -167,6 +172,11 @@ class FlowFitting(Fitting[Flow]):
             *(known, task, outlook),
         )
         made.standardize()
+        if outlook is not None:
+            kept = None if task is None else made._find_kept(task, validation)
+            outlook = replace(outlook, kept=kept)
+            outlook.warn()
+            made = replace(made, outlook=outlook)
         return made
 
     @property
@@ -211,6 +221,14 @@ class FlowFitting(Fitting[Flow]):
         loss = self._held_out_loss()
         self.net.share.fill_(share)
         return loss
+
+    def _find_kept(self, task: Task, validation: Params) -> float | None:
+        """The share of what validation networks can do that networks keep which are drawn from the prior."""
+        drawn = self._make(None, {}).draw_starts(DRAWN, self.division.chance("outlook"))
+        finite_losses(task, drawn := to_device(drawn, self.config.device))  # Refuses a task on which nothing is finite.
+        known = to_device(validation, self.config.device)
+        one_answer = find_one_answer(predict_classes(task, select(known, slice(0, 1))))
+        return find_kept(find_means(task, drawn), find_means(task, known), one_answer)
 
     def _drawn_loss(self, task: Task) -> float:
         """The mean loss of networks drawn from the same starts in every epoch."""

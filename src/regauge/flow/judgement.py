@@ -152,13 +152,8 @@ class Judgement:
     @property
     def _kept(self) -> float | None:
         """The share that is kept of what held-out networks can do."""
-        own, known = self.scores[:2]
-        if own.accuracy is not None and known.accuracy is not None:
-            least = self.one_answer or 0.0
-            return (own.accuracy - least) / (known.accuracy - least) if known.accuracy > least else None
-        if math.isnan(own.loss):
-            return 0.0
-        return known.loss / own.loss if min(own.loss, known.loss) > 0 else None
+        own, known = ((score.loss, score.accuracy) for score in self.scores[:2])
+        return find_kept(own, known, self.one_answer)
 
     def _quality(self) -> str:
         """The sentence on loss and accuracy of the networks, with which the verdict begins."""
@@ -192,6 +187,22 @@ class Judgement:
             yield f"They are copies of one another: {own.repeated:.0%} of them are repeated by another drawn network."
         elif self._kept is not None and self._kept < HALF and not self.is_copier:
             yield "Networks that do not work are easily new."
+
+
+def find_kept(
+    own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
+) -> float | None:
+    """The share that networks keep of what known ones can do, both by loss and accuracy; None if these do nothing.
+
+    `one_answer` is the accuracy of one answer for all examples; see `Judgement.is_working`.
+    """
+    (loss, accuracy), (least_loss, most) = own, known
+    if accuracy is not None and most is not None:
+        least = one_answer or 0.0
+        return (accuracy - least) / (most - least) if most > least else None
+    if math.isnan(loss):
+        return 0.0
+    return least_loss / loss if min(loss, least_loss) > 0 else None
 
 
 def _text(value: object) -> str:

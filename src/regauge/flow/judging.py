@@ -13,7 +13,7 @@ from regauge.core.params import Params, count_models
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge
 from regauge.flow.alignment import align_points, find_reference
-from regauge.flow.answers import measure_quality, predict_classes
+from regauge.flow.answers import find_one_answer, measure_quality, predict_classes
 from regauge.flow.controls import make_controls
 from regauge.flow.judgement import Bins, Judgement, Score
 from regauge.flow.manifold import Points
@@ -129,13 +129,12 @@ class KnownNetworks:
         places, share = _map(
             {"training": self.distances.train, "held-out": self.distances.held_out, "generated": points}
         )
-        one_answer = None
-        if self.answers is not None:
-            one_answer = float(self.answers[1].bincount().max()) / len(self.answers[1])
         reliability = {
             f"{name}, {kind}": rows for name, own in zip(names[:2], bins, strict=False) for kind, rows in own.items()
         }
-        return Judgement(scores, one_answer, dict(zip(names, losses, strict=True)), reliability, places, share)
+        return Judgement(
+            scores, find_one_answer(self.answers), dict(zip(names, losses, strict=True)), reliability, places, share
+        )
 
     def _score(self, name: str, params: Mapping[str, Tensor], points: Points) -> Scored:
         given = {key: tensor.to(self.dtypes[key].dtype) for key, tensor in params.items()}

@@ -3,16 +3,12 @@
 import warnings
 from dataclasses import dataclass
 
-import torch
-
+from regauge.flow.judgement import HALF, WORKING
 from regauge.flow.manifold import Points
 
-FEW = 5
-"""Networks for each principal component that is looked at."""
-LITTLE = 0.25
-"""Below this share of what chance leaves, drawn networks are not expected to work."""
-MOST_AXES = 2000
-"""Networks from which principal components are computed at most."""
+WIDE = 1.1
+"""Beyond this spread, drawn networks are not expected to work."""
+HELP = "networks from one start, more of them, or a task that chooses or pulls (sample(task=...), Guidance) help"
 
 
 @dataclass(frozen=True)
@@ -23,45 +19,39 @@ class Outlook:
         networks: Networks for training.
         values: Values of a network.
         aligned: Root mean square distance of two aligned networks, as a share of that of two networks as they are.
-        explained: The share of held-out networks, about the mean, that principal components of the networks for
-            training explain: one component for five networks.
-        by_chance: The share that as many random directions would explain.
+        spread: Root mean square distance of aligned networks to their mean, as a share of the norm of the mean.
+        kept: The share of what validation networks can do on the task that networks keep which are drawn from the prior
+            of the flow, as in `Judgement.is_working`; None without a task.
     """
 
     networks: int
     values: int
     aligned: float
-    explained: float
-    by_chance: float
+    spread: float
+    kept: float | None = None
 
     @classmethod
-    def of(cls, given: Points, aligned: Points, held_out: Points) -> "Outlook":
-        """The outlook for networks for training, as they are and aligned, and for held-out ones, aligned."""
-        few = aligned[torch.linspace(0, len(aligned) - 1, min(len(aligned), MOST_AXES)).long()].double()
-        mean, unit = few.mean(0), few.std(0).clamp_min(torch.finfo(torch.float32).tiny)
-        count = max(1, min(len(few) // FEW, few.shape[1]))
-        _, _, axes = torch.linalg.svd((few - mean) / unit, full_matrices=False)
-        kept = (held_out.double() - mean) / unit
-        return cls(
-            len(aligned),
-            aligned.shape[1],
-            float((aligned.double().var(0).sum() / given.double().var(0).sum()).sqrt()),
-            float((kept @ axes[:count].T).square().sum() / kept.square().sum()),
-            count / aligned.shape[1],
-        )
-
-    @property
-    def common(self) -> float:
-        """The share of what chance leaves that is explained."""
-        return (self.explained - self.by_chance) / max(1 - self.by_chance, 1e-12)
+    def of(cls, given: Points, aligned: Points) -> "Outlook":
+        """The outlook for networks for training, as they are and aligned."""
+        points = aligned.double()
+        within, common = points.var(0).sum(), points.mean(0).square().sum().clamp_min(1e-30)
+        before = given.double().var(0).sum()
+        count, values = aligned.shape
+        return cls(count, values, float((within / before).sqrt()), float((within / common).sqrt()))
 
     def warn(self) -> None:
-        """Warn where drawn networks cannot be expected to work."""
-        if self.by_chance < 1 and self.common < LITTLE:
+        """Warn where drawn networks cannot be expected to work: by what they do, or without a task by the spread."""
+        if self.kept is not None and self.kept < WORKING:
             warnings.warn(
-                f"aligned networks have little in common: principal components of {self.networks} networks of "
-                f"{self.values:,} values explain {self.explained:.0%} of held-out ones, and as many random directions "
-                f"{self.by_chance:.0%}. Networks that are drawn will work worse than trained ones; networks from one "
-                "start, more of them, or a task that chooses or pulls (sample(task=...), Guidance) help",
+                "networks that are drawn from the normal distribution of aligned ones, at which the flow begins, "
+                f"{'work worse than trained ones' if self.kept >= HALF else 'do not work'}: on the task they keep "
+                f"{max(0, self.kept):.0%} of what validation networks can do; {HELP}",
+                stacklevel=2,
+            )
+        elif self.kept is None and self.spread > WIDE:
+            warnings.warn(
+                f"aligned networks have little in common: their distance to their mean is {self.spread:.2f} times its "
+                f"norm. Networks that are drawn will work worse than trained ones; {HELP}. With a task, fit measures "
+                "what they do before it trains",
                 stacklevel=2,
             )

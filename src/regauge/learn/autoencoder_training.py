@@ -55,7 +55,7 @@ def fit_autoencoder(
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several of one architecture.
         symmetry: The symmetry of the networks; that of the store unless given.
-        config: Settings; `seconds` limits the training alone.
+        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         module: Runs the networks; that of the store unless given.
         inputs: The inputs on which networks are compared: a tensor, a tuple of positional or a mapping of keyword
             arguments of the module, examples first.

@@ -61,7 +61,7 @@ def fit_matching(
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
             architecture with any numbers of units.
         symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
-        config: Settings; `seconds` limits the training alone.
+        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         task: Model, data and loss, for the loss on the line and for the validation; for networks of several widths one
             for each layout.
         pair_by: Column of the stores that names what networks have in common: partners have the same value there, such

@@ -40,7 +40,7 @@ def fit_predictor(
             architectures, whose networks are numbered one after the other.
         targets: A value for each network, or the name of a column of the stores.
         symmetry: The symmetry of the networks, or of each store and population; those of the stores unless given.
-        config: Settings; `seconds` limits the training alone.
+        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         module: Runs the networks, where they are rendered, probed or their inputs moved, for each layout; that of the
             store unless given.
         inputs: Inputs at which networks are rendered, and the start of the probes: a tensor, a tuple of positional or a

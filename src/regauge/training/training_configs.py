@@ -72,11 +72,12 @@ class NetTrainingConfig(TrainingConfig):
         schedule: Change of the learning rate; by default up for a twentieth of the steps, then down as a cosine.
         clip: Largest norm of a gradient; longer ones are shortened.
         patience: End the training after this number of epochs without a better validation; None: never.
-        seconds: End the training after this number of seconds and keep the best net so far; None: no limit. The
-            learning rate follows the steps or the seconds, whichever are nearer to their end; a run that the seconds
-            cut short depends on the machine's speed.
-        is_cpu_time: Whether these are CPU seconds of this process, the same budget on a busy machine, and not those of
-            the clock.
+        seconds: End the training after this number of seconds of the clock and keep the best net so far; None: no
+            limit. These are no CPU seconds: on a busy machine, fewer steps are done. The learning rate follows the
+            steps or the seconds, whichever are nearer to their end; a run that the seconds cut short depends on the
+            machine's speed.
+        is_cpu_time: Whether `seconds` are CPU seconds of this process instead, the same budget on a busy machine. The
+            time of all threads counts, and that of a GPU does not.
         average: Decay of the moving average of the weights, which is validated and kept; at first less,
             (1 + steps) / (10 + steps) where that is smaller. 0 or None: the weights of the last step.
         device: The device of the training: cpu, cuda or another device of torch.
