@@ -162,7 +162,7 @@ def test_there_is_one_barrier(name: str) -> None:
     matrix = Barriers(task, points=5)(both, both)
     assert float(matrix[0, 1]) == pytest.approx(curve.barrier, rel=1e-9, abs=1e-12)
     assert curve.barrier == max(0.0, *curve.excess)
-    figure = path_figure(curve.table, "loss", ("A", "B"))
+    figure = path_figure({"": curve.table}, "loss", ("A", "B"))
     assert f"barrier {curve.barrier:.3g}" in figure.axes[0].get_title(loc="left")
     comparison = measure_function(a, b, (a, b), task)
     assert comparison["barrier as stored"] == pytest.approx(rg.line(a, b, task, points=11).barrier)

@@ -116,6 +116,31 @@ def test_every_path_ends_at_the_networks(folder: Path, path: str, capsys: pytest
     assert (folder / "line.svg").read_text().startswith("<?xml")
 
 
+def test_two_lines_are_measured_and_drawn_in_one_plot(
+    folder: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for names, ways in ((("a", "b"), MODEL), (("na", "nb"), NORMED)):
+        main(["line", *files(*names), *ways, "--align", "--points", "5", "-o", "line.svg", "--overwrite", "--json"])
+        report = json.loads(capsys.readouterr().out)
+        main(["line", *files(*names), *ways, "--points", "5", "--json"])
+        trained = json.loads(capsys.readouterr().out)
+        assert report["unaligned_barrier"] == trained["barrier"] != report["barrier"]
+        assert trained["unaligned_barrier"] is None
+        main(
+            ["align", *files(*names), "--model", ways[1], "--input-shape", "2x4", "-o", "al.safetensors", "--overwrite"]
+        )
+        capsys.readouterr()
+        main(["line", *files(names[0], "al"), *ways, "--points", "5", "--json"])
+        aligned = json.loads(capsys.readouterr().out)
+        assert report["barrier"] == pytest.approx(aligned["barrier"], rel=1e-5)
+        assert [row["loss as trained"] for row in report["table"]] == [row["loss"] for row in trained["table"]]
+        # The function of B does not depend on whether it was aligned, with new statistics too.
+        assert report["table"][-1]["loss"] == pytest.approx(trained["table"][-1]["loss"], rel=1e-4)
+    assert [*rows(folder / "line.csv")[0]] == ["t", "loss", "accuracy", "loss as trained", "accuracy as trained"]
+    wrong = refused("line", *files("a", "b"), *MODEL, "--path", "geodesic", "--align")
+    assert "--align is for the straight line; for the path geodesic, run `regauge align` first" in wrong
+
+
 def test_geodesics_keep_scales_of_one(folder: Path) -> None:
     main(["line", *files("a", "b"), *MODEL, "--path", "geodesic", "--points", "3", "-o", "line.svg"])
     straight, a, b = module(), load(folder / "a.safetensors"), load(folder / "b.safetensors")

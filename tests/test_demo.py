@@ -160,15 +160,19 @@ def test_figures_show_the_data() -> None:
 
 
 def test_a_path_shows_files_chord_barrier_and_accuracy() -> None:
-    rows = [{"t": t / 4, "loss": 5 + t + t * (4 - t), "accuracy": 0.9 + 0.01 * t} for t in range(5)]
-    figure = path_figure(rows, "cross entropy (nats)", ("A: first.safetensors", "B: second.safetensors"))
+    rows = [{"t": t / 4, "loss": 7 + t + t * (4 - t), "accuracy": 0.9 + 0.01 * t} for t in range(5)]
+    figure = path_figure({"": rows}, "cross entropy (nats)", ("A: first.safetensors", "B: second.safetensors"))
     loss, accuracy = figure.axes
     assert loss.get_title(loc="left") == "cross entropy (nats): barrier 4; axis not from 0"
     assert accuracy.get_title(loc="left") == "accuracy; axis not from 0"
     assert list(accuracy.lines[0].get_ydata()) == [row["accuracy"] for row in rows]
     (chord,) = (line for line in loss.lines if line.get_label() == CHORD)
-    assert list(chord.get_ydata()) == [5, 9]
-    assert [tick.get_text() for tick in loss.get_xticklabels()] == ["A: first.safetensors", "", "B: second.safetensors"]
+    assert list(chord.get_ydata()) == [7, 11]
+    assert [tick.get_text() for tick in loss.get_xticklabels()] == [
+        "A: first.safetensors",
+        "midpoint",
+        "B: second.safetensors",
+    ]
 
 
 @pytest.mark.slow

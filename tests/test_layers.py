@@ -38,8 +38,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the design: a part may import itself and what is in earlier rows."""
 
-UPWARD = {"comparison/comparison_report.py": {"regauge.report.comparison_page"}}
-"""Files that write the page of a result, and the one import from above them that their functions may have."""
+UPWARD = {
+    "comparison/comparison_report.py": {"regauge.report.comparison_page"},
+    "connect/line.py": {"regauge.report.line_figures"},
+}
+"""Files that draw a result or write its page, and the one import from above them that their functions may have."""
 
 PURE = {
     "core": {"jaxtyping", "torch", "scipy", "numpy"},

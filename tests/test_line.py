@@ -103,6 +103,75 @@ def test_bad_input_is_refused() -> None:
         rg.line(a, params(1.0, 2.0), hill)
     with pytest.raises(ValueError, match="'w' of the second network holds 1 values that are NaN or Inf"):
         rg.line(a, params(math.nan), hill)
+    symmetry = rg.Symmetry.from_axes({"w": ("units",)}, kinds={"units": "permutation"})
+    with pytest.raises(ValueError, match="symmetry= aligns the ends of a straight line between two networks"):
+        rg.line(a, b, hill, symmetry=symmetry, path=rg.connect.Bezier.between(a, b))
+
+
+def two_networks(seed: int) -> tuple[rg.Task, rg.Symmetry, Params, Params]:
+    """A task, its symmetry and two networks in double precision."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+    inputs = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    a, b = (
+        {name: torch.randn(value.shape, generator=generator, dtype=value.dtype) for name, value in one.items()}
+        for one in (model.state_dict(), model.state_dict())
+    )
+    task = rg.Task(model, [(inputs, inputs[:, :3].argmax(1))])
+    return task, rg.discover(model, (inputs[:4],)), a, b
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_line_with_a_symmetry_is_two_lines(seed: int) -> None:
+    """To the second network as it is, and to the one that `align` makes of it."""
+    task, symmetry, a, b = two_networks(seed)
+    curve = rg.line(a, b, task, 7, symmetry=symmetry)
+    assert curve.unaligned is not None
+    assert curve.unaligned.table == rg.line(a, b, task, 7).table
+    assert curve.table == rg.line(a, rg.align(a, b, symmetry).params, task, 7).table
+    assert curve.rows[3] == {
+        **curve.table[3],
+        "loss as trained": curve.unaligned.table[3]["loss"],
+        "accuracy as trained": curve.unaligned.table[3]["accuracy"],
+    }
+    assert f"before B was aligned to A: barrier {curve.unaligned.barrier:.4g}" in str(curve)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_moved_copy_has_a_barrier_until_it_is_aligned(seed: int) -> None:
+    task, symmetry, a, _ = two_networks(seed)
+    ((inputs, _),) = task.batches
+    outputs = torch.func.functional_call(task.module, a, (inputs,))
+    task = rg.Task(task.module, [(inputs, outputs)], criterion=nn.functional.mse_loss)
+    copy = symmetry.act(symmetry.random(torch.Generator().manual_seed(seed)), a)
+    curve = rg.line(a, copy, task, 9, symmetry=symmetry)
+    assert curve.unaligned is not None
+    assert curve.barrier < 1e-9 < 1e-2 < curve.unaligned.barrier
+    # A symmetry that ties too little, of the last hidden layer alone, does not take the first one back.
+    some = symmetry.groups[-1]
+    axes = {
+        name: tuple(some.name if (name, axis) in places else None for axis in range(value.ndim))
+        for name, value in a.items()
+        if (places := {(place.parameter, place.axis) for place in some.placements})
+    }
+    part = rg.Symmetry.from_axes(axes, kinds={some.name: "permutation"})
+    assert rg.line(a, copy, task, 9, symmetry=part).barrier > 1e-2
+
+
+def test_a_curve_is_drawn_as_it_is_and_as_it_was() -> None:
+    task, symmetry, a, b = two_networks(0)
+    curve = rg.line(a, b, task, 7, symmetry=symmetry)
+    assert curve.unaligned is not None
+    loss, accuracy = curve.plot(title="cross entropy (nats)", ends=("A: a.pt", "B: b.pt")).axes
+    drawn = {str(line.get_label()): list(map(float, line.get_ydata())) for line in loss.lines}
+    assert drawn["as trained"] == [row["loss"] for row in curve.unaligned.table]
+    assert drawn["aligned"] == [row["loss"] for row in curve.table]
+    assert list(accuracy.lines[2].get_ydata()) == [row["accuracy"] for row in curve.table]
+    heights = f"barrier {curve.unaligned.barrier:.3g} as trained, {curve.barrier:.3g} aligned"
+    assert loss.get_title(loc="left").removesuffix("; axis not from 0") == f"cross entropy (nats):\n{heights}"
+    (alone,) = rg.line(a, b, lambda p: {"loss": task.evaluate(p)["loss"]}, 7).plot().axes
+    assert {str(line.get_label()) for line in alone.lines} & {"as trained", "aligned"} == set()
+    assert alone.get_title(loc="left").startswith(f"loss: barrier {curve.unaligned.barrier:.3g}")
 
 
 def test_a_curve_of_its_own() -> None:

@@ -8,7 +8,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import regauge as rg
-from regauge.report.line_figures import line_figure
 
 folder = Path(sys.argv[1])
 steps = 5 if "--quick" in sys.argv else 300
@@ -31,8 +30,6 @@ model, other = train(0), train(1)
 a, b = model.state_dict(), other.state_dict()
 task = rg.Task(model, [(inputs[1400:], targets[1400:])])
 symmetry = rg.discover(model, inputs[:8])
-curves = {"as trained": b, "aligned": rg.align(a, b, symmetry).params}
-figure = line_figure({name: rg.line(a, end, task).table for name, end in curves.items()})
-figure.axes[0].set_title("cross entropy (nats)", loc="left")
-figure.axes[0].set_ylim(bottom=0)
+curve = rg.line(a, b, lambda params: {"loss": task.evaluate(params)["loss"]}, symmetry=symmetry)
+figure = curve.plot(title="cross entropy (nats)")
 figure.savefig(folder / "first.png", dpi=150)

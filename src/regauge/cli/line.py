@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import torch
 
 import regauge as rg
 from regauge.cli.line_options import Line
 from regauge.cli.options import UsageError
-from regauge.cli.output import Advance, Progress, show_progress, tell, tell_table
+from regauge.cli.output import Progress, show_progress, tell, tell_table
 from regauge.cli.result_files import LOSSES, name_files, require_pictures, write_picture
 from regauge.cli.tasks import Judged, read, task_on
 from regauge.connect import Path
@@ -30,24 +31,26 @@ def run(options: Line) -> None:
         require_pictures(options.output, overwrite=options.overwrite)
     if options.train is not None and options.path not in TRAINED:
         raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
-    if options.held.keep and options.path != "geodesic":
-        raise UsageError("--keep is for the geodesic path, for which the model is traced")
+    if options.held.keep and options.path != "geodesic" and not options.align:
+        raise UsageError("--keep is for the geodesic path and --align, for which the model is traced")
+    if options.align and options.path != "straight":
+        raise UsageError(f"--align is for the straight line; for the path {options.path}, run `regauge align` first")
     judged = read(options, (options.a, options.b), options.held)
     with show_progress(is_transient=True) as progress:
         path, (a, b) = _make_path(options, judged, progress)
         # A function does not know what is structure, so that buffers that were moved may differ.
         judge = judged.task.evaluate if options.held.move else judged.task
-        prepare = judged.task.prepare
-        curve = rg.line(a, b, judge, points=options.points, path=path, prepare=prepare, progress=progress)
-    tell_table("table", curve.table)
-    tell(curve, barrier=curve.barrier, raw_barrier=curve.raw_barrier, auc=curve.auc, stored=curve.stored)
+        ways: dict[str, Any] = {"symmetry": judged.symmetry if options.align else None, "path": path}
+        curve = rg.line(a, b, judge, options.points, prepare=judged.task.prepare, progress=progress, **ways)
+    tell_table("table", curve.rows)
+    before = curve.unaligned and curve.unaligned.barrier
+    numbers = {"barrier": curve.barrier, "raw_barrier": curve.raw_barrier, "auc": curve.auc}
+    tell(curve, **numbers, unaligned_barrier=before, stored=curve.stored)
     judged.tell_data()
     if options.output is not None:
-        from regauge.report.line_figures import path_figure
-
         first, second = name_files((options.a, options.b))
-        figure = path_figure(curve.table, LOSSES[options.loss], (f"A: {first}", f"B: {second}"))
-        write_picture(figure, curve.table, options.output)
+        figure = curve.plot(title=LOSSES[options.loss], ends=(f"A: {first}", f"B: {second}"))
+        write_picture(figure, curve.rows, options.output)
 
 
 def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path, Sequence[rg.Params]]:
@@ -72,16 +75,6 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
         task = task_on(options, judged.model, options.train, dtype_of(a))
     few = replace(task, batches=list(task.batches)[:STATISTICS_BATCHES])
     losses: list[float] = []
-
-    def begin(label: str, total: float, /) -> Advance:
-        show = progress(label, total)
-
-        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
-            losses.extend([] if loss is None else [loss])
-            show(amount, loss=loss)
-
-        return advance
-
     path = rg.connect.train_path(
         a,
         b,
@@ -90,7 +83,8 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
         generator=torch.Generator().manual_seed(options.seed),
         steps=options.steps,
         optimizer=Adam(options.lr),
-        progress=begin,
+        progress=progress,
+        on_step=lambda state: losses.append(float(state.loss)),
     )
     part = max(1, len(losses) // 10)
     data = options.train or judged.choosing.name

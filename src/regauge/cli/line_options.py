@@ -61,6 +61,8 @@ class Line(Between):
     path: Literal["straight", "geodesic", "bezier", "chain"] = "straight"
     """The straight line; great circles on the unit spheres of scale-free weights; or a Bezier curve or a polygonal
     chain that is trained first. Align B to A before: no path removes what a symmetry explains."""
+    align: bool = False
+    """Also align B to A by its weights: both lines, as trained and aligned, are measured and drawn together."""
     points: int = 25
     """Number of networks that are evaluated, the ends included."""
     bends: int = 1

@@ -2,18 +2,24 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, overload
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor
 
+from regauge.alignment.align_networks import align
 from regauge.connect.comparable import require_comparable
+from regauge.connect.excess import excess_of
 from regauge.connect.paths import Gaussian, Path, Straight, WassersteinGeodesic, walk
 from regauge.core.arguments import check_arguments
 from regauge.core.given import as_params
 from regauge.core.params import Params
 from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
 from regauge.core.task import Judge, Task, evaluate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +31,7 @@ class Curve:
     Attributes:
         table: One row per point: "t" and all metrics there.
         stored: The metrics of both ends as they were given, where `prepare` changed every network on the path.
+        unaligned: The curve before the second network was aligned, where `line` aligned it.
 
     References:
         Frankle et al. (2020); Ainsworth et al. (2023), definition 2.1; Navon et al. (2024), section 6.
@@ -32,13 +39,36 @@ class Curve:
 
     table: tuple[dict[str, float], ...]
     stored: tuple[dict[str, float], ...] = field(default=(), kw_only=True)
+    unaligned: "Curve | None" = field(default=None, kw_only=True)
+
+    @property
+    def rows(self) -> tuple[dict[str, float], ...]:
+        """The rows of `table`; with the metrics before alignment as further columns, where there are two curves."""
+        if self.unaligned is None:
+            return self.table
+        return tuple(
+            row | {f"{name} as trained": value for name, value in before.items() if name != "t"}
+            for row, before in zip(self.table, self.unaligned.table, strict=True)
+        )
+
+    def plot(self, *, title: str = "loss", ends: tuple[str, str] = ("A", "B")) -> "Figure":
+        """Draw the loss along the path with its barrier, and below it the accuracy where the judge measured it.
+
+        Where `line` aligned the second network, both curves are in one plot: as trained, and aligned.
+
+        Args:
+            title: Heading of the loss, for example its name and unit.
+            ends: Names of the two networks.
+        """
+        from regauge.report.line_figures import path_figure
+
+        tables = {"as trained": self.unaligned.table, "aligned": self.table} if self.unaligned else {"": self.table}
+        return path_figure(tables, title, ends)
 
     @property
     def excess(self) -> tuple[float, ...]:
         """Loss above the straight line between the end losses, at every point."""
-        first, last = self.table[0]["loss"], self.table[-1]["loss"]
-        inner = [row["loss"] - ((1 - row["t"]) * first + row["t"] * last) for row in self.table[1:-1]]
-        return (0.0, *inner, 0.0)
+        return excess_of(self.table)
 
     @property
     def barrier(self) -> float:
@@ -62,6 +92,8 @@ class Curve:
     def __str__(self) -> str:
         ends = f"{self.table[0]['loss']:.4g} and {self.table[-1]['loss']:.4g}"
         text = f"barrier {self.barrier:.4g} (raw {self.raw_barrier:.4g}), AUC {self.auc:.4g}, end losses {ends}"
+        if self.unaligned is not None:
+            text += f"; before B was aligned to A: barrier {self.unaligned.barrier:.4g}"
         own = " and ".join(f"{metrics['loss']:.4g}" for metrics in self.stored)
         if own in ("", ends):
             return text
@@ -75,6 +107,7 @@ def line(
     judge: Judge,
     points: int = 25,
     *,
+    symmetry: Symmetry | None = None,
     path: Path | None = None,
     prepare: Callable[[Params], Params] | None = None,
     progress: Progress = no_progress,
@@ -101,6 +134,7 @@ def line(
     judge: Task | Callable[[Any], Mapping[str, float]],
     points: int = 25,
     *,
+    symmetry: Symmetry | None = None,
     path: Any = None,
     prepare: Callable[[Any], Any] | None = None,
     progress: Progress = no_progress,
@@ -110,9 +144,11 @@ def line(
     Args:
         params_a: The network at t = 0. For `WassersteinGeodesic` a pair of dictionaries, means and standard
             deviations; `judge` and `prepare` are then functions of such pairs.
-        params_b: The network at t = 1. Align it first, or the barrier says little.
+        params_b: The network at t = 1. Align it first or give `symmetry`, or the barrier says little.
         judge: A task, or a function from parameters to metrics, "loss" among them.
         points: Number of equally spaced values of t, both ends included.
+        symmetry: Aligns the second network to the first one by its weights, as `rg.align` does by default. The curve
+            before that is in `unaligned`, and `plot` draws both. For straight lines only.
         path: `Straight()` unless given; `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain`, `Repaired`.
         prepare: Applied to every network on the path, the ends included; the task's unless given. A model with batch
             normalization needs its statistics recomputed: `lambda p: reset_batchnorm(p, module, batches)`. The curve
@@ -122,11 +158,22 @@ def line(
     Raises:
         TypeError: A network is no dictionary of tensors.
         ValueError: The networks have different parameters or structure, or hold NaN or Inf, there are fewer than three
-            points, the path does not fit, the judge returns no loss, or a loss is NaN.
+            points, the path does not fit, a symmetry is given but the path is no straight line, the judge returns no
+            loss, or a loss is NaN.
     """
     if points < 3:
         raise ValueError(f"a line needs both ends and at least one point between them, but points={points}")
     path = Straight() if path is None else path
+    if symmetry is not None:
+        if not isinstance(path, Straight) or isinstance(params_a, tuple):
+            raise ValueError(
+                "symmetry= aligns the ends of a straight line between two networks; for another path align them first "
+                "with rg.align"
+            )
+        ways: Any = {"points": points, "prepare": prepare, "progress": progress}
+        before = line(params_a, params_b, judge, **ways)
+        aligned = align(params_a, params_b, symmetry, progress=progress).params
+        return replace(line(params_a, aligned, judge, **ways), unaligned=before)
     if prepare is None and isinstance(judge, Task):
         prepare = judge.prepare
     is_pair = isinstance(params_a, tuple)

@@ -2,23 +2,29 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from regauge.connect.line import Curve
+from regauge.connect.excess import excess_of
 from regauge.report.figures import COLORS, MUTED, draw_figure
 
 Row = Mapping[str, float]
 Curves = Mapping[str, Sequence[Row]]
 
 WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
-FLOOR = 0.4
+FLOOR = 0.5
 """An axis begins at zero if the least value is smaller than this part of the largest one."""
 LONG = 12
 """Most letters of a network's name that stands in the middle below its end of the line."""
-CHORD = "mean of the ends' losses"
+LINE = 22
+"""Most letters in a line of a network's name."""
+LABEL = (0.27, 0.08)
+"""Width and height of the barrier's label, as shares of those of the axes."""
+CHORD = "line between the end losses"
 """A note on the dotted line, from which a barrier is measured: at t it is (1 - t) loss(A) + t loss(B)."""
 
 
@@ -33,14 +39,16 @@ def line_figure(
         return figure
 
 
-def path_figure(rows: Sequence[Row], title: str, ends: tuple[str, str]) -> Figure:
-    """The loss along one path with its barrier, and the accuracy, where it is known, below it."""
-    metrics = ["loss", *(["accuracy"] if "accuracy" in rows[0] else [])]
-    with draw_figure(5.2, 1.2 + 2.4 * len(metrics)) as figure:
+def path_figure(curves: Curves, title: str, ends: tuple[str, str]) -> Figure:
+    """The loss along paths with their barriers, and below it the accuracy where it is known."""
+    metrics = ["loss", *(["accuracy"] if all("accuracy" in rows[0] for rows in curves.values()) else [])]
+    barriers = ", ".join(f"{_barrier(rows)[1]:.3g} {label}".rstrip() for label, rows in curves.items())
+    with draw_figure(5.2, 1.2 + 2.4 * len(metrics), ConstrainedLayoutEngine(h_pad=0.09)) as figure:
         for k, metric in enumerate(metrics):
             axes = figure.add_subplot(len(metrics), 1, k + 1)
-            heading = WORDS["accuracy"] if metric == "accuracy" else f"{title}: barrier {_barrier(rows)[1]:.3g}"
-            draw_curves(axes, {"": rows}, metric, heading, ends)
+            first = f"{title}:\n" if len(curves) > 1 else f"{title}: "
+            heading = WORDS["accuracy"] if metric == "accuracy" else f"{first}barrier {barriers}"
+            draw_curves(axes, curves, metric, heading, ends)
         _write_legend(figure)
         return figure
 
@@ -61,8 +69,9 @@ def draw_curves(
         axes.plot(t, values, color=color, linewidth=2.2, label=label or None, solid_capstyle="round")
         axes.plot([t[0], t[-1]], [values[0], values[-1]], "o", color=color, markersize=5)
     is_long = max(map(len, ends)) > LONG
-    first, last = (textwrap.fill(name, 26) for name in ends)
-    axes.set_xticks([0, 0.5, 1], [first, "" if is_long else "midpoint", last])
+    first, last = (textwrap.fill(name, LINE) for name in ends)
+    axes.set_xticks([0, 0.5, 1], [first, "midpoint", last])
+    axes.tick_params(axis="x", pad=7)
     if is_long:
         axes.get_xticklabels()[0].set_horizontalalignment("left")
         axes.get_xticklabels()[-1].set_horizontalalignment("right")
@@ -73,7 +82,7 @@ def draw_curves(
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         axes.locator_params(axis="y", nbins=6, min_n_ticks=3, steps=[1, 2, 5, 10])
     if metric == "loss" and has_barrier:
-        _mark_barrier(axes, next(iter(curves.values())))
+        _mark_barrier(axes, [*curves.values()])
     axes.set_title(f"{title}{'' if is_whole else '; axis not from 0'}".removeprefix("; "))
 
 
@@ -89,12 +98,13 @@ def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
 
 def _barrier(rows: Sequence[Row]) -> tuple[Row, float]:
     """The highest point above the straight line between the losses of the ends, and how high above it."""
-    curve = Curve(tuple(map(dict, rows)))
-    return rows[int(np.argmax(curve.excess))], curve.barrier
+    excess = excess_of(rows)
+    return rows[int(np.argmax(excess))], max(excess)
 
 
-def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
-    """The line that the barrier is measured from, and the barrier, where it is high enough to be seen."""
+def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
+    """The line that the first barrier is measured from, and the barrier, where it is high enough to be seen."""
+    rows = curves[0]
     axes.plot([0, 1], [rows[0]["loss"], rows[-1]["loss"]], ":", color=MUTED, linewidth=1.3, label=CHORD, zorder=2.5)
     top, height = _barrier(rows)
     low, high = axes.get_ylim()
@@ -103,8 +113,28 @@ def _mark_barrier(axes: Axes, rows: Sequence[Row]) -> None:
     chord = top["loss"] - height
     arrow = {"arrowstyle": "<->", "color": MUTED, "linewidth": 1, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (top["t"], top["loss"]), (top["t"], chord), arrowprops=arrow)
-    is_left = top["t"] > 0.6
-    where = (top["t"] + (-0.02 if is_left else 0.02), chord + 0.4 * height)
-    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-    side = "right" if is_left else "left"
-    axes.text(*where, f"barrier {height:.2f}", color=MUTED, fontsize=9, va="center", ha=side, bbox=behind, zorder=1.5)
+    style: Any = {"color": MUTED, "fontsize": 9}
+    places = [(share, side) for share in (0.4, 0.55, 0.25, 0.7) for side in (1, -1)]
+    for share, side in places if top["t"] <= 0.6 else [(share, -side) for share, side in places]:
+        x, y = top["t"] + 0.02 * side, chord + share * height
+        if _is_free(curves, rows, (x, x + side * LABEL[0]), y, 0.5 * LABEL[1] * (high - low)):
+            axes.text(x, y, f"barrier {height:.2f}", va="center", ha="left" if side > 0 else "right", **style)
+            return
+    # A narrow hill: the label stands above its top, for which the axis becomes longer.
+    axes.set_ylim(low, high + LABEL[1] * (high - low))
+    axes.text(top["t"], high, f"barrier {height:.2f}", va="center", ha="center", **style)
+
+
+def _is_free(
+    curves: Sequence[Sequence[Row]], first: Sequence[Row], sides: tuple[float, float], y: float, half: float
+) -> bool:
+    """Whether a label between two sides, around a height, lies in the picture and covers no curve and no chord."""
+    if min(sides) < 0 or max(sides) > 1:
+        return False
+    xs = np.linspace(min(sides), max(sides), 32)
+    chord: Sequence[Row] = (first[0], first[-1])
+    for rows in (*curves, chord):
+        ys = np.interp(xs, [row["t"] for row in rows], [row["loss"] for row in rows])
+        if (np.abs(ys - y) < half).any():
+            return False
+    return True
