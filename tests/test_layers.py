@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 UPWARD = {
     "comparison/comparison_report.py": {"regauge.report.comparison_page"},
     "connect/line.py": {"regauge.report.line_figures"},
+    "alignment/result.py": {"regauge.report.alignment_figures"},
 }
 """Files that draw a result or write its page, and the one import from above them that their functions may have."""
 

@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from regauge.alignment.moved_shares import moves_of
 from regauge.checkpoints.alignments import Alignment
 from regauge.core.counted import count
 from regauge.core.element import Element, concatenate
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Moved = TypeVar("Moved")
 Number = TypeVar("Number", default=float)
@@ -122,6 +126,30 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             starts=torch.where(rows, extend(other.starts, tries, torch.nan), extend(self.starts, tries, torch.nan)),
             is_converged=None if ends[0] is None or ends[1] is None else choose(ends[0], ends[1]),
         )
+
+    @property
+    def moves(self) -> tuple[dict[str, Any], ...]:
+        """The shares of units and signs that moved: a row for each group on which the element can act.
+
+        "moved" is the share of units that come from another place. "flipped" is the share of negative signs and odd
+        half periods. "turned" is the distance of a matrix to the identity by the Frobenius norm, divided by that of a
+        random rotation, `sqrt(2 size)`, and at most 1. "low" and "high" are the quantiles 0.05 and 0.95 of the factors.
+        What a group lacks is None. Copies and networks of a batch are averaged. "group" and "units" name the group
+        and its size.
+        """
+        return tuple(moves_of(self.symmetry, self.element))
+
+    def plot(self) -> "Figure":
+        """Draw `moves`: the share of each group that moved, in the order of the network, and its scales.
+
+        Raises:
+            ValueError: The symmetry has no groups.
+        """
+        from regauge.report.alignment_figures import moves_figure
+
+        if not self.moves:
+            raise ValueError("the symmetry has no groups, so that nothing can move; `print(symmetry)` says why")
+        return moves_figure(self.moves)
 
     @property
     def report(self) -> str:

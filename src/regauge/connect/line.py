@@ -157,8 +157,8 @@ def line(
 
     Raises:
         TypeError: A network is no dictionary of tensors.
-        ValueError: The networks have different parameters or structure, or hold NaN or Inf, there are fewer than three
-            points, the path does not fit, a symmetry is given but the path is no straight line, the judge returns no
+        ValueError: The networks have different parameters or structure, or hold NaN or Inf. There are fewer than three
+            points, the path does not fit, or a symmetry is given and the path is not straight. The judge returns no
             loss, or a loss is NaN.
     """
     if points < 3:
