@@ -21,6 +21,7 @@ from regauge.alignment.problem import Problem
 from regauge.core.element import PARTS
 from regauge.core.params import Params, select
 from regauge.learn.matching_losses import Copies, Losses, LossWeights, Siamese
+from regauge.learn.matching_training import MatchingFitting
 from regauge.learn.partners import Partners
 from regauge.nets.mlp import mlp
 from regauge.nets.siren import Siren
@@ -252,6 +253,53 @@ def test_a_matcher_is_saved_loaded_and_a_start_for_other_methods(tmp_path: Path)
     with pytest.raises(ValueError, match="UnitFeatures"):
         learn.LearnedMatching(net)
     assert module is not None
+
+
+def test_with_a_task_no_pair_is_worse_than_by_weight_matching() -> None:
+    _, symmetry, networks, task = students()
+    untrained = learn.LearnedMatching(ws.Metanet(symmetry, head=ws.UnitFeatures(8), width=8, depth=1))
+    for matcher in (trained(), untrained):
+        for k in range(1, 6):
+            a, b = select(networks, 0), select(networks, k)
+            losses = [
+                task.midpoint_loss(a, rg.align(a, b, symmetry, method=method, task=given).params)
+                for method, given in ((matcher, task), (rg.WeightMatching(), None))
+            ]
+            assert losses[0] <= losses[1] + 1e-9
+
+
+@pytest.mark.parametrize("gain", [-1.0, 1.0])
+def test_a_matcher_leaves_its_net_out_where_weight_matching_is_better(
+    gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, symmetry, networks, task = students()
+    measure = MatchingFitting._measure
+
+    def favor(self: MatchingFitting, part: str, method: rg.alignment.Method | None) -> dict[str, float]:
+        found = measure(self, part, method)
+        is_weights = part == "validation" and isinstance(method, rg.WeightMatching)
+        return {name: value - gain * is_weights for name, value in found.items()}
+
+    monkeypatch.setattr(MatchingFitting, "_measure", favor)
+    config = replace(CONFIG, epochs=1)
+    made = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
+    a, b = select(networks, 0), select(networks, 1)
+    own, plain = (rg.align(a, b, symmetry, method=method).params for method in (made, rg.WeightMatching()))
+    assert made.about["is_better"] == (made.share > 0) == (gain < 0)
+    if gain < 0:
+        assert made.about["verdict"].startswith("The matcher is no worse than weight matching: midpoint excess")
+    else:
+        assert "leaves its net out (share=0)" in made.about["verdict"]
+        assert "More networks, a longer training or probes help" in made.about["verdict"]
+        assert are_close(own, plain, 0)
+        loaded = learn.load_matching(made.save(tmp_path / "matcher.safetensors"))
+        assert are_close(rg.align(a, b, symmetry, method=loaded).params, plain, 0)
+        many = [rg.align_many([a, b], symmetry, method=method).params[1] for method in (loaded, rg.WeightMatching())]
+        assert are_close(*many, 1e-6)
+    unknown = learn.fit_matching(networks, symmetry, config, generator=generator(0))
+    assert unknown.share > 0  # Distances do not say which is better.
+    assert unknown.about["is_better"] is None
+    assert "unknown without a task" in unknown.about["verdict"]
 
 
 def test_networks_of_other_widths_are_matched() -> None:

@@ -42,7 +42,7 @@ def matching(options: LearnMatching) -> None:
             )
         made.save(place.path, overwrite=place.overwrite)
     tell_training(made)
-    tell(f"sweeps over the weights that follow the net: {made.sweeps}", sweeps=made.sweeps)
+    tell(made.about["verdict"], sweeps=made.sweeps, share=made.share, verdict=made.about["verdict"])
     tell_written(options.output)
 
 

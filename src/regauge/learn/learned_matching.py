@@ -1,7 +1,7 @@
 """Learned matching: a net that sees two networks says which units of them belong together."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from regauge.alignment.engine.climbs import portions
 from regauge.alignment.engine.frames import Scales, match_frames
 from regauge.alignment.engine.mixing import match_mixture
 from regauge.alignment.method import Candidates, Method
+from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.checkpoints.described import DAMAGE, damage
@@ -52,15 +53,17 @@ class LearnedMatching(Method):
     ascent on the sum follow. Rotations, and what vectors leave open, are chosen by the parameters in closed form, and
     scales are taken over, as in `WeightMatching`.
 
-    Given a task, the result with the sweeps is compared with that of the vectors alone, and with the identity, by the
-    loss halfway between the networks. The best is kept, and the objective is that loss with its sign turned.
+    Given a task, the result with the sweeps is compared with that of the vectors alone, with that of `WeightMatching`,
+    and with the identity, by the loss halfway between the networks. The best is kept, and the objective is that loss
+    with its sign turned. With a share of 0 the matcher is `WeightMatching`; `fit_matching` returns such a one where the
+    net is no better on held-out pairs.
 
     The vectors of a unit do not depend on the other network: a network is read once. They do not depend on the number
     of units: networks with other widths than those of the training are matched, too.
 
     Attributes:
         net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.
-        share: The share of the vectors while sweeping, from 0 to 1.
+        share: The share of the vectors while sweeping, from 0 to below 1. 0: the net is not used.
         sweeps: Most sweeps; with none vectors decide alone.
         scales: As in `WeightMatching`.
         about: Facts about the training, as JSON.
@@ -84,28 +87,37 @@ class LearnedMatching(Method):
                 f"the net has the head {self.net.settings.head}, but units are matched by vectors of their own; give a "
                 "net with the head UnitFeatures, as `fit_matching` makes it"
             )
-        if not 0 < self.share < 1 or self.sweeps < 0:
+        if not 0 <= self.share < 1 or self.sweeps < 0:
             raise ValueError(
-                f"share={self.share} and sweeps={self.sweeps}: share lies between 0 and 1 (vectors decide alone with "
-                "sweeps=0, weights alone in WeightMatching), and sweeps are not negative"
+                f"share={self.share} and sweeps={self.sweeps}: share is 0 or lies between 0 and 1 (vectors decide "
+                "alone with sweeps=0, weights alone with share=0), and sweeps are not negative"
             )
 
     def __repr__(self) -> str:
         return f"LearnedMatching(share={self.share}, sweeps={self.sweeps}, scales={self.scales!r})"
 
     @property
+    def weight_matching(self) -> WeightMatching:
+        """The matching of the weights alone."""
+        return WeightMatching(scales=self.scales)
+
+    @property
     def reads_representatives(self) -> bool:
-        """False: the net was fitted to networks as they are, and to the groups of their symmetry."""
-        return False
+        """False, unless weights decide alone: the net was fitted to networks as they are, with their groups."""
+        return not self.share and self.weight_matching.reads_representatives
 
     def match(self, problem: Problem) -> Results:
         """See `align` and `align_pairs`; all pairs are read and matched at once."""
+        if not self.share:
+            return self.weight_matching.match(problem)
         placed = self.prepare(problem)
         parts = portions(problem.a, problem.b)
         return join([self._match(problem[part], placed) for part in parts])
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
         """Match all networks to the first one, as one batch of pairs."""
+        if not self.share:
+            return self.weight_matching.match_many(problem)
         first, *others = problem.networks
         stacked = {name: torch.stack([other[name] for other in others]) for name in first}
         a = {name: tensor.expand(len(others), *tensor.shape) for name, tensor in first.items()}
@@ -148,6 +160,7 @@ class LearnedMatching(Method):
         ends = [match(weight, sweeps) for weight, sweeps in settings]
         if problem.task is None:
             return ends[0]
+        ends.append(self.weight_matching.match(replace(problem, task=None)))
         candidates = Candidates(problem)
         for end in ends:
             candidates.offer(end.element, end.params, end.notes)

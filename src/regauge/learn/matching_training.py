@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -35,6 +35,8 @@ from regauge.weightspace.probes.probes import Probes
 
 EXCESS = "midpoint excess"
 """The loss halfway between two networks above the mean of both: no barrier, which is the highest point of a line."""
+WEIGHTS, ALONE, SWEPT = "weight matching", "vectors alone", "vectors and sweeps"
+"""Rows of the scores."""
 SAMPLE = 256
 """Networks by which values are standardized."""
 
@@ -55,7 +57,8 @@ def fit_matching(
     """Train a net to match the units of networks; the weights with the least midpoint excess on held-out pairs stay.
 
     Nothing needs labels. With a task the net learns to align networks such that the loss is low on the straight line
-    between them; without one, to recognize changed copies and to bring networks close.
+    between them; without one, to recognize changed copies and to bring networks close. With a task, the matcher leaves
+    its net out where weight matching is better on held-out pairs; `about["verdict"]` says so.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
@@ -220,14 +223,10 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return {**known, "distance": float(distance.mean()), "CPU ms": 1000 * seconds / len(distance)}
 
     def conclude(self, trained: Trained, progress: Progress) -> LearnedMatching:
-        """Make the matcher, with the sweeps that the validation likes better, and score it on pairs for testing."""
+        """Make the matcher of the method that the validation likes best, and score all on pairs for testing."""
         net = self.net.net.cpu().eval()
-        methods: dict[str, Method | None] = {
-            "no alignment": None,
-            "weight matching": WeightMatching(),
-            "vectors alone": LearnedMatching(net, sweeps=0),
-            "vectors and sweeps": LearnedMatching(net),
-        }
+        learned = {ALONE: LearnedMatching(net, sweeps=0), SWEPT: LearnedMatching(net)}
+        methods: dict[str, Method | None] = {"no alignment": None, WEIGHTS: WeightMatching(), **learned}
         advance = progress("scores", len(methods))
         with torch.no_grad():
             scores = {}
@@ -235,10 +234,14 @@ class MatchingFitting(Fitting[LearnedMatching]):
                 scores[name] = self._measure("test", method)
                 advance(1)
             key = EXCESS if self.batches else "distance"
-            tried = {sweeps: LearnedMatching(net, sweeps=sweeps) for sweeps in (2, 0)}
-            checked = {sweeps: self._measure("validation", one)[key] for sweeps, one in tried.items()}
+            checked = {name: self._measure("validation", methods[name])[key] for name in (SWEPT, ALONE, WEIGHTS)}
+        best = min(learned, key=checked.__getitem__)
+        # Weight matching looks for small distances, which say next to nothing about the loss between two networks.
+        is_worse = bool(self.batches) and checked[WEIGHTS] < checked[best]
         about = {
             "scores": scores,
+            "verdict": _judge(key, checked[best], checked[WEIGHTS], is_worse=is_worse),
+            "is_better": not is_worse if self.batches else None,
             **self.division.about(self.config),
             "steps": trained.history[-1]["step"],
             "seconds": trained.history[-1]["seconds"],
@@ -248,4 +251,19 @@ class MatchingFitting(Fitting[LearnedMatching]):
                 for row in trained.history
             ],
         }
-        return LearnedMatching(net, sweeps=min(checked, key=checked.__getitem__), about=about, trained=trained)
+        chosen = replace(learned[best], share=0.0) if is_worse else learned[best]
+        return replace(chosen, about=about, trained=trained)
+
+
+def _judge(key: str, own: float, weights: float, *, is_worse: bool) -> str:
+    """A sentence: whether a matcher is better than weight matching on held-out pairs."""
+    numbers = f"{key} {own:.3g} against {weights:.3g} on the pairs for validation"
+    if key != EXCESS:
+        return f"Whether the matcher is better than weight matching is unknown without a task ({numbers}); give one."
+    if not is_worse:
+        return f"The matcher is no worse than weight matching: {numbers}."
+    return (
+        f"The matcher is worse than weight matching, and therefore leaves its net out (share=0): {numbers}. More "
+        "networks, a longer training or probes help; on ReLU networks, so does a descent on scales after either "
+        "(ContinuousDescent(init=...))."
+    )
