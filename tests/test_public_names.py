@@ -38,6 +38,7 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (rg.prune, "params symmetry * share criterion task generator"),
     (rg.merge, "params symmetry * method weights"),
     (rg.canonicalize, "params symmetry *"),
+    (rg.transport, "base_a tuned_a base_b symmetry * inputs task generator"),
     (rg.discovery.activations, "module example_inputs symmetry example_kwargs *"),
     (rg.discovery.nullity, "module example_inputs example_kwargs *"),
     (rg.discovery.fold, "params module example_inputs example_kwargs *"),

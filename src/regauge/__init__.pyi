@@ -48,6 +48,7 @@ from .gauging import gauge as gauge
 from .hub import open_model as open_model
 from .hub import open_networks as open_networks
 from .merging import merge as merge
+from .merging import transport as transport
 from .pruning import prune as prune
 
 __version__: str

@@ -52,6 +52,7 @@ WORKS = {
     "aligning many networks": Work(8, ALIGNMENT),
     "applying an alignment": Work(2.5),
     "merging": Work(8, ".md"),
+    "transporting": Work(8),
     "canonicalizing": Work(4, ALIGNMENT),
     "choosing a gauge": Work(8, ".gauge.json"),
     "learning a gauge by function": Work(96, ".gauge.json"),

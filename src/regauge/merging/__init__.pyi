@@ -1,4 +1,5 @@
 from .align_tokens import align_tokens as align_tokens
+from .carried_change import plan_transport as plan_transport
 from .extract_adapter import ExtractedAdapter as ExtractedAdapter
 from .extract_adapter import extract_adapter as extract_adapter
 from .merge_networks import merge as merge
@@ -31,3 +32,5 @@ from .rules.weighted_sum import WeightedSum as WeightedSum
 from .settings import Setting as Setting
 from .streamed import plan_merge as plan_merge
 from .table import RULES as RULES
+from .transport_change import Transport as Transport
+from .transport_change import transport as transport

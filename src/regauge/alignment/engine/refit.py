@@ -27,8 +27,8 @@ from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
 """Squared distance of nearly equal networks, as a share of the squared norm."""
-EXACT = 1e-13
-"""Below this share nothing is left to fit."""
+EXACT = {4: 1e-13, 8: 1e-26}
+"""Below this share nothing is left to fit, by bytes of a value: it is a distance of some units in the last place."""
 SWEEPS = 100
 """Most rounds over all groups."""
 SETTLED = 1e-5
@@ -72,7 +72,8 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
     if not a or not groups:
         return blank, is_closer
     before, norm = squared_distances(a, b), torch.stack([dots(t, t) for t in a.values()]).sum(0)
-    rows = is_near_copy(before, norm).nonzero().flatten()
+    is_double = all(t.dtype == torch.float64 for tensors in (a, b) for t in tensors.values())
+    rows = is_near_copy(before, norm, is_double=is_double).nonzero().flatten()
     if not len(rows):
         return blank, is_closer
     a, b = ({name: at(t, rows) for name, t in tensors.items()} for tensors in (a, b))
@@ -94,9 +95,9 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
     return blank.zip(total, lambda here, there: here.index_copy(0, rows, there.to(here.dtype))), is_closer
 
 
-def is_near_copy(square: Tensor, norm: Tensor) -> Tensor:
+def is_near_copy(square: Tensor, norm: Tensor, *, is_double: bool = False) -> Tensor:
     """Whether a squared distance is that of a nearly equal network, by the squared norm, where anything is left."""
-    return (square < NEAR * norm) & (square > EXACT * norm)
+    return (square < NEAR * norm) & (square > EXACT[8 if is_double else 4] * norm)
 
 
 def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:

@@ -181,7 +181,8 @@ class _Matching:
             names = sorted({*self.plan.names}.union(*self.plan.fitted))
             with self.passes.timed("distances", self.plan.sweep_bytes):
                 square, norm = measure_square(self.a, self._moved(element), symmetry, names, self.passes)
-            if bool(is_near_copy(torch.tensor(square), torch.tensor(norm))):
+            is_double = all(one.dtype_of(name) == torch.float64 for one in (self.a, self.b) for name in names)
+            if bool(is_near_copy(torch.tensor(square), torch.tensor(norm), is_double=is_double)):
                 state.fits = 0
         return element
 

@@ -1,0 +1,170 @@
+"""Linear maps between the activations of two networks, and changes of layers carried by them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regauge.core.outputs import evaluating
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import call
+from regauge.merging.carried_change import CarriedChange
+
+RIDGE = 3e-1
+"""The penalty of a map, as a share of the mean variance of what it reads."""
+SAMPLES = 8192
+"""Positions of a layer that are looked at in a batch at most."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+DENSE = (nn.Linear, nn.Embedding, *CONVOLUTIONS)
+
+Seen = dict[str, tuple[Tensor, Tensor]]
+"""Inputs and outputs of layers by name, `[samples, units]`."""
+Map = tuple[Tensor, Tensor]
+"""A matrix `[units out, units in]` and an offset `[units out]`, float64."""
+
+
+@dataclass
+class _Moments:
+    """Sums over samples of two vectors, from which the ridge map of one to the other follows."""
+
+    sums: list[Tensor] = field(default_factory=list)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Take samples into account, `[samples, units]` of each vector."""
+        one = x.new_tensor(float(len(x)))
+        own = [one, x.sum(0), y.sum(0), x.mT @ x, x.mT @ y, y.mT @ y]
+        self.sums = [a + b for a, b in zip(self.sums, own, strict=True)] if self.sums else own
+
+    def map(self, *, is_inverse: bool = False, is_shared: bool = False) -> Map:
+        """The map M and the offset with which `y = M x + offset`; of the inverse with x and y exchanged."""
+        count, x, y, square, both, other = self.sums
+        if is_inverse:
+            x, y, square, both = y, x, other, both.mT
+        if is_shared and len(x) == len(y):
+            return torch.eye(len(x), dtype=x.dtype), torch.zeros_like(x)
+        square, both = square - x.outer(x) / count, both - x.outer(y) / count
+        square.diagonal().add_(RIDGE * square.diagonal().mean() + torch.finfo(torch.float64).tiny)
+        matrix = torch.linalg.solve(square, both).mT
+        return matrix, (y - matrix @ x) / count
+
+
+def carry_by_maps(
+    networks: tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]],
+    modules: tuple[nn.Module, nn.Module],
+    inputs: Iterable[Any],
+    symmetry: Symmetry,
+) -> tuple[CarriedChange, tuple[str, ...]]:
+    """Carry the change of a network through ridge maps between activations, layer by layer.
+
+    A layer computes `W x + b`. With maps `y_b = L y_a`, for changes, and `x_a = R x_b + d` its change becomes `L dW R`,
+    and that of its bias `L (db + dW d)`. Axes on which nothing acts, such as pixels and classes, are the same in both.
+    Of an elementwise gain the diagonal of `L diag(dw) R` is kept. Running means move by `S dm` and running variances by
+    `S^2 dv`, entry by entry squared, where `S` maps what the normalization reads.
+
+    Args:
+        networks: The first base, its fine-tune, and the second base.
+        modules: They run the first base and the second one.
+        inputs: Batches without targets.
+        symmetry: That of the second base.
+
+    Returns:
+        The change in the coordinates of the second base, and the changed parameters that no map carries.
+    """
+    base, tuned, other = networks
+    read, made = dict[str, _Moments](), dict[str, _Moments]()
+    for batch in inputs:
+        first, second = (_run(module, one, batch) for module, one in zip(modules, (base, other), strict=True))
+        for name in first.keys() & second.keys():
+            (x_a, y_a), (x_b, y_b) = first[name], second[name]
+            read.setdefault(name, _Moments()).add(x_a, x_b)
+            made.setdefault(name, _Moments()).add(y_a, y_b)
+    kinds = dict(modules[1].named_modules())
+    found = CarriedChange({})
+    for name, moments in made.items():
+        lead = f"{name}." if name else ""
+        kind, weight = kinds[name], f"{lead}weight"
+        delta = tuned[weight].double() - base[weight].double()
+        # Embeddings, and the layers of GPT-2, store W^T.
+        is_turned = isinstance(kind, nn.Embedding) or type(kind).__name__ == "Conv1D"
+        delta = delta.T if is_turned else delta
+        moved = {site.placement.axis for site in symmetry.sites.get(weight, ())}
+        out = moments.map(is_shared=int(is_turned) not in moved)[0]
+        if isinstance(kind, nn.Embedding):
+            found.change[weight] = (out @ delta).T
+            continue
+        is_shared = delta.ndim > 1 and int(not is_turned) not in moved
+        into, offset = read[name].map(is_inverse=True, is_shared=is_shared)
+        if delta.ndim == 1:
+            found.change[weight] = torch.einsum("pi,i,ip->p", out, delta, into)
+            drift = delta * offset
+        else:
+            carried = torch.einsum("po,oi...,iq->pq...", out, delta, into)
+            found.change[weight] = carried.T if is_turned else carried
+            drift = delta.flatten(2).sum(-1) @ offset if delta.ndim > 2 else delta @ offset
+        bias = f"{lead}bias"
+        if bias in base and bias in other:
+            found.change[bias] = out @ (tuned[bias].double() - base[bias].double() + drift)
+        _carry_statistics(found, lead, read[name].map()[0], base, tuned)
+    for names in symmetry.tied:
+        own = [found.change[name] for name in names if name in found.change]
+        if own:
+            found.change.update(
+                dict.fromkeys((name for name in names if name in other), sum(own[1:], own[0]) / len(own))
+            )
+    changed = (n for n, t in base.items() if t.is_floating_point() and not torch.equal(t, tuned[n]))
+    return found, tuple(n for n in changed if n not in found.change and n not in symmetry.structure)
+
+
+def _carry_statistics(
+    found: CarriedChange, lead: str, matrix: Tensor, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]
+) -> None:
+    """Add the changes of the running statistics of a layer, if it has any; the matrix maps what it reads."""
+    mean, variance = f"{lead}running_mean", f"{lead}running_var"
+    if mean in base and variance in base:
+        before, after = base[variance].double(), tuned[variance].double()
+        found.change[mean] = matrix @ (tuned[mean].double() - base[mean].double())
+        found.change[variance] = matrix.square() @ (after - before)
+        found.shrunk[variance] = (after / before).nan_to_num(1.0).clamp(0, 1).min()
+
+
+def _run(module: nn.Module, params: Mapping[str, Tensor], batch: Any) -> Seen:
+    """The inputs and outputs of the layers of a module, in float64."""
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    hooks = []
+    for name, kind in module.named_modules():
+        if not _is_layer(kind):
+            continue
+
+        def keep(kind: nn.Module, given: tuple[Any, ...], made: Any, name: str = name) -> None:
+            pair = (made, made) if isinstance(kind, nn.Embedding) else (given[0], made)
+            rows = _rows(pair[0], kind), _rows(pair[1], kind)
+            weight: Any = kind.weight
+            # One weight for each unit of another place: no map is known there.
+            if weight.ndim > 1 or all(one.shape[1] == len(weight) for one in rows):
+                seen.setdefault(name, []).append(rows)
+
+        hooks.append(kind.register_forward_hook(keep))
+    try:
+        with torch.no_grad(), evaluating(module):
+            call(module, params, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: (torch.cat([x for x, _ in own]), torch.cat([y for _, y in own])) for name, own in seen.items()}
+
+
+def _is_layer(kind: nn.Module) -> bool:
+    """Whether a module is a dense layer or convolution without groups, or multiplies and adds unit by unit."""
+    weight = getattr(kind, "weight", None)
+    if not isinstance(weight, Tensor) or getattr(kind, "groups", 1) != 1 or isinstance(kind, nn.PReLU):
+        return False
+    return isinstance(kind, DENSE) or type(kind).__name__ == "Conv1D" or (weight.ndim == 1 and not [*kind.children()])
+
+
+def _rows(value: Tensor, kind: nn.Module) -> Tensor:
+    """A value as `[samples, units]`, evenly thinned."""
+    has_places = isinstance(kind, (*CONVOLUTIONS, nn.GroupNorm)) or hasattr(kind, "running_mean")
+    rows = (value.movedim(1, -1) if has_places else value).flatten(0, -2).double()
+    return rows[:: -(-len(rows) // SAMPLES)]

@@ -1,0 +1,161 @@
+"""The change of a fine-tune that an element has moved next to another base, in memory and of files."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regauge.alignment import Method
+from regauge.alignment.representatives import Rotate
+from regauge.alignment.streamed.job import StreamedJob, plan_job
+from regauge.checkpoints.checkpoint import require_alike
+from regauge.checkpoints.job import FileJob
+from regauge.checkpoints.memory_limit import large_blocks_returned
+from regauge.checkpoints.representative_checkpoint import MovedCheckpoint
+from regauge.core.arguments import check_arguments
+from regauge.core.element import Element
+from regauge.core.families import row_ranges
+from regauge.core.movable import VALUES
+from regauge.core.params import Params
+from regauge.core.progress import Progress, no_progress
+from regauge.core.rounding import round_to
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task
+from regauge.merging.rule import PIECE, small_piece
+
+COPIES = 8
+"""Copies of a piece in float64 that are held while a change is carried: three networks, read, moved and added."""
+
+
+@dataclass(frozen=True)
+class CarriedChange:
+    """A change in the coordinates of another base.
+
+    Attributes:
+        change: Differences by name, float64.
+        element: The element that carried it; None for linear maps.
+        shrunk: Of running variances that shrink, the share that remains: a factor takes the place of a difference that
+            would make them negative.
+        notes: Sentences on what could not be carried.
+    """
+
+    change: Params
+    element: Element | None = None
+    shrunk: Params = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def on(self, base: Mapping[str, Tensor], scale: float) -> Params:
+        """The base with the change times a scale, rounded once; all else is that of the base."""
+        return {name: self._on(name, tensor, scale) for name, tensor in base.items()}
+
+    def _on(self, name: str, tensor: Tensor, scale: float) -> Tensor:
+        if name not in self.change:
+            return tensor
+        made = tensor.double() + scale * self.change[name].to(tensor.device)
+        if name in self.shrunk:
+            made = torch.where(made < 0, tensor.double() * self.shrunk[name].to(tensor.device), made)
+        return round_to(made, tensor.dtype, name)
+
+
+def difference(
+    symmetry: Symmetry, before: Mapping[str, Tensor], after: Mapping[str, Tensor], base: Mapping[str, Tensor]
+) -> CarriedChange:
+    """The difference of two networks that lie next to a base; structure and counters are left out."""
+    moved = {n for n, t in base.items() if n not in symmetry.structure and t.dtype in VALUES}
+    shrunk = {
+        n: (after[n].double() / before[n]).clamp(0, 1).nan_to_num(1.0)
+        for n in moved & {*symmetry.buffers}
+        if bool((base[n] >= 0).all() and (before[n] >= 0).all())
+    }
+    return CarriedChange({n: after[n].double() - before[n].double() for n in moved}, shrunk=shrunk)
+
+
+def carry_by(
+    symmetry: Symmetry, element: Element, networks: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], base: Params
+) -> CarriedChange:
+    """The change between two networks in memory, moved by an element next to a base."""
+    wide = [{n: t.double() if t.dtype in VALUES else t for n, t in one.items()} for one in networks]
+    before, after = (symmetry.act(element, one) for one in wide)
+    return replace(difference(symmetry, before, after, base), element=element)
+
+
+@check_arguments
+def plan_transport(
+    job: FileJob,
+    symmetry: Symmetry,
+    *,
+    method: Method | None = None,
+    task: Task | None = None,
+    rotate: Rotate = "auto",
+) -> StreamedJob:
+    """Plan how streamed checkpoints are aligned and the change of one is carried: what is read, and what is held.
+
+    Args:
+        job: The second base, the first base and its fine-tune, in this order.
+        symmetry: The symmetry of all of them.
+        method: The method of alignment, `WeightMatching()` unless given.
+        task: None: a task runs the model, which streamed networks cannot.
+        rotate: Whether residual streams are rotated, as in `align`.
+
+    Raises:
+        ValueError: The networks differ in their tensors, the method or a task needs them in memory, or the memory does
+            not suffice.
+    """
+    require_alike(job.checkpoints)
+    streamed = plan_job(job.of(*job.checkpoints[:2]), symmetry, method, task, rotate)
+    largest = max(
+        torch.Size(one.shape).numel() * _share(_ranges(streamed.symmetry, name, one.shape)[0], one.shape)
+        for name, one in job.source.stored.items()
+    )
+    moving = streamed.plan.sizes.moving_peak(2)
+    return streamed.with_memory(int(8 * COPIES * largest) + moving, "carrying a change")
+
+
+def transport_job(
+    job: FileJob, streamed: StreamedJob, scale: float, progress: Progress = no_progress
+) -> tuple[Params, Element, tuple[str, ...]]:
+    """Carry the change of a streamed fine-tune and write the result, tensor by tensor.
+
+    Args:
+        job: The second base, the first base and its fine-tune.
+        streamed: Their plan.
+        scale: The factor of the change.
+        progress: Shows each pass over the checkpoints, in bytes.
+
+    Returns:
+        The result, which is read on demand, the element, and notes.
+    """
+    base, *others = job.checkpoints
+    symmetry = streamed.symmetry
+    files = {str(one.resolve()): [one.stat().st_size, one.stat().st_mtime_ns] for one in others[1].files}
+    with streamed.begin({"command": "transport", "scale": scale, "tuned": files}) as staging:
+        (found,) = streamed.match(staging, progress)
+        moved = [MovedCheckpoint(one, found.symmetry, found.element, is_wide=True) for one in others]
+
+        def pieces(name: str) -> Iterator[Tensor]:
+            is_kept = name in symmetry.structure or base.dtype_of(name) not in VALUES
+            for rows in _ranges(symmetry, name, base.stored[name].shape):
+                tensor = base.read(name, rows=rows)
+                if is_kept:
+                    yield tensor
+                    continue
+                with small_piece(rows):
+                    own = [{name: one.read(name, rows=rows, dtype=torch.float64)} for one in moved]
+                    made = difference(symmetry, own[0], own[1], {name: tensor}).on({name: tensor}, scale)[name]
+                yield made
+
+        with large_blocks_returned():
+            staging.write(streamed.job.shards, pieces, progress, job.checkpoints)
+        params = cast(Params, staging.publish(streamed.job.shards, job.source))
+    return params, found.element, (*found.notes, *job.source.notes)
+
+
+def _ranges(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> list[tuple[int, int] | None]:
+    """Ranges of rows that are carried at a time; statistics as a whole."""
+    return [None] if name in symmetry.buffers else row_ranges(symmetry, name, shape, PIECE)
+
+
+def _share(rows: tuple[int, int] | None, shape: tuple[int, ...]) -> float:
+    return 1.0 if rows is None or not shape[0] else (rows[1] - rows[0]) / shape[0]

@@ -1,0 +1,349 @@
+"""The change of a fine-tune carried from one base to another."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regauge.alignment import Method, align
+from regauge.alignment.representatives import Rotate
+from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.output import Output
+from regauge.core.arguments import check_arguments
+from regauge.core.counted import shorten
+from regauge.core.element import Element
+from regauge.core.given import as_params, require_batches, require_module
+from regauge.core.outputs import Outputs, evaluating, output_tensors
+from regauge.core.params import Params, require_alike, require_finite, require_same_names
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.core.task import Task, call
+from regauge.merging.activation_maps import carry_by_maps
+from regauge.merging.carried_change import CarriedChange, carry_by, plan_transport, transport_job
+
+SCALES = tuple(k / 8 for k in range(33))
+"""Scales among which labels choose; zero is the second base itself."""
+LARGEST = 8.0
+"""The largest scale that the size of a change of outputs asks for."""
+SAME_SIZE = 0.01
+"""A change of outputs that is as large as the other's up to this share is not scaled."""
+KEPT = 1 / 3
+"""The share of the examples that chooses the number of steps and trains nothing."""
+LOOKS = 20
+"""How often the examples that are kept are looked at while the others train."""
+RATE = 1e-4
+
+Mode = Literal["weights", "inputs", "task"]
+
+
+@dataclass(frozen=True, repr=False)
+class Transport:
+    """The change of a fine-tune on another base.
+
+    Attributes:
+        params: The second base with the change, in its coordinates and dtypes; of streamed networks a mapping that
+            reads them when they are asked for.
+        element: The element that moves the first base next to the second; None where linear maps carry the change.
+        scale: The factor of the carried change.
+        mode: The data that were looked at: "weights" for none, "inputs" for inputs without labels, or "task".
+        error: The change of the outputs on the inputs without training against that of the fine-tune: the norm of the
+            difference as a share. None without inputs.
+        steps: The steps of training that follow.
+        notes: Sentences on what could not be carried.
+    """
+
+    params: Params = field(repr=False)
+    element: Element | None
+    scale: float
+    mode: Mode
+    error: float | None = None
+    steps: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        data = {"weights": "no data", "inputs": "inputs without labels", "task": "labels"}[self.mode]
+        carrier = "linear maps between activations" if self.element is None else "an element of the symmetry"
+        told = [f"carried by {carrier}, times {self.scale:.3g}; seen: {data}"]
+        if self.error is not None:
+            told.append(f"the outputs change as those of the fine-tune up to {self.error:.1%} of that change")
+        if self.steps:
+            told.append(f"then trained for {self.steps} steps")
+        return "\n".join([*told, *self.notes])
+
+    def __repr__(self) -> str:
+        return f"Transport(mode={self.mode!r}, scale={self.scale:.6g}, steps={self.steps})"
+
+
+@check_arguments
+def transport(
+    base_a: Network,
+    tuned_a: Network,
+    base_b: Network,
+    symmetry: Symmetry,
+    *,
+    inputs: Tensor | Sequence[Any] | None = None,
+    task: Task | None = None,
+    module: nn.Module | None = None,
+    module_a: nn.Module | None = None,
+    scale: float | None = None,
+    steps: int = 0,
+    method: Method | None = None,
+    rotate: Rotate = "auto",
+    generator: torch.Generator | None = None,
+    out: Output | str | Path | None = None,
+    memory: int | str | MemoryLimit | None = None,
+    progress: Progress = no_progress,
+) -> Transport:
+    """Carry the change of a fine-tune to another base: what was trained into A, without that training, into B.
+
+    Without data, `align` finds the element g that moves A next to B, and the result is
+    `base_b + scale (act(g, tuned_a) - act(g, base_a))`: translations act affinely, therefore the change is the
+    difference of two networks that were moved. If B is a copy of A in another gauge, this is exactly
+    `act(g, tuned_a)`.
+
+    With `inputs`, ridge maps between the activations of both bases are tried, too. Each change is scaled until it
+    changes the outputs as much as the fine-tune changes those of A, because a map shrinks a change. The one that
+    changes them most alike is taken.
+
+    With a `task`, the loss on its labels chooses the change and its scale; zero is a choice. `steps` of Adam then
+    train on two thirds of the examples. The others choose the number of steps, of which zero is one.
+
+    Networks may be checkpoints on the disk. Those that need more than `memory` are streamed: weights are matched, and
+    the result is made tensor by tensor.
+
+    Args:
+        base_a: The network that was fine-tuned: parameters by name, or the path of a checkpoint.
+        tuned_a: The fine-tune.
+        base_b: The network that gets the change; unchanged itself. Its structure, counters and dtypes stay.
+        symmetry: The symmetry of B. If A has other widths, maps alone carry its change: then `inputs` or a task and
+            `module_a` are needed.
+        inputs: Batches of inputs without labels, as in `Task`, or one tensor; those of the task unless given.
+        task: A few labels of the new task.
+        module: The model of B, for `inputs`; that of the task unless given.
+        module_a: The model of A where that has other widths.
+        scale: The factor of the change; chosen as above unless given, and one without data.
+        steps: Steps of training on the task at most.
+        method: The method of alignment, `WeightMatching()` unless given; it may look at the inputs, too.
+        rotate: Whether residual streams are rotated, as in `align`.
+        generator: The source of chance, also of the split of the examples.
+        out: Place of the result, which has the names, dtypes and header of base B: a path, or an `Output`. For networks
+            on the disk only, as are the following.
+        memory: The limit on memory: bytes, or text such as "2GB"; half of the machine's memory unless given.
+        progress: Shows each pass over streamed files.
+
+    Raises:
+        FileExistsError: The output exists, and may not be replaced.
+        TypeError: A network is no dictionary of tensors.
+        ValueError: The networks have different parameters, or hold NaN or Inf. The bases differ in widths, and there
+            are no inputs. Inputs come without a module, or steps without a task. Or the memory does not suffice.
+
+    References:
+        Ainsworth et al. (2023), Git Re-Basin, section 3, for the element; Ilharco et al. (2023), Editing models with
+        task arithmetic, for changes that are added; Theseus (arXiv 2602.12952), for changes carried by what they do to
+        activations. There the maps are orthogonal; here they are ridge maps with offsets, which kept more on digits.
+    """
+    if steps < 0 or (steps and task is None):
+        raise ValueError(f"steps is {steps}; training needs a task, and a number of steps that is not negative")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale is {scale}; give a finite factor of the change")
+    named = {"base_a": base_a, "tuned_a": tuned_a, "base_b": base_b}
+    settings = {"method": repr(method), "scale": scale, "steps": steps}
+    files: Any = {"work": "transporting", "symmetry": symmetry, "generator": generator}
+    order = [base_b, base_a, tuned_a]
+    job = open_call("rg.transport", settings, named, networks=order, out=out, memory=memory, **files)
+    if job is not None:
+        if job.is_streamed:
+            if inputs is not None or task is not None:
+                raise ValueError(f"running the model on data {job.needs_memory}")
+            streamed = plan_transport(job, symmetry, method=method, rotate=rotate)
+            factor = 1.0 if scale is None else scale
+            params, element, notes = transport_job(job, streamed, factor, progress)
+            return Transport(params, element, factor, "weights", notes=notes)
+        base_b, base_a, tuned_a = (one.params for one in job.checkpoints)
+    networks = tuple(
+        as_params(one, what)
+        for one, what in ((base_a, "base A"), (tuned_a, "the fine-tune of base A"), (base_b, "base B"))
+    )
+    data = _Data.of(inputs, task, module, module_a)
+    made = _carry(networks, symmetry, data, scale, steps, method, rotate, generator)  # type: ignore[arg-type]
+    if job is not None:
+        made = replace(made, notes=(*made.notes, *job.source.notes))
+        if job.out is not None:
+            job.write(made.params, progress=progress)
+    return made
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Inputs, the models that run on them, and the task, if there are any.
+
+    Attributes:
+        batches: Inputs without targets.
+        modules: The models of A and B.
+        task: The labels.
+    """
+
+    batches: tuple[Any, ...] = ()
+    modules: tuple[nn.Module, nn.Module] | None = None
+    task: Task | None = None
+    is_other: bool = False
+
+    @classmethod
+    def of(cls, inputs: Any, task: Task | None, module: nn.Module | None, module_a: nn.Module | None) -> "_Data":
+        """The data of a call.
+
+        Raises:
+            ValueError: There are inputs without a module.
+        """
+        if inputs is None and task is None:
+            return cls()
+        module = task.module if module is None and task is not None else module
+        if module is None:
+            raise ValueError("inputs are run through a model: give `module`, or a task, which has one")
+        if inputs is None:
+            assert task is not None
+            inputs = [one for one, _ in task.batches]
+        elif isinstance(inputs, Tensor | Mapping):
+            inputs = [inputs]
+        require_batches(inputs)
+        if not len(inputs):
+            raise ValueError("there are no batches of inputs; give one at least, or leave `inputs` out")
+        for one in (module, module_a or module):
+            require_module(one)
+        return cls(tuple(inputs), (module_a or module, module), task, module_a is not None)
+
+    @property
+    def outputs(self) -> Outputs:
+        """The output that counts."""
+        return None if self.task is None else self.task.outputs
+
+    def run(self, params: Mapping[str, Tensor], number: int) -> Tensor:
+        """The outputs of a network as one vector, by the model with this number."""
+        assert self.modules is not None
+        module = self.modules[number]
+        with torch.no_grad(), evaluating(module):
+            made = [output_tensors(call(module, params, batch), self.outputs)[0] for batch in self.batches]
+        return torch.cat([one.double().flatten() for one in made])
+
+
+def _carry(
+    networks: tuple[Params, Params, Params],
+    symmetry: Symmetry,
+    data: _Data,
+    scale: float | None,
+    steps: int,
+    method: Method | None,
+    rotate: Rotate,
+    generator: torch.Generator | None,
+) -> Transport:
+    """Carry the change of networks in memory."""
+    base_a, tuned_a, base_b = networks
+    require_same_names(base_b, base_a)
+    require_alike(base_a, tuned_a, structure=symmetry.structure)
+    require_finite(base_b, "base B", symmetry.structure)
+    symmetry = symmetry.bind(base_b)
+    is_wider = any(tensor.shape != base_b[name].shape for name, tensor in base_a.items())
+    if is_wider and not data.is_other:
+        raise ValueError(
+            "the bases have different widths, and no element moves one to the other: give `inputs` or a task, and "
+            "`module_a`, the model of base A"
+        )
+    same = all(torch.equal(tensor, tuned_a[name]) for name, tensor in base_a.items())
+    told = ("the fine-tune equals its base: there is no change to carry",) if same else ()
+    ways = [] if is_wider else [_by_element(networks, symmetry, data, method, rotate, generator)]
+    if data.modules is None:
+        factor = 1.0 if scale is None else scale
+        return Transport(ways[0].on(base_b, factor), ways[0].element, factor, "weights", notes=(*told, *ways[0].notes))
+    maps, left = carry_by_maps(networks, data.modules, data.batches, symmetry)
+    if left and is_wider:
+        maps = replace(maps, notes=(f"no map carries the change of {shorten(left)}: it stays in base A",))
+    elif left:  # Both changes are in the coordinates of B.
+        rest = {name: ways[0].change[name] for name in left if name in ways[0].change}
+        told_left = f"an element carries the change of {shorten(left)}, for which there is no map"
+        shrunk = {name: one for name, one in ways[0].shrunk.items() if name in rest}
+        maps = CarriedChange({**maps.change, **rest}, None, {**maps.shrunk, **shrunk}, (told_left,))
+    ways.append(maps)
+    wanted, start = data.run(tuned_a, 0) - data.run(base_a, 0), data.run(base_b, 1)
+
+    def changed(way: CarriedChange, factor: float) -> Tensor:
+        return data.run(way.on(base_b, factor), 1) - start
+
+    def error(way: CarriedChange, factor: float) -> float:
+        return float((changed(way, factor) - wanted).norm() / wanted.norm().clamp_min(1e-300))
+
+    def size(way: CarriedChange) -> float:
+        return _scale_by_size(lambda factor: float(changed(way, factor).norm()), float(wanted.norm()))
+
+    tried = [(way, size(way) if scale is None else scale) for way in ways]
+    task = data.task
+    if task is None:
+        way, factor = min(tried, key=lambda one: error(*one))
+        return Transport(way.on(base_b, factor), way.element, factor, "inputs", error(way, factor), 0, told + way.notes)
+    training, keeping = task.split(1 - KEPT, generator=generator) if steps else (task, task)
+    factors = [(way, one) for way, own in tried for one in ((own, *SCALES) if scale is None else (own,))]
+    way, factor = min(factors, key=lambda one: training.evaluate(one[0].on(base_b, one[1]))["loss"])
+    made, taken = way.on(base_b, factor), 0
+    if steps:
+        made, taken = _train(made, training, keeping, steps, symmetry)
+    return Transport(made, way.element, factor, "task", error(way, factor), taken, told + way.notes)
+
+
+def _by_element(
+    networks: tuple[Params, Params, Params],
+    symmetry: Symmetry,
+    data: _Data,
+    method: Method | None,
+    rotate: Rotate,
+    generator: torch.Generator | None,
+) -> CarriedChange:
+    """The change moved by the element that brings the first base next to the second."""
+    base_a, tuned_a, base_b = networks
+    task = None
+    if method is not None and data.modules is not None:
+        pairs = [(batch, None) for batch in data.batches]
+        task = data.task or Task(data.modules[1], pairs, has_targets=False)
+    found = align(base_b, base_a, symmetry, method=method, task=task, rotate=rotate, generator=generator)
+    return replace(carry_by(found.symmetry, found.element, (base_a, tuned_a), base_b), notes=found.notes)
+
+
+def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
+    """The scale with which a change is as large as wanted, at most `LARGEST`; one where it is so already."""
+    low, high = 0.0, 1.0
+    if abs(size(1.0) - wanted) <= SAME_SIZE * wanted:
+        return 1.0
+    while size(high) < wanted and high < LARGEST:
+        low, high = high, 2 * high
+    while high - low > SAME_SIZE * high and math.isfinite(high):
+        middle = (low + high) / 2
+        low, high = (middle, high) if size(middle) < wanted else (low, middle)
+    return high
+
+
+def _train(params: Params, training: Task, keeping: Task, steps: int, symmetry: Symmetry) -> tuple[Params, int]:
+    """Train with Adam, and keep the number of steps with the least loss on other examples."""
+    batches, fixed = list(training.batches), {*symmetry.buffers, *symmetry.structure}
+    first = {name: names[0] for names in symmetry.tied for name in names if names[0] in params}
+    free = {
+        name: tensor.detach().clone().requires_grad_()
+        for name, tensor in params.items()
+        if tensor.is_floating_point() and name not in fixed and first.get(name, name) == name
+    }
+    names = {name: first.get(name, name) for name in params if first.get(name, name) in free}
+    optimizer = torch.optim.Adam(free.values(), lr=RATE)
+    best, least, taken = dict(params), keeping.evaluate(params)["loss"], 0
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        now = {**params, **{name: free[own] for name, own in names.items()}}
+        training.loss(now, batches[step % len(batches)]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step % max(1, steps // LOOKS) == 0 or step == steps:
+            now = {**params, **{name: free[own].detach().clone() for name, own in names.items()}}
+            loss = keeping.evaluate(now)["loss"]
+            if loss < least:
+                best, least, taken = now, loss, step
+    return best, taken

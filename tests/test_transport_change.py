@@ -1,0 +1,360 @@
+"""The change of a fine-tune carried to another base: copies get it exactly, and nothing that is given changes."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regauge as rg
+from regauge.checkpoints.outputs.provenance import read_provenance
+from regauge.merging import activation_maps
+from regauge.nets.transformer import GPT, Llama, ViT
+
+Make = tuple[Callable[[], nn.Module], Callable[[torch.Generator], Tensor]]
+
+
+def chance(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(*shape: int) -> Callable[[torch.Generator], Tensor]:
+    return lambda g: torch.randn(shape, generator=g, dtype=torch.float64)
+
+
+def words(*shape: int) -> Callable[[torch.Generator], Tensor]:
+    return lambda g: torch.randint(0, 11, shape, generator=g)
+
+
+class Own(nn.Module):
+    """Parameters that no layer holds, and a mask that is structure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(6, 9)), nn.Parameter(torch.randn(9, 3))
+        self.register_buffer("mask", torch.tensor([1.0, 1, 0, 1, 1, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.mask @ self.first).relu() @ self.second
+
+
+class TiedGPT(GPT):
+    """The head reads with the rows of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__(11, 6, width=12, layers=1, heads=2)
+        self.head.weight = self.embedding.weight
+
+
+def mlp(activation: type[nn.Module], width: int = 9) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(12, width), activation(), nn.Linear(width, 7), activation(), nn.Linear(7, 3))
+
+
+def cnn() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 3, bias=False), nn.GroupNorm(5, 5), nn.ReLU(),
+        nn.Flatten(), nn.Linear(80, 3),
+    )  # fmt: skip
+
+
+CASES: dict[str, Make] = {
+    "relu": (lambda: mlp(nn.ReLU), noise(60, 12)),
+    "tanh": (lambda: mlp(nn.Tanh), noise(60, 12)),
+    "batch norm": (cnn, noise(20, 2, 8, 8)),
+    "own parameters": (Own, noise(40, 6)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0), noise(10, 5, 8)),
+    "gpt": (lambda: GPT(11, 6, width=12, layers=1, heads=2), words(8, 6)),
+    "tied gpt": (TiedGPT, words(8, 6)),
+    "llama": (lambda: Llama(11, width=12, layers=1, heads=2, kv_heads=1), words(8, 6)),
+    "vit": (lambda: ViT(8, 4, width=8, heads=2, layers=1), noise(6, 1, 8, 8)),
+}
+
+
+class Networks:
+    """A base, a fine-tune of it, a copy of the base in another gauge, and what the fine-tune is there."""
+
+    def __init__(self, name: str, seed: int = 0) -> None:
+        make, inputs = CASES[name]
+        torch.manual_seed(seed)
+        self.module = make().double().eval()
+        g = chance(seed)
+        self.x = inputs(g)
+        self.symmetry = rg.discover(self.module, (self.x[:2],))
+        tied = {n: names[0] for names in self.symmetry.tied for n in names}
+        fixed = {*self.symmetry.structure}
+
+        def near(params: Mapping[str, Tensor], size: float) -> rg.Params:
+            made = {
+                n: t + size * torch.randn(t.shape, dtype=t.dtype, generator=g).abs()
+                if t.is_floating_point() and n not in fixed
+                else t.clone()
+                for n, t in params.items()
+            }
+            return {n: made[tied.get(n, n)] for n in made}
+
+        self.base = near(self.module.state_dict(), 0.3)
+        self.tuned = near(self.base, 0.05)
+        self.element = self.symmetry.random(g)
+        self.copy, self.wanted = (self.symmetry.act(self.element, one) for one in (self.base, self.tuned))
+
+    def run(self, params: Mapping[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(self.module, dict(params), (self.x,), tie_weights=False).detach()
+
+    def ways(self) -> dict[str, dict[str, Any]]:
+        """The keywords of each mode; on this task the fine-tune itself is best."""
+        task = rg.Task(self.module, [(self.x, self.run(self.tuned))], criterion=functional.mse_loss)
+        return {"weights": {}, "inputs": {"inputs": self.x, "module": self.module}, "task": {"task": task}}
+
+
+def largest(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    return max(float((t.double() - second[n].double()).abs().max()) for n, t in first.items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_copy_in_another_gauge_gets_exactly_the_fine_tune(name: str) -> None:
+    nets = Networks(name)
+    kept = [{n: t.clone() for n, t in one.items()} for one in (nets.base, nets.tuned, nets.copy)]
+    own = {n: t.clone() for n, t in nets.module.state_dict().items()}
+    for mode, way in nets.ways().items():
+        made = rg.transport(nets.base, nets.tuned, nets.copy, nets.symmetry, **way)
+        assert made.mode == mode
+        assert made.element is not None
+        assert made.scale == 1
+        # A rotation takes gains out and puts those of the copy back, so that only the function is the same. The search
+        # for it ends where a step gains less than 1e-9.
+        is_rotated = any(note.startswith("rotated behind gains") for note in made.notes)
+        assert is_rotated or largest(made.params, nets.wanted) < 1e-9
+        assert torch.allclose(nets.run(made.params), nets.run(nets.tuned), atol=1e-7 if is_rotated else 1e-9)
+        assert mode == "weights" or made.error < 1e-7
+        assert all(made.params[names[0]] is made.params[n] or torch.equal(made.params[names[0]], made.params[n])
+                   for names in nets.symmetry.tied for n in names)  # fmt: skip
+    for before, after in zip(kept, (nets.base, nets.tuned, nets.copy), strict=True):
+        assert all(torch.equal(t, after[n]) for n, t in before.items())
+    assert all(torch.equal(t, own[n]) for n, t in nets.module.state_dict().items())
+    assert not nets.module.training
+
+
+@pytest.mark.parametrize("name", ["relu", "gpt"])
+def test_a_symmetry_that_lacks_an_axis_does_not_carry(name: str) -> None:
+    nets = Networks(name)
+    made = rg.transport(nets.base, nets.tuned, nets.copy, rg.Symmetry(()), rotate="never")
+    assert largest(made.params, nets.wanted) > 1e-2
+    assert (nets.run(made.params) - nets.run(nets.tuned)).abs().max() > 1e-2
+    other = Networks(name, seed=1)
+    strange = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, inputs=nets.x, module=nets.module)
+    assert strange.error > 0.05
+
+
+@pytest.mark.parametrize("name", ["relu", "batch norm", "encoder"])
+def test_the_change_is_linear_in_its_scale(name: str) -> None:
+    nets, other = Networks(name), Networks(name, seed=1)
+    made = [rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, scale=k) for k in (0.0, 1.0, 2.0)]
+    assert all(torch.equal(t, made[0].params[n]) for n, t in other.base.items())
+    for n, t in other.base.items():
+        assert torch.allclose(made[2].params[n] - t, 2 * (made[1].params[n] - t), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_next_release_of_a_base_gets_the_change_as_it_is(name: str) -> None:
+    nets = Networks(name)
+    released = {n: t + 1e-3 * (nets.tuned[n] - t).flip(0) if t.ndim else t for n, t in nets.base.items()}
+    released |= {n: nets.base[n] for n in nets.symmetry.structure}
+    for names in nets.symmetry.tied:
+        released |= dict.fromkeys(names, released[names[0]])
+    made = rg.transport(nets.base, nets.tuned, released, nets.symmetry)
+    plain = {n: t + (nets.tuned[n] - nets.base[n]) if t.is_floating_point() else t for n, t in released.items()}
+    assert largest(made.params, plain) < 0.02
+    assert torch.allclose(nets.run(made.params), nets.run(plain), atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh"])
+def test_maps_between_copies_carry_the_change_as_the_element_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_maps, "RIDGE", 1e-13)
+    nets = Networks(name)
+    change, left = activation_maps.carry_by_maps(
+        (nets.base, nets.tuned, nets.copy), (nets.module, nets.module), [nets.x[:20], nets.x[20:]], nets.symmetry
+    )
+    assert not left
+    assert largest(change.on(nets.copy, 1.0), nets.wanted) < 1e-5
+
+
+@pytest.mark.parametrize("is_narrower", [True, False])
+def test_a_copy_with_every_unit_twice_gets_the_change_by_maps(
+    is_narrower: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation_maps, "RIDGE", 1e-13)
+    nets = Networks("relu")
+
+    def doubled(params: Mapping[str, Tensor]) -> rg.Params:
+        made = {n: torch.cat([t, t]) if n.startswith("0") else t for n, t in params.items()}
+        return made | {"2.weight": torch.cat([params["2.weight"]] * 2, 1) / 2}
+
+    wide = mlp(nn.ReLU, 18).double()
+    symmetry = rg.discover(wide, (nets.x,))
+    networks, modules = (nets.base, nets.tuned, doubled(nets.base)), (nets.module, wide)
+    if is_narrower:
+        networks, modules = (doubled(nets.base), doubled(nets.tuned), nets.base), modules[::-1]
+        symmetry = nets.symmetry
+    made = rg.transport(*networks, symmetry, inputs=nets.x, module=modules[1], module_a=modules[0])
+    assert made.element is None
+    run = torch.func.functional_call(modules[1], made.params, (nets.x,))
+    assert torch.allclose(run, nets.run(nets.tuned), atol=1e-6)
+    with pytest.raises(ValueError, match="the bases have different widths, and no element moves one to the other"):
+        rg.transport(*networks, symmetry, inputs=nets.x, module=modules[1])
+
+
+def test_what_no_map_carries_is_carried_by_the_element_and_said() -> None:
+    nets, other = Networks("encoder"), Networks("encoder", seed=1)
+    way = {"inputs": nets.x, "module": nets.module}
+    change, left = activation_maps.carry_by_maps(
+        (nets.base, nets.tuned, other.base), (nets.module, nets.module), [nets.x], nets.symmetry
+    )
+    assert {*left} == {n for n in nets.base if n.startswith("self_attn.")}
+    assert "linear1.weight" in change.change
+    made = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, scale=1.0, **way)
+    if made.element is None:
+        assert any("'self_attn.in_proj_weight'" in note and "no map" in note for note in made.notes)
+    by_element = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry).params
+    assert made.element is not None or torch.equal(
+        made.params["self_attn.in_proj_weight"], by_element["self_attn.in_proj_weight"]
+    )
+
+
+def test_running_variances_stay_positive_and_structure_and_counters_those_of_b() -> None:
+    nets, other = Networks("batch norm"), Networks("batch norm", seed=1)
+    nets.tuned["1.running_var"] = nets.base["1.running_var"] * 0.1
+    nets.tuned["1.num_batches_tracked"] += 7
+    other.base["1.running_var"] = other.base["1.running_var"] * 0.01
+    for way in nets.ways().values():
+        made = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, **{**way, "scale": 1.0}).params
+        assert (made["1.running_var"] > 0).all()
+        assert not torch.equal(made["1.running_var"], other.base["1.running_var"])
+        assert torch.equal(made["1.num_batches_tracked"], other.base["1.num_batches_tracked"])
+    masked, strange = Networks("own parameters"), Networks("own parameters", seed=1)
+    carried = rg.transport(masked.base, masked.tuned, strange.base, masked.symmetry)
+    assert torch.equal(carried.params["mask"], strange.base["mask"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_result_has_the_dtypes_of_b(dtype: torch.dtype) -> None:
+    nets = Networks("relu")
+    rounded = [{n: t.to(dtype) for n, t in one.items()} for one in (nets.base, nets.tuned, nets.copy)]
+    made = rg.transport(*rounded, nets.symmetry).params
+    assert {t.dtype for t in made.values()} == {dtype}
+    eps = torch.finfo(dtype).eps
+    assert largest(made, nets.wanted) < 20 * eps
+
+
+def labels(nets: Networks, count: int = 40) -> rg.Task:
+    targets = nets.run(nets.tuned).flatten(0, -2).argmax(-1).reshape(nets.run(nets.tuned).shape[:-1])
+    return rg.Task(nets.module, [(nets.x[k : k + 1], targets[k : k + 1]) for k in range(min(count, len(nets.x)))])
+
+
+@pytest.mark.parametrize("name", ["relu", "tied gpt"])
+def test_training_goes_on_from_the_carried_change(name: str) -> None:
+    nets, other = Networks(name), Networks(name, seed=1)
+    task = labels(nets)
+    start = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, task=task)
+    made = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, task=task, steps=60)
+    again = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, task=task, steps=60)
+    assert all(torch.equal(t, again.params[n]) for n, t in made.params.items())
+    assert 0 <= made.steps <= 60
+    assert task.evaluate(start.params)["loss"] <= task.evaluate(other.base)["loss"]
+    keeping = task.split(1 - 1 / 3)[1]
+    fixed = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, task=task, steps=1, scale=made.scale)
+    assert keeping.evaluate(made.params)["loss"] <= keeping.evaluate(fixed.params)["loss"] + 1e-6
+    for names in nets.symmetry.tied:
+        assert all(torch.equal(made.params[names[0]], made.params[n]) for n in names)
+    assert str(made).startswith("carried by ")
+    assert "labels" in str(made)
+
+
+def test_a_method_may_look_at_the_inputs() -> None:
+    nets = Networks("relu")
+    way = {"inputs": nets.x, "module": nets.module, "method": rg.ActivationMatching()}
+    made = rg.transport(nets.base, nets.tuned, nets.copy, nets.symmetry, **way)
+    assert largest(made.params, nets.wanted) < 1e-9
+
+
+def test_a_fine_tune_that_changed_nothing_is_said() -> None:
+    nets, other = Networks("relu"), Networks("relu", seed=1)
+    for way in ({}, {"inputs": nets.x, "module": nets.module}, {"task": labels(nets)}):
+        made = rg.transport(nets.base, dict(nets.base), other.base, nets.symmetry, **way)
+        assert largest(made.params, other.base) < 1e-12
+        assert "the fine-tune equals its base: there is no change to carry" in made.notes
+
+
+NETS = Networks("relu")
+BROKEN = {**NETS.tuned, "0.weight": NETS.tuned["0.weight"] * torch.nan}
+NARROW = {**NETS.tuned, "4.bias": torch.zeros(2, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tuned_a": BROKEN}, "'0.weight' of the second network holds 108 values that are NaN or Inf"),
+        ({"base_b": BROKEN}, "'0.weight' of base B holds 108 values that are NaN or Inf"),
+        ({"tuned_a": NARROW}, "'4.bias' has shape (3,) in the first network and (2,) in the second"),
+        ({"base_b": {"0.weight": NETS.base["0.weight"]}}, "the two networks have different parameters"),
+        ({"inputs": NETS.x}, "inputs are run through a model: give `module`, or a task, which has one"),
+        ({"inputs": [], "module": NETS.module}, "there are no batches of inputs"),
+        ({"steps": 3}, "steps is 3; training needs a task"),
+        ({"steps": -1, "task": labels(NETS)}, "steps is -1; training needs a task"),
+        ({"scale": float("nan")}, "scale is nan; give a finite factor"),
+        ({"inputs": NETS.x.float(), "module": NETS.module}, "the parameters are float64 and the inputs float32"),
+        ({"rotate": "maybe"}, "rotate is 'maybe'; choose 'auto', 'always' or 'never'"),
+        ({"out": "out.safetensors"}, "networks with `out` or `memory` must all be checkpoints"),
+        ({"base_a": NETS.module}, "base A is"),
+        ({"symmetry": NETS.module}, "but a regauge.Symmetry is expected"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    given = {"base_a": NETS.base, "tuned_a": NETS.tuned, "base_b": NETS.copy, "symmetry": NETS.symmetry, **change}
+    with pytest.raises((ValueError, TypeError), match=re.escape(sentence)):
+        rg.transport(**given)
+
+
+@pytest.mark.parametrize("where", ["in memory", "streamed"])
+@pytest.mark.parametrize("name", ["relu", "batch norm", "encoder", "own parameters"])
+def test_files_get_what_their_parameters_get(
+    name: str, where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if where == "streamed":
+        request.getfixturevalue("streamed")
+    nets, other = Networks(name), Networks(name, seed=1)
+    networks = [nets.base, nets.tuned, other.base]
+    expected = rg.transport(*networks, nets.symmetry, scale=0.7)
+    paths = [rg.save(one, tmp_path / f"{k}.safetensors") for k, one in enumerate(networks)]
+    out = tmp_path / "out.safetensors"
+    found = rg.transport(*paths, nets.symmetry, scale=0.7, out=out, memory="150MB")
+    assert (found.mode, found.scale, found.notes) == ("weights", 0.7, expected.notes)
+    written = rg.load(out)
+    assert largest(written, expected.params) < 1e-9
+    assert largest(dict(found.params), written) == 0
+    assert {n: t.dtype for n, t in written.items()} == {n: t.dtype for n, t in other.base.items()}
+    origin = read_provenance(out)
+    assert origin is not None
+    assert [one["as"] for one in origin["inputs"]] == ["base_a", "tuned_a", "base_b"]
+    assert (origin["command"], origin["settings"]["scale"]) == ("rg.transport", 0.7)
+    with pytest.raises(FileExistsError):
+        rg.transport(*paths, nets.symmetry, out=out, memory="150MB")
+
+
+@pytest.mark.usefixtures("streamed")
+def test_streamed_networks_are_carried_by_weights_alone(tmp_path: Path) -> None:
+    paths = [rg.save(one, tmp_path / f"{k}.safetensors") for k, one in enumerate((NETS.base, NETS.tuned, NETS.copy))]
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(ValueError, match="running the model on data needs the networks in memory"):
+        rg.transport(*paths, NETS.symmetry, task=labels(NETS), out=out, memory="150MB")
+    with pytest.raises(ValueError, match="do not fit in the memory that is allowed: give `out`"):
+        rg.transport(*paths, NETS.symmetry, memory="150MB")
+    with pytest.raises(ValueError, match=r"matched by WeightMatching\(\)"):
+        rg.transport(*paths, NETS.symmetry, memory="150MB", out=out, method=rg.FrankWolfe())
+    rg.save(NARROW, tmp_path / "narrow.safetensors")
+    with pytest.raises(ValueError, match=r"4\.bias"):
+        rg.transport(paths[0], tmp_path / "narrow.safetensors", paths[2], NETS.symmetry, memory="150MB", out=out)
+    assert not out.exists()
