@@ -2,17 +2,22 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from regauge import Symmetry
+from regauge.core.groups import Frozen
 from regauge.report.autoencoder_page import autoencoder_page
 from regauge.report.comparison_page import comparison_page, lineage_page
 from regauge.report.flow_page import GOOD, NEW, flow_page
 from regauge.report.gauge_page import gauge_page
 from regauge.report.predictor_page import predictor_page
 from regauge.report.prune_page import prune_page
+from regauge.report.symmetry_page import symmetry_page
 
 LONG = [f"experiments/a-long-name-of-a-network-{k}.safetensors" for k in range(3)]
 EPOCHS = [{"epoch": k, "seconds": 1.0, "loss": 1.0 / (k + 1), "validation_loss": 1.2 / (k + 1)} for k in range(3)]
@@ -93,6 +98,26 @@ PAGES: dict[str, tuple[Callable[[str | Path], str], dict[str, Any]]] = {
 """Pages with the numbers that they are made of."""
 
 
+def many_groups(count: int) -> Symmetry:
+    """A chain of layers with a group between any two, a stream along all of them, and frozen ends."""
+    layers = {f"blocks.{k}.{LONG[0]}" if k == 1 else f"blocks.{k}": k for k in range(count)}
+    axes = {
+        f"{layer}.weight": (f"h{k + 1}" if k < count - 1 else None, f"h{k}" if k else None)
+        for layer, k in layers.items()
+    }
+    streamed = {f"{layer}.bias": ("stream",) for layer in layers}
+    found = Symmetry.from_axes({**axes, **streamed}, kinds={"stream": "orthogonal"})
+    found = found.bind(
+        {name: torch.zeros(4, 4) if name.endswith("weight") else torch.zeros(6) for name in {**axes, **streamed}}
+    )
+    first, *_, last = layers
+    frozen = (
+        Frozen(f"{first}.weight", 1, 4, "tied to an input"),
+        Frozen(f"{last}.weight", 0, 4, "output of the model"),
+    )
+    return replace(found, frozen=frozen)
+
+
 def make_pages(folder: Path) -> Iterator[tuple[str, str]]:
     """Every page but that of the demo, with the name of its template."""
     for name, (make, numbers) in PAGES.items():
@@ -100,4 +125,5 @@ def make_pages(folder: Path) -> Iterator[tuple[str, str]]:
         path.write_text(json.dumps(numbers))
         yield name, make(path)
     yield "comparison", comparison_page(COMPARED)
+    yield "symmetry", symmetry_page(many_groups(12), LONG[0])
     yield "lineage", lineage_page(RELATED, {"3": np.ones((3, 3))})

@@ -42,6 +42,7 @@ UPWARD = {
     "comparison/comparison_report.py": {"regauge.report.comparison_page"},
     "connect/line.py": {"regauge.report.line_figures"},
     "alignment/result.py": {"regauge.report.alignment_figures"},
+    "core/symmetry.py": {"regauge.report.thread_figures"},
 }
 """Files that draw a result or write its page, and the one import from above them that their functions may have."""
 

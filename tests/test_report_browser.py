@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from chromium import CHROMIUM, DRIVER, REASON, open_browser
-from page_cases import make_pages
+from page_cases import make_pages, many_groups
+
+from regauge.report.symmetry_page import symmetry_page
 
 webdriver = pytest.importorskip("selenium.webdriver")
 
@@ -66,4 +68,43 @@ def test_tables_fit_a_phone_and_a_dark_page_is_dark_but_for_its_pictures(
             assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
             assert too_wide(browser) == []
             assert (max(browser.execute_script(color.format("document.body"))) < 60) == is_dark
-            assert browser.execute_script(color.format("document.images[0]")) == [255, 255, 255]
+            for k in range(browser.execute_script("return document.images.length")):
+                assert browser.execute_script(color.format(f"document.images[{k}]")) == [255, 255, 255]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_hundred_groups_are_threads_that_light_up(
+    browser: "webdriver.Chrome", tmp_path: Path, width: int, scheme: str
+) -> None:
+    page = tmp_path / "symmetry.html"
+    page.write_text(symmetry_page(many_groups(100), "a deep model"))
+    open_page(browser, page, width, scheme)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert len(browser.find_elements("css selector", ".thread")) == 100
+    # Dots stand in the band of their layer, and every thread is wide enough to be hit.
+    off = browser.execute_script(
+        """const bands = [...document.querySelectorAll('.net li')].map(e => e.getBoundingClientRect());
+        const places = [...document.querySelectorAll('.dot')].map(e => e.getBoundingClientRect());
+        return places.filter(p => !bands.some(b => p.top >= b.top && p.bottom <= b.bottom)).length"""
+    )
+    assert off == 0
+    names = browser.find_elements("css selector", ".layer")
+    assert [names[0].text, names[-1].text] == ["blocks.0", "blocks.99"]
+    assert all(name.size["width"] > 100 for name in names[:3])
+    fixed = browser.find_elements("css selector", ".axis.fixed")
+    assert [one.get_attribute("title").partition(": ")[2] for one in fixed] == [
+        "tied to an input",
+        "output of the model",
+    ]
+    faded = "return [...document.querySelectorAll('.thread')].filter(e => getComputedStyle(e).opacity < 1).length"
+    assert browser.execute_script(faded) == 0
+    link = next(one for one in browser.find_elements("css selector", "#groups a") if one.text == "h50")
+    browser.execute_script("arguments[0].click()", link)
+    assert browser.execute_script(faded) == 99
+    lit = (
+        "return [...document.querySelectorAll('.axis')].filter(e => getComputedStyle(e).outlineStyle == 'solid').length"
+    )
+    assert browser.execute_script(lit) == 2  # One layer writes these units, and the next one reads them.
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")] == []

@@ -10,21 +10,24 @@ from regauge.hub import Values, open_model
 
 def run(options: Discover) -> None:
     """Print the table, with the outcome of the verification or why there was none."""
-    if options.output is not None:
-        require_writable(options.output, overwrite=options.overwrite, suffixes=(".json",))
+    for path, ending in ((options.output, ".json"), (options.page, ".html")):
+        if path is not None:
+            require_writable(path, overwrite=options.overwrite, suffixes=(ending,))
     values: Values = "never" if options.meta else "if small"
-    verify = not options.skip_verification
-    model = open_model(options.model, **vars(options.inputs), values=values, verify=verify)
+    model = open_model(options.model, **vars(options.inputs), values=values, verify=not options.skip_verification)
     with show_status("building and tracing the model, and verifying what is found"):
         found = model.traced
     tell_notes(found.notes)
     symmetry = found.symmetry
-    order, dimension = symmetry.log10_order, symmetry.dimension
-    tell(symmetry, symmetry=json.loads(symmetry.to_json()), log10_order=order, dimension=dimension)
+    sizes = {"log10_order": symmetry.log10_order, "dimension": symmetry.dimension}
+    tell(symmetry, symmetry=json.loads(symmetry.to_json()), **sizes)
     if options.skip_verification:
         tell("\nnot verified: --skip-verification")
     elif found.was_meta:
         tell("\nnot verified: the model has no values (meta device); verify a smaller one of the same architecture")
     if options.output is not None:
-        save_text(symmetry.to_json() + "\n", options.output)
-        tell_written(options.output)
+        tell_written(save_text(symmetry.to_json() + "\n", options.output))
+    if options.page is not None:
+        from regauge.report.symmetry_page import symmetry_page
+
+        tell_written(save_text(symmetry_page(symmetry, options.model), options.page))

@@ -87,9 +87,8 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
         on_step=lambda state: losses.append(float(state.loss)),
     )
     part = max(1, len(losses) // 10)
-    data = options.train or judged.choosing.name
     tell(
-        f"trained for {options.steps} steps on {data}: mean loss of a batch somewhere on the path "
+        f"trained for {options.steps} steps on {options.train or judged.choosing.name}: mean batch loss on the path "
         f"{fmean(losses[:part]):.4g} in the first {part} steps, {fmean(losses[-part:]):.4g} in the last"
     )
     return path

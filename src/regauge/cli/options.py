@@ -158,6 +158,8 @@ class Discover:
     model: Annotated[Positional[str], arg(metavar="MODEL", help=MODEL_HELP)]
     output: MaybeOutput = None
     """Write the symmetry as JSON to this file."""
+    page: Path | None = None
+    """Write a page with the picture of the symmetry to this file, .html."""
     overwrite: Overwrite = False
     meta: bool = False
     """Build the model on the meta device, without values: for models larger than memory. It is not verified then."""

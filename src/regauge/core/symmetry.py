@@ -31,6 +31,8 @@ from regauge.core.translations import TranslationFamily
 from regauge.core.typed_json import require_fields
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from regauge.core.compiled import CompiledElement
 
 BEHIND = " behind gains"
@@ -120,6 +122,20 @@ class Symmetry:
             told = f"scales and signs of {count(self.added, 'gain')} act on the weight plus a number: {listed}"
             notes = (told, *notes)
         return render(self.groups, self.frozen, self.unknown, self.unused, self.structure, notes, self.translations)
+
+    def plot(self) -> "Figure":
+        """Draw the symmetry: layers as rows, groups as colored threads through them, gray where an axis is frozen.
+
+        `regauge discover MODEL --page PAGE` writes the same as a page, with sizes, and with reasons for what is frozen.
+
+        Raises:
+            ValueError: There are neither groups nor frozen axes.
+        """
+        from regauge.report.thread_figures import threads_figure
+
+        if not self.groups and not self.frozen:
+            raise ValueError("the symmetry has no groups and no frozen axes: there is nothing to draw")
+        return threads_figure(self.groups, self.shapes, self.frozen, self.readers)
 
     @property
     def log10_order(self) -> float:

@@ -32,7 +32,7 @@ def render(
         copies = math.prod(sizes[base] for base in group.within)
         size = f"{group.size or '?'}" + (f" x{copies}" if group.within else "")
         axes = dict.fromkeys(f"{p.parameter}[{p.axis}]" for p in group.placements)
-        rows.append((escape(group.name), group.kind, size, _name_families(group), _shorten(list(axes))))
+        rows.append((escape(group.name), group.kind, size, name_families(group), _shorten(list(axes))))
     widths = [max(len(row[k]) for row in rows) for k in range(4)]
     lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(4)), row[4]]).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in [*widths, 7]))
@@ -59,7 +59,8 @@ def render(
     return "\n".join([*lines, *(line for note in notes for line in ("", escape_lines(note)))])
 
 
-def _name_families(group: Group) -> str:
+def name_families(group: Group) -> str:
+    """The parts of the freedom of a group in words: order, scale, sign, rotation."""
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:
