@@ -171,11 +171,11 @@ def test_spread_over_networks_lasts_through_eight_layers(case: str, layer: str) 
     net = make(case, layer, ws.Invariant(3), depth=8, width=16)
     networks = population(case, 4)
     spreads = []
-    for layers in (0, 1, 4, 8):
+    for layers in (1, 4, 8):  # Before the first layer units have what representatives keep of their biases, often zero.
         features = net.features(networks, layers=layers)
         means = [x.flatten(1, -2).mean(1) for x in (*features.units.values(), *features.pairs.values())]
         spreads.append(float(torch.cat(means, -1).std(0).mean()))
-    assert max(spreads) / min(spreads) < 30
+    assert max(spreads) / min(spreads) < 15
 
 
 @EVERY_CASE

@@ -69,7 +69,9 @@ def test_nothing_is_left_of_a_random_element(name: str) -> None:
     assert left_of(symmetry, a, b) > 0.5
     assert left_of(symmetry, a, rg.align(a, b, symmetry).params) <= LEFT
     single = [{n: t.float() if t.is_floating_point() else t for n, t in params.items()} for params in (a, b)]
-    assert left_of(symmetry, single[0], rg.align(*single, symmetry).params) <= LEFT
+    # Translations divide by gains: a copy that is far larger than the network is stored with larger errors.
+    rounding = torch.finfo(torch.float32).eps * left_of(symmetry, a, {n: t - b[n] for n, t in a.items()})
+    assert left_of(symmetry, single[0], rg.align(*single, symmetry).params) <= max(LEFT, rounding)
     merged = rg.merge([a, b], symmetry).params
     assert relative_change(found.probe(a), found.probe(merged)) <= 1e-5
 

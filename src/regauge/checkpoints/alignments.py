@@ -109,16 +109,16 @@ def load_alignment(path: str | Path) -> Alignment:
         )
     try:
         symmetry = Symmetry.from_json(header["symmetry"])
-    except ValueError as error:
+        with torch.device("meta"):  # A symmetry of a few bytes may have groups of a trillion units.
+            blanks = dict(symmetry.identity())
+    except ValueError as error:  # Also of a symmetry without sizes, which has no element yet.
         raise ValueError(f"the alignment {str(path)!r} is damaged ({error}); align again") from error
-    return Alignment(symmetry, _element(symmetry, tensors, path))
+    return Alignment(symmetry, _element(symmetry, blanks, tensors, path))
 
 
-def _element(symmetry: Symmetry, tensors: dict[str, Tensor], path: Path) -> Element:
+def _element(symmetry: Symmetry, blanks: Mapping[str, Value], tensors: dict[str, Tensor], path: Path) -> Element:
     values = {}
-    with torch.device("meta"):  # A symmetry of a few bytes may have groups of a trillion units.
-        identity = symmetry.identity()
-    for name, blank in identity.items():
+    for name, blank in blanks.items():
         found = {}
         for field, expected in blank.items():
             tensor = tensors.get(f"{name}/{field}")
