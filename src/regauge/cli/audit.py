@@ -1,7 +1,6 @@
 """`regauge audit`: a table of scale pairs tried on a model, row by row; and such a table made from its symmetry."""
 
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
@@ -9,7 +8,7 @@ import regauge as rg
 from regauge.cli.gauge_options import Audit, Gauge
 from regauge.cli.models import read_networks, require_model
 from regauge.cli.output import show_status, tell, tell_notes, tell_table, tell_written
-from regauge.gauging import Finding, ScalePair, audit, read_mappings, save_mappings
+from regauge.gauging import Finding, ScalePair, audit, audit_rows, read_mappings, save_mappings
 
 
 def run(options: Audit) -> None:
@@ -47,27 +46,12 @@ def write_mappings(options: Gauge) -> None:
 
 
 def _tell(findings: list[Finding], table: list[ScalePair]) -> None:
-    rows: list[dict[str, Any]] = []
-    for number, pattern in enumerate(table):
-        own = [one for one in findings if one.row == number]
-        changes = [one.change for one in own if one.change is not None]
-        counts = {v: sum(one.verdict == v for one in own) for v in ("holds", "broken", "skipped", "unmatched")}
-        rows.append(
-            {
-                "row": number,
-                "smooth layer": pattern.smooth,
-                "verdict": ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count),
-                "largest change": f"{max(changes):.1e}" if changes else "",
-            }
-        )
-    tell_table("rows", rows, "each pair scaled alone by random factors, relative change of the outputs in float64")
+    title = "each pair scaled alone by random factors, relative change of the outputs in float64"
+    tell_table("rows", audit_rows(findings, table), title)
     tell("", findings=[asdict(one) for one in findings])
     seen: dict[int, Finding] = {one.row: one for one in reversed(findings) if one.verdict != "holds"}
-    for number, one in sorted(seen.items()):
-        parts = [one.reason] if one.reason else []
-        parts += [f"must be scaled, too: {', '.join(one.missing)}"] if one.missing else []
-        parts += [f"must not be scaled so: {', '.join(one.extra)}"] if one.extra else []
-        tell(f"row {number}, {one.smooth}: {'; '.join(parts)}")
+    for _, one in sorted(seen.items()):
+        tell(one)
     broken = sum(one.verdict == "broken" for one in findings)
     held = sum(one.verdict == "holds" for one in findings)
     tell(f"{held} pairs leave the function as it is, {broken} change it", held=held, broken=broken)

@@ -13,17 +13,19 @@ from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_notes, tell_table, tell_written
 from regauge.cli.streaming import show_work
 from regauge.cli.tasks import matching_tasks
-from regauge.comparison import compare_files, find_checkpoints, open_relatives, tree_lines
+from regauge.comparison import Database, compare_files, find_checkpoints, open_relatives
 from regauge.comparison.comparison_report import require_page
 from regauge.hub import read_symmetry
 
 
 def run(options: Compare) -> None:
-    """Print the verdict with the evidence, and write the page."""
+    """Print the verdict with the evidence, and write the page; or search a database, or add to it."""
     out = None if options.output is None else rg.Output(options.output, options.overwrite)
     require_page(out)
     paths = find_checkpoints(options.checkpoints)
-    if len(paths) < 2:
+    if options.add and options.database is None:
+        raise UsageError("--add needs --database FILE, to which the checkpoints are added")
+    if options.database is None and len(paths) < 2:
         raise UsageError(f"{len(paths)} checkpoints are given; two or more are compared")
     settings: dict[str, Any] = {
         "model": options.model,
@@ -31,7 +33,10 @@ def run(options: Compare) -> None:
         "tracing": vars(options.inputs),
         "memory": options.memory or None,
     }
-    (_compare_many if len(paths) > 2 else _compare_two)(options, paths, settings, out)
+    if options.database is not None:
+        _ask(options, paths, settings, Database(options.database))
+    else:
+        (_compare_many if len(paths) > 2 else _compare_two)(options, paths, settings, out)
     if options.output is not None:
         tell_written(options.output)
 
@@ -73,18 +78,25 @@ def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str
     with show_progress() as progress:
         found = compare_files(paths, **settings, draws=options.draws, generator=chance, out=out, progress=progress)
     facts = found.facts
-    tell_notes(found.notes)
+    tell_notes((*found.notes, *(f"not compared: {sentence(failure)}" for failure in found.failures)))
     tell_table("pairs", facts["pairs"])
-    for lineage in found.lineages:
-        for tree in lineage.trees:
-            tell("\n" + "\n".join(tree_lines(list(tree))))
-        for average in lineage.averages:
-            tell(f"\n{average}")
-    if found.unrelated:
-        tell(f"\nunrelated to all others: {', '.join(found.unrelated)}", unrelated=found.unrelated)
-    for failure in found.failures:
-        tell(f"not compared: {sentence(failure)}")
-    if found.left_out:
-        names = ", ".join(found.left_out)
-        tell(f"left out, because no other network that was compared has their tensors: {names}")
-    tell("", **{name: facts[name] for name in ("left_out", "families", "averages", "trees")})
+    tell(f"\n{found}", **{name: facts[name] for name in ("unrelated", "left_out", "families", "averages", "trees")})
+
+
+def _ask(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], database: Database) -> None:
+    """Add networks to a database, or compare them with those of it that are nearest."""
+    if options.data is not None or options.output is not None:
+        raise UsageError("--database takes neither --data nor -o; compare the pair of interest with them")
+    if options.add:
+        with show_progress() as progress:
+            failures = database.add(paths, **settings, progress=progress)
+        tell_notes([sentence(failure) for failure in failures])
+        tell(f"{len(database)} networks are in {database.path}", networks=len(database))
+        return
+    ways: dict[str, Any] = {"draws": options.draws, "exact": options.exact, "memory": settings["memory"]}
+    with show_progress() as progress:
+        for path in paths:
+            chance = torch.Generator().manual_seed(options.seed)
+            found = database.search(path, options.nearest, **ways, generator=chance, progress=progress)
+            tell_table("nearest", [{"checkpoint": str(path), **row} for row in found.rows], digits=4)
+            tell_notes(found.notes)

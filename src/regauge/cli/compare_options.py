@@ -1,6 +1,7 @@
 """Options of `regauge compare`. Nothing here imports torch, so that `--help` answers at once."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -33,4 +34,10 @@ class Compare(JudgedOptions):
     are read in sweeps over their files, and have no fingerprints."""
     exact: bool = False
     """Compare all values of two large networks in any case. Otherwise a sample decides where it can."""
+    database: Annotated[Path | None, arg(metavar="FILE")] = None
+    """A file of fingerprints, .safetensors: each checkpoint is compared with its nearest networks."""
+    add: bool = False
+    """Add the checkpoints to the database, which is made where it is not there."""
+    nearest: int = 5
+    """Networks of the database that each checkpoint is compared with."""
     overwrite: Overwrite = False

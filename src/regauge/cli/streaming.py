@@ -76,16 +76,7 @@ def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
 def show_plan(streamed: "StreamedJob") -> None:
     """Print what will be read, held and written."""
     plan = streamed.plan
-    alike: dict[tuple[Any, ...], list[str]] = {}
-    for one in plan.sets:
-        values = sum(plan.sizes.numel(name) for name in one.names)
-        alike.setdefault((len(one.names), values, len(one.families), len(one.signs)), []).append(one.names[0])
-    rows = []
-    for (tensors, values, groups, signs), (name, *others) in alike.items():
-        label = f"{len(others) + 1} like that of {name}" if others else f"that of {name}"
-        chosen = f"{groups}" + (f", signs of {signs} spread" if signs else "")
-        rows.append({"working sets": label, "tensors": tensors, "values": values, "groups chosen": chosen})
-    tell_table("working_sets", rows)
+    tell_table("working_sets", plan.rows)
     spread = ", ".join(f"{name} ({plan.symmetry[name].size})" for name in plan.spread)
     tell(f"\ngroups chosen after each sweep: {spread or 'none, everything fits'}", spread=list(plan.spread))
     if plan.loose:

@@ -4,6 +4,9 @@ from .compare_files import compare_files as compare_files
 from .compare_files import find_checkpoints as find_checkpoints
 from .compare_networks import compare as compare
 from .comparison import Comparison as Comparison
+from .database import Database as Database
+from .database import Neighbor as Neighbor
+from .database import Search as Search
 from .fingerprints import SIZE as SIZE
 from .fingerprints import fingerprint as fingerprint
 from .lineage import Lineage as Lineage

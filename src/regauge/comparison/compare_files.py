@@ -22,6 +22,7 @@ from regauge.comparison.independence import DRAWS
 from regauge.comparison.lineage import Lineage, compare_many
 from regauge.comparison.origins import named_parents
 from regauge.comparison.relatives import NO_TRACING, Relatives, open_relatives
+from regauge.comparison.trees import tree_lines
 from regauge.core.arguments import check_arguments
 from regauge.core.chance import given_or_seed
 from regauge.core.families import connected
@@ -51,6 +52,17 @@ class Lineages:
         """Names of the networks that were compared and are related to no other one."""
         return [one for lineage in self.lineages for family in lineage.families if len(family) == 1 for one in family]
 
+    def __str__(self) -> str:
+        """Trees, averages, and which networks stand alone."""
+        parts = ["\n".join(tree_lines(list(tree))) for lineage in self.lineages for tree in lineage.trees]
+        parts += [str(average) for lineage in self.lineages for average in lineage.averages]
+        if self.unrelated:
+            parts.append(f"unrelated to all others: {', '.join(self.unrelated)}")
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            parts.append(f"left out, because no other network that was compared has their tensors: {names}")
+        return "\n\n".join(parts)
+
     @property
     def facts(self) -> dict[str, Any]:
         """Pairs, families, averages and trees as plain values, for JSON and pages."""
@@ -68,6 +80,7 @@ class Lineages:
                 for tree in lineage.trees
             ],
             "names": [list(lineage.names) for lineage in self.lineages],
+            "unrelated": self.unrelated,
             "left_out": list(self.left_out),
         }
 

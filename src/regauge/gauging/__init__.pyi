@@ -1,5 +1,6 @@
 from .audit import Finding as Finding
 from .audit import audit as audit
+from .audit import audit_rows as audit_rows
 from .certificate import Certificate as Certificate
 from .certificate import certify as certify
 from .gauge_method import GaugeMethod as GaugeMethod

@@ -47,6 +47,25 @@ class Finding:
     extra: tuple[str, ...] = ()
     reason: str = ""
 
+    def __str__(self) -> str:
+        parts = [self.reason] if self.reason else []
+        parts += [f"must be scaled, too: {', '.join(self.missing)}"] if self.missing else []
+        parts += [f"must not be scaled so: {', '.join(self.extra)}"] if self.extra else []
+        return f"row {self.row}, {self.smooth}: {'; '.join(parts)}"
+
+
+def audit_rows(findings: Sequence[Finding], table: Sequence[ScalePair]) -> list[dict[str, Any]]:
+    """The rows of a table with the numbers of verdicts on their pairs, and the largest change of the outputs."""
+    rows: list[dict[str, Any]] = []
+    for number, pattern in enumerate(table):
+        own = [one for one in findings if one.row == number]
+        changes = [one.change for one in own if one.change is not None]
+        counts = {v: sum(one.verdict == v for one in own) for v in ("holds", "broken", "skipped", "unmatched")}
+        verdict = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        largest = f"{max(changes):.1e}" if changes else ""
+        rows.append({"row": number, "smooth layer": pattern.smooth, "verdict": verdict, "largest change": largest})
+    return rows
+
 
 @check_arguments
 def audit(

@@ -9,6 +9,7 @@ gain) are chosen there, too.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -90,6 +91,20 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """All compared tensors."""
         return (*(name for one in self.sets for name in one.names), *self.loose)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A table of the working sets; those of equal numbers share a row."""
+        alike: dict[tuple[int, ...], list[str]] = {}
+        for one in self.sets:
+            values = sum(self.sizes.numel(name) for name in one.names)
+            alike.setdefault((len(one.names), values, len(one.families), len(one.signs)), []).append(one.names[0])
+        rows: list[dict[str, Any]] = []
+        for (tensors, values, groups, signs), (name, *others) in alike.items():
+            label = f"{len(others) + 1} like that of {name}" if others else f"that of {name}"
+            chosen = f"{groups}" + (f", signs of {signs} spread" if signs else "")
+            rows.append({"working sets": label, "tensors": tensors, "values": values, "groups chosen": chosen})
+        return rows
 
     def shared_signs(self, group: Group) -> tuple[int, ...]:
         """The families of signs of a spread group that are chosen with its order."""

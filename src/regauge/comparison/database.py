@@ -1,0 +1,386 @@
+"""Databases: the fingerprints of many networks in one file, among which the relatives of another one are found."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from regauge.checkpoints.checkpoint import Checkpoint
+from regauge.checkpoints.described import describe_kind
+from regauge.checkpoints.memory_limit import MemoryLimit
+from regauge.checkpoints.names.from_transformers import name_by
+from regauge.checkpoints.writing import SUFFIX, require_writable, save
+from regauge.comparison.compare_networks import compare
+from regauge.comparison.comparison import Comparison
+from regauge.comparison.fingerprints import SIZE, fingerprint
+from regauge.comparison.independence import DRAWS
+from regauge.comparison.relatives import NO_TRACING, open_relatives
+from regauge.core.arguments import check_arguments
+from regauge.core.chance import given_or_seed
+from regauge.core.progress import Progress, no_progress
+from regauge.core.symmetry import Symmetry
+from regauge.hub import Model
+
+FORMAT = "regauge.database"
+VERSION = "1"
+SAVED_SECONDS = 60
+"""Seconds after which fingerprints are written while others are still computed."""
+
+
+class Fingerprinted(NamedTuple):
+    """A network of a database: the size and the times of its files, its architecture and its fingerprint."""
+
+    stamp: str
+    architecture: str
+    numbers: Float32[Tensor, " numbers"]
+
+
+class Neighbor(NamedTuple):
+    """A network of a database, and the Euclidean distance of its fingerprint from that of the network in question."""
+
+    path: str
+    distance: float
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """The symmetry of networks, and the shapes of their tensors under its names."""
+
+    symmetry: Symmetry
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, symmetry: Symmetry) -> "_Architecture":
+        return cls(symmetry, {name: tuple(one.shape) for name, one in checkpoint.stored.items()})
+
+    @cached_property
+    def text(self) -> str:
+        return json.dumps({"symmetry": self.symmetry.to_json(), "shapes": self.shapes}, sort_keys=True)
+
+    @cached_property
+    def key(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def names(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """A checkpoint under the names of this architecture; None if it has another one."""
+        try:
+            named = name_by(checkpoint, self.symmetry)
+        except ValueError:
+            return None
+        return named if {n: tuple(one.shape) for n, one in named.stored.items()} == self.shapes else None
+
+
+@dataclass(frozen=True)
+class Search:
+    """The networks of a database that are nearest to another one, each compared with it.
+
+    Attributes:
+        neighbors: The nearest networks, the nearest one first.
+        comparisons: The comparison of each with the network in question, which is A; None for those whose files are
+            gone.
+        notes: Sentences on files that are gone, or that changed since they were added.
+    """
+
+    neighbors: tuple[Neighbor, ...]
+    comparisons: tuple[Comparison | None, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A table of the networks."""
+        return [
+            {
+                "network": one.path,
+                "fingerprints": one.distance,
+                "verdict": "" if found is None else found.verdict,
+                "distance": None if found is None else found.relative_distance,
+                "explained": None if found is None else found.share_after,
+                "p-value": None if found is None else found.p_value,
+            }
+            for one, found in zip(self.neighbors, self.comparisons, strict=True)
+        ]
+
+
+class Database:
+    """Fingerprints of a collection of networks, in one safetensors file.
+
+    A search computes one fingerprint, of the network in question, and reads no other network. The nearest ones are then
+    compared by `rg.compare`. One database can hold networks of many architectures. A network meets those that have its
+    tensors; `compare_files` finds relatives of other widths, depths or vocabularies.
+
+    The file also holds the symmetry of each architecture. A search needs no model.
+
+    Args:
+        path: The file, named `....safetensors`. It is read if it exists, and made by the first `add`.
+
+    Raises:
+        ValueError: The file is damaged, no database, or of a newer version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._networks: dict[str, Fingerprinted] = {}
+        self._architectures: dict[str, _Architecture] = {}
+        if self.path.exists():
+            self._networks, self._architectures = self._read()
+
+    def __len__(self) -> int:
+        return len(self._networks)
+
+    def __repr__(self) -> str:
+        return f"Database({str(self.path)!r}: {len(self)} networks of {len(self._architectures)} architectures)"
+
+    @property
+    def networks(self) -> Mapping[str, Fingerprinted]:
+        """The networks by their paths: relative to the folder of the database if they are in it."""
+        return dict(self._networks)
+
+    @check_arguments
+    def add(
+        self,
+        paths: Sequence[str | Path],
+        model: Model | str | Path | None = None,
+        *,
+        symmetry: Symmetry | None = None,
+        tracing: Mapping[str, Any] = NO_TRACING,
+        memory: int | str | MemoryLimit | None = None,
+        progress: Progress = no_progress,
+    ) -> list[Exception]:
+        """Add networks and write the file; those that are in it with the same files are not read again.
+
+        The file is written every minute, and at the end, also if that is an error or an interrupt. What another process
+        added meanwhile stays.
+
+        Args:
+            paths: Checkpoints: files, folders, or BASE+ADAPTER.
+            model: Their model, or its name. Unless given it is found as by `rg.open_networks`, or the database knows an
+                architecture with their tensors.
+            symmetry: Their symmetry, instead of that of the model.
+            tracing: Further settings of `rg.open_model`, for a model that is named.
+            memory: The limit on memory, as in `rg.compare`.
+            progress: Counts networks.
+
+        Returns:
+            Errors of networks that could not be added, with their names; the others are added.
+
+        Raises:
+            FileNotFoundError: The folder of the database does not exist.
+            ValueError: The file of the database ends in something else than `.safetensors`.
+        """
+        require_writable(self.path, overwrite=True, suffixes=(SUFFIX,))
+        is_given = model is not None or symmetry is not None
+        failures, written = list[Exception](), time.monotonic()
+        advance = progress("fingerprints", len(paths))
+        try:
+            for path in paths:
+                try:
+                    with Checkpoint.open(path) as checkpoint:
+                        self._add(
+                            checkpoint, None if is_given else self._known(checkpoint), model, symmetry, tracing, memory
+                        )
+                except (OSError, ValueError, KeyError) as error:
+                    failures.append(
+                        type(error)(f"{str(path)!r} is not added: {error.args[0] if error.args else error}")
+                    )
+                advance()
+                if time.monotonic() - written > SAVED_SECONDS:
+                    self._write()
+                    written = time.monotonic()
+        finally:
+            self._write()
+        return failures
+
+    @check_arguments
+    def nearest(
+        self, network: str | Path, count: int = 10, *, memory: int | str | MemoryLimit | None = None
+    ) -> list[Neighbor]:
+        """The networks whose fingerprints are nearest to that of a checkpoint, without itself.
+
+        The distance is zero for copies in any gauge, up to the rounding of their format, and below the relative change
+        of the parameters for near ones.
+
+        Args:
+            network: The path of the checkpoint.
+            count: The number of networks at most.
+            memory: The limit on memory, as in `rg.comparison.fingerprint`.
+
+        Raises:
+            FileNotFoundError: The checkpoint or the database does not exist.
+            ValueError: No network of the database has the tensors of the checkpoint, or it holds NaN or Inf.
+        """
+        with Checkpoint.open(network) as checkpoint:
+            return [one for _, one in self._nearest(checkpoint, count, memory)]
+
+    @check_arguments
+    def search(
+        self,
+        network: str | Path,
+        count: int = 5,
+        *,
+        draws: int = DRAWS,
+        generator: torch.Generator | None = None,
+        memory: int | str | MemoryLimit | None = None,
+        exact: bool = False,
+        progress: Progress = no_progress,
+    ) -> Search:
+        """Find the nearest networks of a checkpoint, and compare each with it.
+
+        Args:
+            network: The path of the checkpoint, which is A in the comparisons.
+            count: The number of networks at most.
+            draws: Random elements of each test of independence.
+            generator: Their source, from whose state the test of each pair begins; one with seed 0 unless given.
+            memory: The limit on memory, as in `rg.compare`.
+            exact: Whether all values are compared, as in `rg.compare`.
+            progress: Counts comparisons.
+
+        Raises:
+            FileNotFoundError: The checkpoint or the database does not exist.
+            ValueError: As by `nearest`, and as by `rg.compare`.
+        """
+        state = given_or_seed(generator).get_state()
+        with Checkpoint.open(network) as checkpoint:
+            near = self._nearest(checkpoint, count, memory)
+            comparisons, notes = list[Comparison | None](), list[str]()
+            advance = progress("comparing", len(near))
+            for symmetry, one in near:
+                path = self.path.parent / one.path
+                try:
+                    other = Checkpoint.open(path)
+                except FileNotFoundError:
+                    notes.append(f"{one.path!r} is not there any more; only its fingerprint was compared")
+                    comparisons.append(None)
+                    advance()
+                    continue
+                if _stamp(other) != self._networks[one.path].stamp:
+                    notes.append(f"the files of {one.path!r} changed since it was added; add it again")
+                with other:
+                    chance = torch.Generator().set_state(state)
+                    ways: dict[str, Any] = {"draws": draws, "generator": chance, "memory": memory, "exact": exact}
+                    comparisons.append(compare(copy(checkpoint), other, symmetry, **ways))
+                advance()
+        return Search(tuple(one for _, one in near), tuple(comparisons), tuple(notes))
+
+    def _known(self, checkpoint: Checkpoint) -> _Architecture | None:
+        """The architecture of the database that a checkpoint has."""
+        return next((one for one in self._architectures.values() if one.names(checkpoint) is not None), None)
+
+    def _add(
+        self,
+        checkpoint: Checkpoint,
+        architecture: _Architecture | None,
+        model: Model | str | Path | None,
+        symmetry: Symmetry | None,
+        tracing: Mapping[str, Any],
+        memory: int | str | MemoryLimit | None,
+    ) -> None:
+        name, stamp = self._name(checkpoint), _stamp(checkpoint)
+        if architecture is None:
+            ways: dict[str, Any] = {"symmetry": symmetry, "tracing": tracing, "memory": memory}
+            opened = open_relatives([checkpoint.label], model, **ways).networks
+            architecture = _Architecture.of(opened.checkpoints[0], opened.symmetry)
+        known = self._networks.get(name)
+        if known is not None and (known.stamp, known.architecture) == (stamp, architecture.key):
+            return
+        numbers = fingerprint(copy(checkpoint), architecture.symmetry, memory=memory).float()
+        self._architectures[architecture.key] = architecture
+        self._networks[name] = Fingerprinted(stamp, architecture.key, numbers)
+
+    def _nearest(
+        self, checkpoint: Checkpoint, count: int, memory: int | str | MemoryLimit | None
+    ) -> list[tuple[Symmetry, Neighbor]]:
+        if count < 1:
+            raise ValueError(f"`count={count}`: it is at least 1")
+        if not self._networks:
+            raise FileNotFoundError(f"there is no network in the database {str(self.path)!r}; add some first")
+        own, found = self._name(checkpoint), list[tuple[Symmetry, Neighbor]]()
+        alike = [one for one in self._architectures.values() if one.names(checkpoint) is not None]
+        if not alike:
+            raise ValueError(
+                f"none of the {len(self)} networks of {str(self.path)!r} has the tensors of {checkpoint.label!r}; "
+                "compare it with single networks, which may have other shapes"
+            )
+        for architecture in alike:
+            numbers = fingerprint(copy(checkpoint), architecture.symmetry, memory=memory).float()
+            names = [n for n, one in self._networks.items() if one.architecture == architecture.key and n != own]
+            if names:
+                distances = (torch.stack([self._networks[name].numbers for name in names]) - numbers).norm(dim=1)
+                least = distances.topk(min(count, len(names)), largest=False)
+                for number, distance in zip(least.indices.tolist(), least.values.tolist(), strict=True):
+                    found.append((architecture.symmetry, Neighbor(names[number], distance)))
+        return sorted(found, key=lambda row: row[1].distance)[:count]
+
+    def _name(self, checkpoint: Checkpoint) -> str:
+        """The path of a network in the file: relative to its folder where it is in it, and absolute elsewhere."""
+        path, home = Path(checkpoint.label).resolve(), self.path.resolve().parent
+        return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
+
+    def _read(self) -> tuple[dict[str, Fingerprinted], dict[str, _Architecture]]:
+        with Checkpoint.open(self.path) as checkpoint:
+            header, tensors = checkpoint.header, checkpoint.params
+        if header.get("kind") != FORMAT:
+            raise ValueError(
+                f"{str(self.path)!r} is no database but {describe_kind(header)}; name the file that fingerprints were "
+                "added to"
+            )
+        if header.get("version") != VERSION:
+            raise ValueError(
+                f"the database {str(self.path)!r} has version {header.get('version')}, but this regauge reads version "
+                f"{VERSION}; upgrade regauge, or add the networks to a new file"
+            )
+        try:
+            architectures = {}
+            for row in json.loads(header["architectures"]):
+                shapes = {name: tuple(shape) for name, shape in row["shapes"].items()}
+                one = _Architecture(Symmetry.from_json(row["symmetry"]), shapes)
+                architectures[one.key] = one
+            keys, numbers = list(architectures), tensors["numbers"]
+            rows = json.loads(header["networks"])
+            if numbers.shape != (len(rows), SIZE) or numbers.dtype != torch.float32:
+                raise ValueError(f"{len(rows)} networks have fingerprints of shape {tuple(numbers.shape)}")
+            networks = {
+                str(row["path"]): Fingerprinted(str(row["stamp"]), keys[int(row["architecture"])], own)
+                for row, own in zip(rows, numbers, strict=True)
+            }
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"the database {str(self.path)!r} is damaged ({error}); remove it and add the networks again"
+            ) from error
+        return networks, architectures
+
+    def _write(self) -> None:
+        """Write all networks, with those that another process added since the file was read."""
+        if self.path.exists():
+            networks, architectures = self._read()
+            self._networks, self._architectures = networks | self._networks, architectures | self._architectures
+        if not self._networks:
+            return
+        used = {one.architecture for one in self._networks.values()}
+        keys = {key: number for number, key in enumerate(key for key in self._architectures if key in used)}
+        rows = [
+            {"path": name, "stamp": one.stamp, "architecture": keys[one.architecture]}
+            for name, one in self._networks.items()
+        ]
+        header = {
+            "kind": FORMAT,
+            "version": VERSION,
+            "architectures": f"[{', '.join(self._architectures[key].text for key in keys)}]",
+            "networks": json.dumps(rows),
+        }
+        numbers = torch.stack([one.numbers for one in self._networks.values()])
+        save({"numbers": numbers}, self.path, overwrite=True, metadata=header)
+
+
+def _stamp(checkpoint: Checkpoint) -> str:
+    """The sizes and the times of the files of a checkpoint."""
+    states = [file.stat() for file in checkpoint.metadata]
+    return f"{sum(one.st_size for one in states)} {max(one.st_mtime_ns for one in states)}"
