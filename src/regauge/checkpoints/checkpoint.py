@@ -4,6 +4,7 @@ Files are read with plain reads into a small buffer and never mapped, so that no
 memory.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -16,14 +17,15 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.form import AS_STORED, Form
-from regauge.checkpoints.formats.file_formats import format_of, weight_suffixes
+from regauge.checkpoints.formats.file_formats import METADATA, format_of, weight_suffixes
 from regauge.checkpoints.formats.file_formats import load as load_named
-from regauge.checkpoints.formats.headers import PROVENANCE, OpenedFile, StoredTensor, TensorSpec
+from regauge.checkpoints.formats.headers import PROVENANCE, SHARDING, OpenedFile, StoredPart, StoredTensor, TensorSpec
 from regauge.checkpoints.formats.quantized import require_unquantized
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.location import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
+    files_of,
     find_cached,
     is_adapter,
     locate,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 20
 """Bytes that are read at once; they stay in the cache until they are converted."""
+OWN_STRINGS = (PROVENANCE, SHARDING, "DCP_VERSION")
+"""Strings in headers that are about the file itself, and are not copied to others."""
 POINTER = b"version https://git-lfs"
 """The first bytes of what Git leaves in the place of a large file."""
 
@@ -131,10 +135,11 @@ class Checkpoint(Mapping[str, Tensor]):
         loaded: Params = {}
         everywhere: dict[str, list[str]] = {}
         for shard in [file.parent / name for name in dict.fromkeys(index.values())] or [file]:
-            stored, headers[shard], params = _read(shard, entry)
+            stored, headers[shard], params, files = _read(shard, entry)
             own = [name for name in stored if not index or index.get(name) == shard.name]
             for name in stored:
                 everywhere.setdefault(name, []).append(shard.name)
+            headers |= {path: headers.get(path, {}) for path in files}
             found |= {name: stored[name] for name in own}
             loaded |= {name: params[name] for name in own} if params is not None else {}
         absent = [name for name in index if name not in found]
@@ -220,7 +225,7 @@ class Checkpoint(Mapping[str, Tensor]):
     @property
     def is_folder(self) -> bool:
         """Whether it was named as a folder or by its index: its result may then be a folder, too."""
-        return Path(self.home).is_dir() or self.path.name.endswith(".index.json")
+        return Path(self.home).is_dir() or self.path.name.endswith((".index.json", METADATA))
 
     def on_meta(self) -> Params:
         """Every tensor without values, on the meta device: names, shapes and dtypes."""
@@ -240,6 +245,12 @@ class Checkpoint(Mapping[str, Tensor]):
 
         They are as many as here, or one of that name, with wide dtypes first so that values stay aligned.
         """
+        is_parted = any(one.is_parted for one in self.stored.values())
+        if file is None and is_parted:
+            every = [TensorSpec(one.name, one.shape, one.dtype) for one in self.stored.values()]
+            stem = METADATA if self.path.name == METADATA else "model"
+            count = sum(path.name != METADATA for path in self.metadata)
+            return self.form.layout([Shard("", tuple(every), self.header)], stem, max(1, count))
         by_file: dict[Path, list[TensorSpec]] = {path: [] for path in self.metadata}
         for one in self.stored.values():
             by_file[one.file].append(TensorSpec(one.name, one.shape, one.dtype))
@@ -347,22 +358,60 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _read_stored(self, name: str, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
         stored = self.stored[name]
-        shape, start, nbytes = stored.shape, stored.start, stored.nbytes
+        if stored.is_parted:
+            return self._read_parts(stored, rows, dtype)
+        shape, start = stored.shape, stored.start
         assert start is not None
         if rows is not None:
             first, end = rows
-            row = nbytes // shape[0] if shape[0] else 0
-            shape, start, nbytes = (end - first, *shape[1:]), start + first * row, (end - first) * row
+            row = stored.nbytes // shape[0] if shape[0] else 0
+            shape, start = (end - first, *shape[1:]), start + first * row
         result = torch.empty(shape, dtype=dtype)
-        flat, size = result.view(-1), stored.dtype.itemsize
-        done = 0
+        self._read_flat(stored, stored.file, start, result.view(-1))
+        return result
+
+    def _read_parts(self, stored: StoredTensor, rows: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
+        """A tensor, or a range of its first axis, from those of its parts that it touches."""
+        first, end = rows if rows is not None else (0, stored.shape[0] if stored.shape else 1)
+        result = torch.empty(stored.shape if rows is None else (end - first, *stored.shape[1:]), dtype=dtype)
+        for part in stored.parts:
+            if not stored.shape:
+                self._read_flat(stored, part.file, part.start, result.view(-1))
+                continue
+            begin, stop = max(first, part.offsets[0]), min(end, part.offsets[0] + part.sizes[0])
+            if begin >= stop:
+                continue
+            inner = tuple(slice(o, o + s) for o, s in zip(part.offsets[1:], part.sizes[1:], strict=True))
+            target = result[(slice(begin - first, stop - first), *inner)]
+            own = begin - part.offsets[0], stop - part.offsets[0]
+            if part.strides is None and target.is_contiguous():
+                row = math.prod(part.sizes[1:]) * stored.dtype.itemsize
+                self._read_flat(stored, part.file, part.start + own[0] * row, target.view(-1))
+            else:
+                target.copy_(self._read_part(stored, part, own, dtype))
+        return result
+
+    def _read_part(self, stored: StoredTensor, part: StoredPart, rows: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """Rows of a part that is not one range of bytes of its tensor."""
+        if part.strides is None:
+            count = math.prod(part.sizes[1:])
+            values = torch.empty(rows[1] - rows[0], *part.sizes[1:], dtype=dtype)
+            self._read_flat(stored, part.file, part.start + rows[0] * count * stored.dtype.itemsize, values.view(-1))
+            return values
+        whole = torch.empty(math.prod(part.sizes), dtype=dtype)
+        self._read_flat(stored, part.file, part.start, whole)
+        return whole.as_strided(part.sizes, part.strides)[rows[0] : rows[1]]
+
+    def _read_flat(self, stored: StoredTensor, file: Path, start: int, flat: Tensor) -> None:
+        """Fill a tensor with the values that begin at a byte of a file."""
+        size, done = stored.dtype.itemsize, 0
+        nbytes = flat.numel() * size
         while done < nbytes:
             length = min(READ_BYTES, nbytes - done)
-            self._fill(stored, start + done, length)
+            self._fill(stored.name, file, start + done, length)
             piece = torch.frombuffer(self._buffer, dtype=stored.dtype, count=length // size)
             flat[done // size : (done + length) // size] = piece
             done += length
-        return result
 
     def _changed_by(self, folder: Path) -> "Checkpoint":
         """The network with the changes of an adapter, which are computed when tensors are read."""
@@ -388,21 +437,19 @@ class Checkpoint(Mapping[str, Tensor]):
             result._params[name] = self._read_changed(name, own, None, work_dtype(self._params[name].dtype))
         return result
 
-    def _fill(self, stored: StoredTensor, start: int, length: int) -> None:
+    def _fill(self, name: str, path: Path, start: int, length: int) -> None:
         before = time.perf_counter()
-        file = self._files.get(stored.file)
+        file = self._files.get(path)
         if file is None:
-            file = self._files[stored.file] = stored.file.open("rb")
+            file = self._files[path] = path.open("rb")
         file.seek(start)
         part = memoryview(self._buffer)[:length]
         if file.readinto(part) < length:
-            raise ValueError(
-                f"{str(stored.file)!r} ended inside {stored.name!r}: it was cut while it was read; fetch it again"
-            )
+            raise ValueError(f"{str(path)!r} ended inside {name!r}: it was cut while it was read; fetch it again")
         self.read_so_far.nbytes += length
         self.read_so_far.seconds += time.perf_counter() - before
         if self.read_so_far.seen is not None:
-            self.read_so_far.seen(stored.file, start, part)
+            self.read_so_far.seen(path, start, part)
 
 
 def load(path: str | Path, *, entry: str | None = None) -> Params:
@@ -470,7 +517,11 @@ def _read(file: Path, entry: str | None) -> OpenedFile:
     if entry is not None and not known.has_entries:
         raise ValueError(f"{str(file)!r} holds one network alone, so that there is no entry {entry!r} to choose")
     opened: OpenedFile = load_named(known.opener)(file, entry)
-    return opened._replace(metadata={k: text for k, text in opened.metadata.items() if k != PROVENANCE})
+    if SHARDING in opened.metadata:
+        from regauge.checkpoints.formats.shards import gather_shards  # for such files alone
+
+        opened = gather_shards({path: load_named(known.opener)(path, entry) for path in files_of(file)})
+    return opened._replace(metadata={k: text for k, text in opened.metadata.items() if k not in OWN_STRINGS})
 
 
 def index_metadata(checkpoint: Checkpoint) -> dict[str, object]:

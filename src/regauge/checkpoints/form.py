@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from regauge.checkpoints.formats.file_formats import CHUNKS, METADATA
 from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.memory_limit import read_size
 from regauge.checkpoints.plain_files import parse_object
@@ -65,18 +66,25 @@ class Form:
         """The dtype in which a tensor is read, so that it is rounded once, when it is written."""
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 
-    def layout(self, shards: Sequence[Shard], stem: str) -> list[Shard]:
-        """The files of a network in this form, from those that it would have; `stem` begins the names of new files."""
+    def layout(self, shards: Sequence[Shard], stem: str, count: int = 0) -> list[Shard]:
+        """The files of a network in this form, from those that it would have; `stem` begins the names of new files.
+
+        Of a distributed checkpoint there are about as many as the `count`, of equal sizes, unless this form says more.
+        """
         cast = [
             replace(one, tensors=tuple(spec._replace(dtype=self.dtype_of(spec.dtype)) for spec in one.tensors))
             for one in shards
         ]
-        if self.shard_size is None:
+        if self.shard_size is None and not count:
             return cast
-        parts = list(_fill([spec for one in cast for spec in one.tensors], self.shard_size))
-        names = [f"{stem}-{k + 1:05}-of-{len(parts):05}{SUFFIX}" for k in range(len(parts))]
-        if len(parts) == 1:
+        size = self.shard_size or -(-sum(one.nbytes for one in cast) // count)
+        parts = list(_fill([spec for one in cast for spec in one.tensors], size))
+        if stem == METADATA:
+            names = [f"__{k}_0{CHUNKS}" for k in range(len(parts))]
+        elif len(parts) == 1:
             names = [stem + SUFFIX]
+        else:
+            names = [f"{stem}-{k + 1:05}-of-{len(parts):05}{SUFFIX}" for k in range(len(parts))]
         return [
             replace(shards[0], file=name, tensors=tuple(sorted(part, key=lambda spec: -spec.dtype.itemsize)))
             for name, part in zip(names, parts, strict=True)

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from regauge.checkpoints.formats.file_formats import every_format, weight_suffixes
+from regauge.checkpoints.formats.file_formats import CHUNKS, METADATA, every_format, weight_suffixes
 from regauge.checkpoints.plain_files import read_json
 from regauge.core.counted import shorten
 
@@ -20,6 +20,8 @@ MANIFEST = "store.json"
 """The file that makes a folder a store of a population, which is no checkpoint."""
 ALIGNMENT = ".alignment.safetensors"
 """The ending of stored alignments."""
+SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
+"""Names of files that processes wrote, one or more each, with the safetensors writer of torch."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names of models of the hub."""
 ADDRESS = re.compile(r"[a-z0-9]+:/", re.IGNORECASE)
@@ -55,6 +57,22 @@ def locate(path: str | Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(say_absent(str(path)))
     return path
+
+
+def files_of(file: Path) -> list[Path]:
+    """All files of weights of a checkpoint, by the one that `locate` finds, which is the first.
+
+    Raises:
+        FileNotFoundError, ValueError: It is an index, and is damaged or names files that are not there.
+    """
+    beside: list[Path] = []
+    if file.name.endswith(".index.json"):
+        beside = [file.parent / name for name in dict.fromkeys(shards_of(file).values())]
+    elif file.name == METADATA:
+        beside = sorted(file.parent.glob(f"*{CHUNKS}"))
+    elif SHARD.fullmatch(file.name):
+        beside = sorted(path for path in file.parent.iterdir() if SHARD.fullmatch(path.name) and path != file)
+    return [file, *beside]
 
 
 def shards_of(index: Path) -> dict[str, str]:
@@ -110,7 +128,8 @@ def split_entry(path: str) -> tuple[str, str | None]:
     if Path(path).exists():
         return path, None
     for place in (k for k, letter in enumerate(path[:-1]) if letter == ":"):
-        if path[:place].endswith(weight_suffixes(has_entries=True)) and Path(path[:place]).is_file():
+        file = Path(path[:place])
+        if (file.name.endswith(weight_suffixes(has_entries=True)) and file.is_file()) or (file / METADATA).is_file():
             return path[:place], path[place + 1 :]
     return path, None
 
@@ -158,7 +177,7 @@ def _in_folder(folder: Path) -> Path:
             return folder / name
     for pattern in (pattern for one in every_format().values() for pattern in one.alone):
         found = [file for file in sorted(folder.glob(pattern)) if not file.name.endswith(ALIGNMENT)]
-        if len(found) == 1:
+        if len(found) == 1 or (found and all(SHARD.fullmatch(file.name) for file in found)):
             return found[0]
         if found:
             raise ValueError(

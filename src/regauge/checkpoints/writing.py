@@ -139,15 +139,20 @@ def encode_safetensors(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryv
     """The bytes of a safetensors file: its header and its values, piece by piece."""
     yield encode_header(shard.tensors, {**shard.metadata, "format": "pt"})
     for spec in shard.tensors:
-        count = 0
-        for piece in pieces(spec.name):
-            if piece.dtype != spec.dtype and not (piece.is_floating_point() and spec.dtype.is_floating_point):
-                raise ValueError(f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written")
-            piece = round_to(piece, spec.dtype, spec.name)
-            count += piece.nbytes
-            yield bytes_of(piece)
-        if count != spec.nbytes:
-            raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {count} were written")
+        yield from encode_values(spec, pieces)
+
+
+def encode_values(spec: TensorSpec, pieces: Pieces) -> Iterator[memoryview]:
+    """The bytes of the values of a tensor, piece by piece, rounded to its dtype."""
+    count = 0
+    for piece in pieces(spec.name):
+        if piece.dtype != spec.dtype and not (piece.is_floating_point() and spec.dtype.is_floating_point):
+            raise ValueError(f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written")
+        piece = round_to(piece, spec.dtype, spec.name)
+        count += piece.nbytes
+        yield bytes_of(piece)
+    if count != spec.nbytes:
+        raise ValueError(f"{spec.name!r} has {spec.nbytes} bytes in the layout, but {count} were written")
 
 
 def write_index(

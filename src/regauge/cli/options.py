@@ -15,9 +15,9 @@ MODEL_HELP = (
 )
 CHECKPOINT_HELP = (
     f"{', '.join(FORMATS['safetensors'].suffixes)}, .index.json of a sharded checkpoint, "
-    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, or a folder with one of them. FILE:NAME is one of "
-    "several networks in a file, such as b.pt:state_dict_ema. BASE+ADAPTER is a network with a LoRA adapter in a "
-    "folder of PEFT's format; such folders alone can be given, too."
+    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, or a folder with one of them or of torch.distributed. "
+    "FILE:NAME is one of several networks in a file, such as b.pt:state_dict_ema. BASE+ADAPTER is a network with a "
+    "LoRA adapter in a folder of PEFT's format; such folders alone can be given, too."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "

@@ -30,6 +30,7 @@ class FileFormat:
         has_entries: Whether a file may hold several networks, of which `FILE:NAME` is one.
         magic: The first bytes of its files, if any; they tell the format whatever the name is.
         is_refused: Whether the opener says in a sentence why such files are not read, and what to do.
+        is_folder: Whether its files are one checkpoint together, which is read and written as a folder alone.
     """
 
     suffixes: tuple[str, ...]
@@ -40,7 +41,13 @@ class FileFormat:
     has_entries: bool = False
     magic: bytes = b""
     is_refused: bool = False
+    is_folder: bool = False
 
+
+METADATA = ".metadata"
+"""The file of a folder of `torch.distributed.checkpoint` that says where its tensors are."""
+CHUNKS = ".distcp"
+"""The ending of the files that hold them."""
 
 FORMATS: dict[str, FileFormat] = {
     "safetensors": FileFormat(
@@ -55,6 +62,14 @@ FORMATS: dict[str, FileFormat] = {
         opener="regauge.checkpoints.formats.state_dicts:open_torch_file",
         names=("pytorch_model.bin.index.json", "pytorch_model.bin"),
         has_entries=True,
+    ),
+    "torch.distributed.checkpoint": FileFormat(
+        (METADATA, CHUNKS),
+        opener="regauge.checkpoints.formats.distributed:open_metadata",
+        writer="regauge.checkpoints.writing_distributed:encode_chunks",
+        names=(METADATA,),
+        has_entries=True,
+        is_folder=True,
     ),
     "gguf": FileFormat(
         (".gguf",),
@@ -78,12 +93,15 @@ def every_format() -> dict[str, FileFormat]:
 
 
 def weight_suffixes(*, is_read: bool = False, is_written: bool = False, has_entries: bool = False) -> tuple[str, ...]:
-    """Endings of files of weights: of all formats, or of those that are read, are written or have entries."""
+    """Endings of files of weights: of all formats, or of those that are read, are written or have entries.
+
+    A file that is read or written is a checkpoint, and no part of a folder.
+    """
     wanted = [
         one
         for one in every_format().values()
-        if (not is_read or (one.opener and not one.is_refused))
-        and (not is_written or one.writer)
+        if (not is_read or (one.opener and not one.is_refused and not one.is_folder))
+        and (not is_written or (one.writer and not one.is_folder))
         and (not has_entries or one.has_entries)
     ]
     return tuple(suffix for one in wanted for suffix in one.suffixes)

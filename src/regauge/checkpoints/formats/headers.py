@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regauge.checkpoints.formats.file_formats import METADATA
 from regauge.core.params import Params
 from regauge.core.typed_json import parse_json
 
@@ -40,6 +41,8 @@ PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PROVENANCE = "regauge"
 """The string that says where a file comes from; it is not copied to files that are made of it."""
+SHARDING = "DCP_SHARDING_INFO"
+"""The string by which `torch.distributed.checkpoint` says where the tensors of a file begin in those of a network."""
 LARGEST_HEADER = 100_000_000
 """Bytes of a header at most; the limit of safetensors itself."""
 BUFFER = 16384
@@ -69,8 +72,21 @@ def layout_of(params: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
 
 
+class StoredPart(NamedTuple):
+    """A chunk of a tensor in a file: its first byte, its offsets in the tensor, sizes, and strides but in C order."""
+
+    file: Path
+    start: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
 class StoredTensor(NamedTuple):
-    """A tensor in a file: `start` is its first byte there, or None in files that are read as a whole."""
+    """A tensor in a file: `start` is its first byte there, or None in files that are read as a whole.
+
+    It may consist of parts, in several files. `inside` names the dictionaries that it is in, in a file of several.
+    """
 
     name: str
     file: Path
@@ -78,14 +94,25 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     start: int | None
     nbytes: int
+    parts: tuple[StoredPart, ...] = ()
+    inside: tuple[str, ...] = ()
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether it is read from a checkpoint that several processes wrote."""
+        return bool(self.parts) or self.file.name == METADATA
 
 
 class OpenedFile(NamedTuple):
-    """An opened file: its tensors by name, the strings in its header, and values that are read already."""
+    """An opened file: its tensors by name, the strings in its header, and values that are read already.
+
+    `files` are further ones that its tensors are in.
+    """
 
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
     params: Params | None = None
+    files: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, file: Path, params: Params, metadata: Mapping[str, str] | None = None) -> "OpenedFile":

@@ -9,15 +9,15 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.formats.file_formats import weight_suffixes
+from regauge.checkpoints.formats.file_formats import METADATA, weight_suffixes
 from regauge.checkpoints.formats.headers import PROVENANCE, read_header
-from regauge.checkpoints.location import find_cached, locate, shards_of, split_sum
+from regauge.checkpoints.location import files_of, find_cached, locate, split_sum
 from regauge.checkpoints.plain_files import leads_out, short_paths
 from regauge.checkpoints.writing import SUFFIX
 from regauge.core.escaping import escape, escape_code
@@ -67,17 +67,14 @@ class Input:
         if parts is not None:
             return [file for part in parts for file in Input(self.role, part).files]
         if path.is_file() and not path.name.endswith(".index.json"):
-            return [path]
+            return files_of(path)
         if not path.exists():
             return []
         beside = path.iterdir() if path.is_dir() else ()
         found = {p for p in beside if p.is_file() and p.suffix in DESCRIBING}
         found = {p for p in found if p.name != IN_FOLDER and not p.name.startswith(".")}
-        try:
-            main = locate(path)
-            found |= {main, *({main.parent / name for name in shards_of(main).values()} if _is_index(main) else ())}
-        except (FileNotFoundError, ValueError):  # a folder without weights, which stands for its configuration
-            pass
+        with suppress(FileNotFoundError, ValueError):  # a folder without weights, which stands for its configuration
+            found.update(files_of(locate(path)))
         return sorted(found)
 
 
@@ -109,7 +106,7 @@ class Provenance:
             has_weights: Whether files of weights are hashed, too.
         """
         ancestors: dict[str, Any] = {}
-        of_weights = weight_suffixes(is_read=True)
+        of_weights = weight_suffixes()
         files = {
             one: [path for path in one.files if has_weights or not path.name.endswith(of_weights)]
             for one in self.inputs
@@ -142,7 +139,7 @@ class Provenance:
 
 def summarize(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """A provenance in short: the version and the command, and each input with the hashes of its weights."""
-    of_weights = weight_suffixes(is_read=True)
+    of_weights = weight_suffixes()
     facts = [(escape(f"regauge {document['regauge']}, {document['command']}"), "")]
     for one in document["inputs"]:
         digests: Mapping[str, str] = one["sha256"]
@@ -273,7 +270,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _is_index(path: Path) -> bool:
-    return path.name.endswith(".index.json")
+    return path.name.endswith((".index.json", METADATA))
 
 
 def _encode(document: Mapping[str, Any]) -> str:

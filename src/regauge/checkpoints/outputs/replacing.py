@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from regauge.checkpoints.formats.file_formats import INDEX, weight_suffixes
-from regauge.checkpoints.location import folder_files, locate, shards_of
+from regauge.checkpoints.location import files_of, folder_files, locate
 from regauge.checkpoints.writing import flush
 
 OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
@@ -29,7 +29,7 @@ def own_files(folder: Path) -> set[str]:
         stem, suffix = os.path.splitext(head.removesuffix(".index.json"))
         own |= {path.name for path in folder.glob(f"{stem}-*-of-*{suffix}")}
         try:
-            own |= set(shards_of(folder / head).values()) if head.endswith(".index.json") else set()
+            own |= {path.name for path in files_of(folder / head)}
         except (OSError, ValueError):
             continue
     return {name for name in own if (folder / name).is_file()}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint, index_metadata
 from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_disks_told, require_space
-from regauge.checkpoints.formats.file_formats import is_single_file
+from regauge.checkpoints.formats.file_formats import METADATA, is_single_file
 from regauge.checkpoints.formats.headers import PROVENANCE
 from regauge.checkpoints.outputs.ledger import (
     CONTENT,
@@ -206,7 +206,12 @@ class Staging:
         config = self.content / "config.json"
         if source is not None and config.is_file():
             save_bytes(source.form.describe(config.read_bytes(), source.path.with_name(config.name)), config)
-        if len(shards) > 1:
+        if source is not None and source.path.name == METADATA:
+            from regauge.checkpoints.writing_distributed import encode_metadata  # imports torch.distributed
+
+            inside = {name: one.inside for name, one in source.stored.items()}
+            save_bytes(encode_metadata(shards, self.content, inside), self.content / METADATA)
+        elif len(shards) > 1:
             name = INDEX if source is None else source.form.index(shards, source.path.name)
             write_index(shards, self.content, name, {} if source is None else index_metadata(source))
         for folder, _, files in os.walk(self.content):
